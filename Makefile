@@ -1,0 +1,101 @@
+# Every target makes the environment it needs: all that must be there is Python 3.11, 3.12 or 3.13.
+#
+#   PYTHON=python3.12      the Python to make a new environment with
+#   XFUNC_VENV=DIR         where the environment is or shall be, instead of .venv
+#   PYTEST_ARGS='-k vmap'  further arguments for pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.PHONY: help demo test check bench docs clean env key
+
+VENV := $(abspath $(or $(XFUNC_VENV),.venv))
+BIN := $(VENV)/bin
+# An environment may serve several checkouts: what runs is the code of this one.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+help: ## say what the targets are
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+
+demo: env ## run the Llama example
+	$(BIN)/python -m examples.llama.demo
+
+test: env ## run the tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+check: env ## check style and types
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+bench: env ## time tracing, dispatch and scan
+	$(BIN)/python -m benchmarks trace dispatch scan
+
+docs: env ## run every example of README.md and docs/, and follow their links
+	$(BIN)/python -m pytest tests/test_docs.py $(PYTEST_ARGS)
+
+clean: ## remove what was built or cached, but not the environment
+	rm -rf build dist htmlcov .coverage .pytest_cache .ruff_cache
+	find xfunc transforms sharding tests examples benchmarks -name __pycache__ -prune -exec rm -r {} +
+
+# Make the environment if it is missing, half made, or not what pyproject.toml asks for now. The
+# stamp is written last. An environment that was made otherwise is added to, and never removed.
+env:
+	@if [ -e $(VENV)/.xfunc-unfinished ]; then
+		echo "Removing $(VENV): it was left half made."
+		rm -rf $(VENV)
+	elif [ -e $(VENV)/pyvenv.cfg ] && ! $(BIN)/python -c '' 2>/dev/null; then
+		echo "Removing $(VENV): the Python that it was made with is gone."
+		rm -rf $(VENV)
+	elif [ -d $(VENV) ] && [ ! -e $(VENV)/pyvenv.cfg ] && [ -n "$$(ls -A $(VENV))" ]; then
+		echo "$(VENV) is in use, and not by a Python environment: set XFUNC_VENV to another." >&2
+		exit 1
+	fi
+	python=$(BIN)/python
+	if [ ! -e $(VENV)/pyvenv.cfg ]; then
+		$(find_python)
+		echo "Making an environment in $(VENV) with $$("$$python" --version)."
+		mkdir -p $(VENV)
+		touch $(VENV)/.xfunc-unfinished
+		"$$python" -m venv $(VENV)
+	fi
+	$(find_key)
+	stamp=$(VENV)/.xfunc-made-$$key
+	if [ ! -e "$$stamp" ]; then
+		echo "Installing xfunc and what it needs, of which torch alone is several GB: this takes a while."
+		rm -f $(VENV)/.xfunc-made-*
+		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+		touch "$$stamp"
+		rm -f $(VENV)/.xfunc-unfinished
+		echo "The environment in $(VENV) is ready."
+	fi
+
+# The name that .ci/run keeps an environment under.
+key:
+	@$(find_python)
+	$(find_key)
+	echo "$$key"
+
+# Set `python` to the first Python of a supported version that can make an environment.
+define find_python
+supported='import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python); do
+	if "$$python" -c "$$supported" 2>/dev/null; then break; fi
+	python=
+done
+if [ -z "$$python" ]; then
+	echo "xfunc needs Python 3.11, 3.12 or 3.13 with its venv module, and found none. Install one" >&2
+	echo "(Debian, Ubuntu: apt install python3-venv) or name it: make PYTHON=/path/to/python3.12" >&2
+	exit 1
+fi
+endef
+
+# Set `key` to a hash of what an environment is made from: how xfunc is built and what it requires.
+define find_key
+key=$$("$$python" -c '
+import hashlib, json, pathlib, tomllib
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
+made_from = json.dumps([project["build-system"], project["project"]])
+print(hashlib.sha256(made_from.encode()).hexdigest()[:16])
+')
+endef

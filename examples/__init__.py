@@ -1,0 +1,1 @@
+"""Programs written with xfunc, to read and to run."""

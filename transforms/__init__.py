@@ -1,0 +1,19 @@
+"""Transforms of functions; import it as ``xfunc.transforms``."""
+
+if __name__ != "xfunc.transforms":  # A second copy would have a cache and errors of its own.
+    raise ImportError("import this package as xfunc.transforms, not as " + __name__)
+
+from .checkpoint import checkpoint as checkpoint
+from .checkpoint import remat as remat
+from .grad import grad as grad
+from .grad import value_and_grad as value_and_grad
+from .inspect import eval_shape as eval_shape
+from .inspect import make_hlo as make_hlo
+from .jacobian import hessian as hessian
+from .jacobian import jacfwd as jacfwd
+from .jacobian import jacrev as jacrev
+from .jit import jit as jit
+from .jvp import jvp as jvp
+from .scan import scan as scan
+from .vjp import vjp as vjp
+from .vmap import vmap as vmap

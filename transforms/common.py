@@ -1,0 +1,108 @@
+"""What the transforms that take arguments apart have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import runtime, tracing, tree
+from xfunc.avals import NUMBERS, short
+from xfunc.errors import TreeMismatchError, report
+from xfunc.locations import user_location
+
+Tensor = torch.Tensor
+
+
+def as_tensor(x: Any) -> Any:
+    """A leaf as a tensor of the enclosing trace; what is no array is left as it is."""
+    trace = tracing.current()
+    if type(x) in NUMBERS:
+        where = runtime.device() if trace is not None else None
+        return torch.full((), x, dtype=NUMBERS[type(x)], device=where)
+    if isinstance(x, Tensor) and trace is not None:
+        return trace.lift(x)
+    return x
+
+
+def as_tensors(t: Any) -> Any:
+    """`as_tensor` of each leaf of a tree."""
+    return tree.map(as_tensor, t)
+
+
+def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tensor]:
+    """The leaves, all of which must be tensors."""
+    for x, label in zip(leaves, labels, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                report(
+                    f"{name} was given {x!r} (a {type(x).__name__}) at {label}",
+                    "pass tensors and Python numbers.",
+                    at=user_location(),
+                )
+            )
+    return list(leaves)
+
+
+def select(argnums: int | Sequence[int], args: tuple[Any, ...], name: str) -> tuple[int, ...]:
+    """Positions of arguments, checked and counted from the front."""
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in nums:
+        if not -len(args) <= i < len(args):
+            raise ValueError(
+                report(
+                    f"{name} has argnums={argnums}, but was called with {len(args)} positional "
+                    "arguments",
+                    "pass the differentiated arguments by position.",
+                    at=user_location(),
+                )
+            )
+    return tuple(i % len(args) for i in nums)
+
+
+def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> None:
+    """Raise unless every leaf is a tensor of a real floating dtype."""
+    for x, label in zip(leaves, labels, strict=True):
+        if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+            what = short(x) if isinstance(x, Tensor) else f"{x!r} (a {type(x).__name__})"
+            raise TypeError(
+                report(
+                    f"{name} differentiates with respect to {label}, which is {what}, not floating",
+                    "convert it with .float(), or choose other argnums.",
+                    at=user_location(),
+                )
+            )
+
+
+def labels_of(args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
+    """Key paths of the leaves of the selected arguments."""
+    return [f"argument {i}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+
+
+def check_same(
+    got: Any, want: Any, *, what: str, name: str, repair: str, root: str = ""
+) -> None:
+    """Raise a `TreeMismatchError` that lists every path where two trees of arrays differ.
+
+    The one check of structures, shapes and dtypes, for all transforms that need equal trees.
+    """
+    if tree.structure(got) != tree.structure(want):
+        have, need = (dict(tree.leaves_with_path(t)) for t in (got, want))
+        lines = [f"  {root}{p}: missing" for p in need if p not in have]
+        lines += [f"  {root}{p}: unexpected" for p in have if p not in need]
+        if not lines:
+            lines = [f"  {tree.structure(got)} instead of {tree.structure(want)}"]
+    else:
+        pairs = zip(tree.leaves_with_path(got), tree.leaves(want), strict=True)
+        lines = [
+            f"  {root}{path}: {short(g)} instead of {short(w)}"
+            for (path, g), w in pairs
+            if tuple(g.shape) != tuple(w.shape) or g.dtype != w.dtype
+        ]
+    if lines:
+        problem = "\n".join([f"{name}: {what} differ:", *lines])
+        raise TreeMismatchError(report(problem, repair, at=user_location()))
+
+
+Fun = Callable[..., Any]

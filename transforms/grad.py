@@ -1,0 +1,118 @@
+"""`grad` and `value_and_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.avals import short
+from xfunc.errors import report
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Transform
+
+from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select
+
+
+def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+    """The gradient of a scalar function.
+
+    Args:
+        fun: returns a real floating scalar, or ``(scalar, aux)`` if `has_aux`.
+        argnums: position, or positions, of the arguments to differentiate with respect to: trees
+            of floating tensors.
+        has_aux: whether `fun` returns a second, undifferentiated result.
+
+    Returns:
+        A function of the same arguments that returns the gradient (a tree like the argument; a
+        tuple of them if `argnums` is a sequence), or ``(gradient, aux)``.
+
+    Raises:
+        TypeError: the output is no real floating scalar, or a differentiated input not floating.
+
+    Source: ``jax.grad``.
+    """
+    return ValueAndGrad(fun, argnums, has_aux, with_value=False)
+
+
+def value_and_grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+    """Like `grad`, but returns ``(value, gradient)``, or ``((value, aux), gradient)``.
+
+    Source: ``jax.value_and_grad``.
+    """
+    return ValueAndGrad(fun, argnums, has_aux, with_value=True)
+
+
+class ValueAndGrad(Transform):
+    """What `grad` and `value_and_grad` return."""
+
+    def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, with_value: bool):
+        name = "value_and_grad" if with_value else "grad"
+        self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+        self._has_aux, self._with_value = has_aux, with_value
+        super().__init__(fun, (self._argnums, has_aux), name)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        args, kwargs = as_tensors(args), as_tensors(kwargs)
+        nums = select(self._argnums, args, name)
+        leaves, structure = tree.flatten([args[i] for i in nums])
+        check_floating(leaves, labels_of(args, nums), name)
+        rest: list[tree.Structure] = []
+
+        def flat(*xs: Tensor) -> Any:
+            full = list(args)
+            for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
+                full[i] = x
+            out = self.fun(*full, **kwargs)
+            value, aux = self._take_aux(out)
+            aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+            rest[:] = [aux_tree]
+            return self._scalar(value), tuple(aux_leaves)
+
+        if leaves:
+            value, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+            grads = pull(torch.ones_like(value))
+        else:
+            (value, aux), grads = flat(), ()
+        gradient = tree.unflatten(structure, grads)
+        result = gradient[0] if isinstance(self._argnums, int) else tuple(gradient)
+        aux = tree.unflatten(rest[0], aux)
+        if self._with_value:
+            return ((value, aux), result) if self._has_aux else (value, result)
+        return (result, aux) if self._has_aux else result
+
+    def _take_aux(self, out: Any) -> tuple[Any, Any]:
+        if not self._has_aux:
+            return out, None
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(
+                report(
+                    f"{self.__name__} with has_aux=True needs a pair (value, aux), but "
+                    f"{function_name(self.fun)} returned a {type(out).__name__}",
+                    "return (value, aux), or leave has_aux out.",
+                    at=user_location(),
+                )
+            )
+        return out
+
+    def _scalar(self, value: Any) -> Tensor:
+        if type(value) is float:
+            value = torch.full((), value)
+        if not isinstance(value, Tensor):
+            what = f"a {type(value).__name__}"
+        elif value.ndim or not value.dtype.is_floating_point:
+            what = short(value)
+        else:
+            return value
+        raise TypeError(
+            report(
+                f"{self.__name__} needs a function that returns a real floating scalar, but "
+                f"{function_name(self.fun)} returned {what}",
+                "reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and "
+                "has_aux=True to return more beside the value.",
+                at=user_location(),
+            )
+        )

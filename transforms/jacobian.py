@@ -1,0 +1,122 @@
+"""`jacfwd`, `jacrev` and `hessian`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.staging import Transform
+
+from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select
+
+
+def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+    """The Jacobian of `fun`, column by column, in forward mode.
+
+    Args:
+        fun: a function of trees of tensors.
+        argnums: position, or positions, of the arguments to differentiate with respect to.
+        has_aux: whether `fun` returns ``(out, aux)``.
+
+    Returns:
+        A function that returns, in place of each output leaf of shape ``o``, a tree like the
+        argument (a tuple of them if `argnums` is a sequence) with leaves of shape ``o + i``, where
+        ``i`` is the input leaf's shape; with `has_aux`, ``(jacobian, aux)``.
+
+    Source: ``jax.jacfwd``.
+    """
+    return Jacobian(fun, argnums, has_aux, forward=True)
+
+
+def jacrev(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+    """The Jacobian of `fun`, row by row, in reverse mode; see `jacfwd`.
+
+    Source: ``jax.jacrev``.
+    """
+    return Jacobian(fun, argnums, has_aux, forward=False)
+
+
+def hessian(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+    """The matrix of second derivatives: ``jacfwd(jacrev(fun))``.
+
+    Source: ``jax.hessian``.
+    """
+    return jacfwd(jacrev(fun, argnums, has_aux), argnums, has_aux)
+
+
+class Jacobian(Transform):
+    """What `jacfwd` and `jacrev` return."""
+
+    def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, forward: bool):
+        self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+        self._has_aux, self._forward = has_aux, forward
+        options = (self._argnums, has_aux, forward)
+        super().__init__(fun, options, "jacfwd" if forward else "jacrev")
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = as_tensors(args), as_tensors(kwargs)
+        nums = select(self._argnums, args, self.__name__)
+        chosen = [args[i] for i in nums]
+        leaves, structure = tree.flatten(chosen)
+        check_floating(leaves, labels_of(args, nums), self.__name__)
+        trees: list[Any] = []
+
+        def flat(*xs: Tensor) -> Any:
+            full = list(args)
+            for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
+                full[i] = x
+            out = self.fun(*full, **kwargs)
+            out, aux = out if self._has_aux else (out, None)
+            outs, out_tree = tree.flatten(as_tensors(out))
+            aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+            trees[:] = [out_tree, aux_tree]
+            return tuple(outs), tuple(aux_leaves)
+
+        columns = _forward if self._forward else _reverse
+        blocks, aux = columns(flat, leaves)
+        out_tree, aux_tree = trees
+        per_output = []
+        for row in blocks:
+            picked = tree.unflatten(structure, row)
+            per_output.append(picked[0] if isinstance(self._argnums, int) else tuple(picked))
+        jacobian = tree.unflatten(out_tree, per_output)
+        return (jacobian, tree.unflatten(aux_tree, aux)) if self._has_aux else jacobian
+
+
+def _basis(x: Tensor) -> Tensor:
+    """One-hot tensors of the shape of `x`, stacked in front."""
+    n = x.numel()
+    return torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *x.shape)
+
+
+def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
+    columns, aux = [], ()
+    for i, x in enumerate(leaves):
+
+        def push(tangent: Tensor, i: int = i) -> Any:
+            def along(xi: Tensor) -> Any:
+                return flat(*leaves[:i], xi, *leaves[i + 1 :])
+
+            _, dots, aux = torch.func.jvp(along, (leaves[i],), (tangent,), has_aux=True)
+            return dots, aux
+
+        dots, aux = torch.func.vmap(push, out_dims=(-1, None))(_basis(x))
+        columns.append([d.reshape(*d.shape[:-1], *x.shape) for d in dots])
+    return [list(row) for row in zip(*columns, strict=True)], aux
+
+
+def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
+    outs, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+    rows = []
+    for i, o in enumerate(outs):
+        zeros = [torch.zeros_like(p) for p in outs]
+
+        def pull_row(ct: Tensor, i: int = i, zeros: list[Tensor] = zeros) -> Any:
+            return pull((*zeros[:i], ct, *zeros[i + 1 :]))
+
+        grads = torch.func.vmap(pull_row)(_basis(o))
+        rows.append([g.reshape(*o.shape, *x.shape) for g, x in zip(grads, leaves, strict=True)])
+    return rows, aux

@@ -1,0 +1,225 @@
+"""`jit`: stage a function into one compiled program per kind of arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xfunc import stages, tracing, tree
+from xfunc.cache import CacheInfo
+from xfunc.errors import report
+from xfunc.locations import function_name, user_location
+from xfunc.staging import (
+    Staged,
+    Transform,
+    call_in_trace,
+    hide_library_frames,
+    is_eager,
+    run_staged,
+)
+
+Nums = int | Sequence[int] | None
+Names = str | Sequence[str] | None
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    static_argnums: Nums = None,
+    static_argnames: Names = None,
+    donate_argnums: Nums = None,
+    donate_argnames: Names = None,
+) -> Any:
+    """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
+
+    The Python code of `fun` runs once per kind of arguments, on abstract tensors. Python numbers
+    among the arguments become 0-d tensors (int: int64, float: float32, bool, complex: complex64).
+    Inside another traced function, `fun` becomes one call of its program.
+
+    Args:
+        fun: a pure function of trees of tensors; without it, `jit` is a decorator with arguments.
+        static_argnums: positions of arguments that count by value and may be any hashable object.
+        static_argnames: names of such arguments.
+        donate_argnums: positions of arguments whose memory the program may reuse for its results;
+            they can't be used afterwards.
+        donate_argnames: names of such arguments.
+
+    Raises:
+        TypeError: an argument is neither static nor a tree of tensors and numbers.
+        ValueError: a static argument is not hashable.
+        PurityError: `fun` mutates an argument or draws from the global random generator.
+        ConcretizationError: `fun` reads the value of an argument.
+
+    Source: ``jax.jit``.
+    """
+    if fun is None:
+        return functools.partial(
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+        )
+    return Jit(fun, static_argnums, static_argnames, donate_argnums, donate_argnames)
+
+
+class Jit(Transform):
+    """What `jit` returns: call it like the function."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        static_argnums: Nums,
+        static_argnames: Names,
+        donate_argnums: Nums,
+        donate_argnames: Names,
+    ):
+        self._static = _resolve(fun, static_argnums, static_argnames)
+        self._donate = _resolve(fun, donate_argnums, donate_argnames)
+        both = set(self._static[0]) & set(self._donate[0])
+        if both:
+            raise ValueError(
+                report(
+                    f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
+                    "only arrays can be donated: take it out of one of the two.",
+                    at=user_location(),
+                )
+            )
+        super().__init__(fun, (self._static, self._donate), "jit")
+        self.__name__ = self.__qualname__ = function_name(fun)
+        self._staged = Staged(fun, value=self, arrays_only=True)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        if is_eager():
+            return self.fun(*args, **kwargs)
+        args, kwargs, options = self._split(args, kwargs)
+        options.pop("donated", None)  # Inside a program, XLA reuses memory by itself.
+        return call_in_trace(self._staged, args, kwargs, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if getattr(tracing._thread, "trace", None) is not None or is_eager():
+            return self.apply(*args, **kwargs)
+        try:
+            args, kwargs, options = self._split(args, kwargs)
+            return run_staged(self._staged, args, kwargs, **options)
+        except Exception as error:
+            raise hide_library_frames(error) from error.__cause__
+
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+        """Arguments without the static ones, and the options that stage them."""
+        options: dict[str, Any] = {}
+        if self._static != ((), ()):
+            nums = [i for i in self._static[0] if i < len(args)]
+            names = [n for n in self._static[1] if n in kwargs]
+            given = [(i, args[i]) for i in nums] + [(n, kwargs[n]) for n in names]
+            for where, value in given:
+                self._check_hashable(where, value)
+            fun = self.fun
+            args = tuple(None if i in nums else a for i, a in enumerate(args))
+            kwargs = {n: v for n, v in kwargs.items() if n not in names}
+
+            def call(*dynamic: Any, **named: Any) -> Any:
+                full = list(dynamic)
+                for where, value in given:
+                    if isinstance(where, int):
+                        full[where] = value
+                    else:
+                        named[where] = value
+                return fun(*full, **named)
+
+            options = {"static": tuple((w, type(v), v) for w, v in given), "call": call}
+        if self._donate != ((), ()):
+            options["donated"] = self._donated_leaves(args, kwargs)
+        return args, kwargs, options
+
+    def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]
+        sizes += [(n in self._donate[1], kwargs[n]) for n in sorted(kwargs)]
+        found, k = [], 0
+        for donated, x in sizes:
+            n = tree.structure(x).num_leaves
+            found += range(k, k + n) if donated else ()
+            k += n
+        return frozenset(found)
+
+    def _check_hashable(self, where: int | str, value: Any) -> None:
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(
+                report(
+                    f"static argument {where!r} of {self._staged.name} is not hashable: {value!r} "
+                    f"(a {type(value).__name__})",
+                    "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
+                    "leave the argument dynamic.",
+                    at=user_location(),
+                )
+            ) from None
+
+    # -- inspection -----------------------------------------------------------------------------
+
+    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+        """Trace for these arguments (tensors, numbers or `ShapeDtypeStruct`s); runs nothing."""
+        args, kwargs, options = self._split(args, kwargs)
+        return stages.trace(self._staged, args, kwargs, **options)
+
+    def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
+        """Trace for these arguments, and give the HLO."""
+        return self.trace(*args, **kwargs).lower()
+
+    def cache_info(self) -> CacheInfo:
+        """Counters: hits, misses, traces, compiles, and the number of programs kept."""
+        return self._staged.cache.info()
+
+    def clear_cache(self) -> None:
+        """Forget this function's programs and reset its counters."""
+        self._staged.cache.clear()
+
+    def explain(self) -> str:
+        """Hits, misses, and why the last call that missed did so."""
+        info, why = self.cache_info(), self._staged.cache.last_miss
+        counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
+        return f"{self._staged.name}: {counts}\nlast miss: {why}"
+
+
+def _resolve(
+    fun: Callable[..., Any], nums: Nums, names: Names
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions and names of arguments, each completed from the other by the signature."""
+    positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
+    called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if not positions and not called:
+        return (), ()
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return positions, called
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for i in positions:
+        if not variadic and not -len(by_position) <= i < len(by_position):
+            raise ValueError(
+                report(
+                    f"{function_name(fun)} has {len(by_position)} positional parameters, none at {i}",
+                    "give positions of parameters of the function.",
+                    at=user_location(),
+                )
+            )
+    positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
+    for n in called:
+        if n not in {p.name for p in parameters} and not keywords:
+            raise ValueError(
+                report(
+                    f"{function_name(fun)} has no parameter {n!r}",
+                    f"its parameters are {', '.join(p.name for p in parameters)}.",
+                    at=user_location(),
+                )
+            )
+    all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}
+    all_names = {*called, *(by_position[i] for i in positions if i < len(by_position))}
+    return tuple(sorted(all_positions)), tuple(sorted(all_names))

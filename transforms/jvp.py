@@ -1,0 +1,118 @@
+"""`jvp`: forward-mode differentiation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.avals import short
+from xfunc.errors import report
+from xfunc.locations import user_location
+from xfunc.staging import Transform
+
+from .common import Fun, Tensor, as_tensors, check_same
+
+
+def jvp(fun: Fun, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """The value of `fun` at `primals` and its derivative along `tangents`.
+
+    Args:
+        fun: a function of trees of tensors.
+        primals: a tuple or list of arguments.
+        tangents: for each argument a tree of the same structure, shapes and dtypes; where the
+            argument is not floating, the tangent is ignored and may be anything of its shape.
+
+    Returns:
+        ``(outputs, output_tangents)``; the tangent of an output that is not floating is zero.
+
+    Source: ``jax.jvp``.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise TypeError(
+            report(
+                "jvp needs a tuple of primals and a tuple of tangents",
+                "write jvp(f, (x,), (t,)).",
+                at=user_location(),
+            )
+        )
+    return Jvp(fun)(tuple(primals), tuple(tangents))
+
+
+class Jvp(Transform):
+    """``(primals, tangents) -> (outputs, output tangents)``."""
+
+    def __init__(self, fun: Fun):
+        super().__init__(fun, None, "jvp")
+
+    def apply(self, primals: Any, tangents: Any) -> Any:
+        primals, tangents = as_tensors(primals), as_tensors(tangents)
+        return push(self.fun, primals, tangents, self.__name__)
+
+
+def push(fun: Fun, primals: Any, tangents: Any, name: str) -> tuple[Any, Any]:
+    """`jvp` inside a trace."""
+    leaves, structure = tree.flatten(primals)
+    dots = _tangents(leaves, structure, tangents, name)
+    floating = [i for i, x in enumerate(leaves) if dots[i] is not None]
+    out_trees: list[tree.Structure] = []
+    picks: list[bool] = []
+
+    def flat(*xs: Tensor) -> Any:
+        full = list(leaves)
+        for i, x in zip(floating, xs, strict=True):
+            full[i] = x
+        outs, out_tree = tree.flatten(as_tensors(fun(*tree.unflatten(structure, full))))
+        out_trees[:] = [out_tree]
+        picks[:] = [_has_tangent(o) for o in outs]
+        smooth = tuple(o for o, p in zip(outs, picks, strict=True) if p)
+        return smooth, tuple(o for o, p in zip(outs, picks, strict=True) if not p)
+
+    xs = tuple(leaves[i] for i in floating)
+    ts = tuple(t for t in dots if t is not None)
+    if xs:
+        smooth, out_dots, rest = torch.func.jvp(flat, xs, ts, has_aux=True)
+    else:
+        smooth, rest = flat()
+        out_dots = tuple(torch.zeros_like(o) for o in smooth)
+    values, derivatives = iter(smooth), iter(out_dots)
+    others = iter(rest)
+    outs, tangents_out = [], []
+    for is_smooth in picks:
+        o = next(values) if is_smooth else next(others)
+        outs.append(o)
+        tangents_out.append(next(derivatives) if is_smooth else torch.zeros_like(o))
+    return tree.unflatten(out_trees[0], outs), tree.unflatten(out_trees[0], tangents_out)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def _tangents(
+    leaves: list[Any], structure: tree.Structure, tangents: Any, name: str
+) -> list[Tensor | None]:
+    if tree.structure(tangents) != structure:
+        check_same(
+            tangents,
+            tree.unflatten(structure, leaves),
+            what="tangents and primals",
+            name=name,
+            repair="give a tangent for each leaf of the primals.",
+        )
+    found: list[Tensor | None] = []
+    for x, t in zip(leaves, tree.leaves(tangents), strict=True):
+        if not _has_tangent(x):
+            found.append(None)
+            continue
+        if t.shape != x.shape or t.dtype != x.dtype:
+            raise TypeError(
+                report(
+                    f"{name}: a tangent is {short(t)} where the primal is {short(x)}",
+                    "make tangents of the shapes and dtypes of the primals (torch.ones_like).",
+                    at=user_location(),
+                )
+            )
+        found.append(t)
+    return found

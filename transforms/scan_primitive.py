@@ -1,0 +1,353 @@
+"""The primitive behind `scan`, and its rules.
+
+A scan is one HLO ``While`` over the program of its body. Its rules build other scans, from
+programs derived from the body:
+
+- reverse mode runs the forward half of the body's joint program forwards, stacking what it keeps,
+  and the backward half in reverse (`ScanPair`); where that is differentiated again, a scan that
+  stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
+- forward mode scans the pushforward, and batching the batched body.
+
+A residual that is an element of `xs` is read from `xs` again, and one that depends on constants
+only is computed again: neither is stacked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
+from xfunc.lowering import Lowering, with_parameter
+from xfunc.program import Joint, Program, differentiable
+from xfunc.split import Halves, Policy
+
+from .loop import LoopSpec, Role, loop_module
+
+
+@dataclasses.dataclass(eq=False)
+class Scan:
+    """The primitive: inputs are carries, xs, and the captures of the body."""
+
+    body: Program
+    n_carry: int
+    n_xs: int
+    length: int
+    reverse: bool
+    unroll: int
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        return f"scan.{self.body.name}"
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        outs, n = self.body.outputs, self.n_carry
+        return (*outs[:n], *(_stacked(o, self.length) for o in outs[n:]))
+
+    def with_body(self, body: Program, n_carry: int, n_xs: int) -> Scan:
+        return dataclasses.replace(self, body=body, n_carry=n_carry, n_xs=n_xs)
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        loop = self.body.memo(
+            ("scan", *self.shape), lambda: forward_loop(self, self.body.avals, self.body.lowering)
+        )
+        return loop.apply(args)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What the HLO depends on beside the body."""
+        return (self.n_carry, self.n_xs, self.length, self.reverse, self.unroll)
+
+    # -- rules ----------------------------------------------------------------------------------
+
+    def pair(self, wrt: tuple[bool, ...]) -> ScanPair:
+        carries = range(self.n_carry)
+        smooth = frozenset(i for i in carries if differentiable(self.body.avals[i]))
+        full = tuple(b or i in smooth for i, b in enumerate(wrt))
+        return ScanPair(self, self.body.joint(full, smooth))
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        c, x = self.n_carry, self.n_carry + self.n_xs
+        avals = self.body.avals
+        wrt = tuple(
+            i
+            for i, a in enumerate(avals)
+            if differentiable(a) and (i < c or tangents[i] is not None)
+        )
+        n_carry = sum(i < c for i in wrt)
+        n_xs = sum(c <= i < x for i in wrt)
+        push = self.body.pushforward(wrt)
+
+        # carries, their tangents; xs, their tangents; consts, theirs.
+        def fn(*flat: Tensor) -> list[Tensor]:
+            groups = _regroup(flat, (c, n_carry, self.n_xs, n_xs, len(avals) - x))
+            cs, c_dots, xs, x_dots, ks, k_dots = groups
+            outs = push.fn(*cs, *xs, *ks, *c_dots, *x_dots, *k_dots)
+            n = len(self.body.outputs)
+            outs, dots = outs[:n], outs[n:]
+            return [*outs[:c], *dots[:n_carry], *outs[c:], *dots[n_carry:]]
+
+        dot_avals = [avals[i] for i in wrt]
+        order = [
+            *avals[:c], *dot_avals[:n_carry], *avals[c:x], *dot_avals[n_carry : n_carry + n_xs],
+            *avals[x:], *dot_avals[n_carry + n_xs :],
+        ]  # fmt: skip
+        body = self.body.derive(("scan jvp", c, self.n_xs, wrt), push.name, fn, order)
+        inner = self.with_body(body, c + n_carry, self.n_xs + n_xs)
+        dots = [zeros(args[i]) if (t := tangents[i]) is None else t for i in wrt]
+        flat = [
+            *args[:c], *dots[:n_carry], *args[c:x], *dots[n_carry : n_carry + n_xs],
+            *args[x:], *dots[n_carry + n_xs :],
+        ]  # fmt: skip
+        outs = bind(inner, flat)
+        own = len(self.outputs)
+        carry_dots = iter(outs[c : c + n_carry])
+        y_dots = iter(outs[own + n_carry :])
+        return [
+            None if not differentiable(o) else next(carry_dots if i < c else y_dots)
+            for i, o in enumerate(self.outputs)
+        ]
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        c, x = self.n_carry, self.n_carry + self.n_xs
+        body, avals = self.body, self.body.avals
+        carries = self._stack_carries(args)
+        smooth = [i for i in range(c) if differentiable(avals[i])]
+        y_cts = [i for i in range(c, len(body.outputs)) if cts[i] is not None]
+        wrt_xs = [i for i in wrt if c <= i < x]
+        wrt_ks = [i for i in wrt if i >= x]
+        n_ct, n_sum = len(smooth), len(wrt_ks)
+        pull = body.pullback((*smooth, *wrt_xs, *wrt_ks), (*smooth, *y_cts))
+
+        # carry: cotangents of the carry, sums for the consts; xs: carries, xs, cotangents of ys.
+        def fn(*flat: Tensor) -> list[Tensor]:
+            sizes = (n_ct, n_sum, c, self.n_xs, len(y_cts))
+            c_cts, sums, cs, xs, ys, ks = _regroup(flat, sizes)
+            grads = pull.fn(*cs, *xs, *ks, *c_cts, *ys)
+            of_c, of_x, of_k = _regroup(grads, (n_ct, len(wrt_xs)))
+            return [*of_c, *(s + g for s, g in zip(sums, of_k, strict=True)), *of_x]
+
+        order = [
+            *(avals[i] for i in smooth), *(avals[i] for i in wrt_ks),
+            *avals[:x], *(body.outputs[i] for i in y_cts), *avals[x:],
+        ]  # fmt: skip
+        key = ("scan vjp", c, self.n_xs, wrt, tuple(y_cts))
+        back = body.derive(key, pull.name, fn, order)
+        inner = self.with_body(back, n_ct + n_sum, x + len(y_cts))
+        inner = dataclasses.replace(inner, reverse=not self.reverse)
+        flat = [
+            *(zeros(args[i]) if (t := cts[i]) is None else t for i in smooth),
+            *(zeros(args[i]) for i in wrt_ks),
+            *carries, *args[c:x], *(t for t in (cts[i] for i in y_cts) if t is not None),
+            *args[x:],
+        ]  # fmt: skip
+        of_c, of_k, of_x = _regroup(bind(inner, flat), (n_ct, n_sum))
+        found = dict(zip([*smooth, *wrt_ks, *wrt_xs], [*of_c, *of_k, *of_x], strict=True))
+        return [found[i] for i in wrt]
+
+    def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """The carry that each step received."""
+        c = self.n_carry
+
+        def fn(*flat: Tensor) -> list[Tensor]:
+            return [*self.body.fn(*flat)[:c], *flat[:c]]
+
+        body = self.body.derive(("scan carries", c), self.body.name, fn, self.body.avals)
+        return bind(self.with_body(body, c, self.n_xs), args)[c:]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        c, x = self.n_carry, self.n_carry + self.n_xs
+        batched = {i for i, d in enumerate(dims) if d is not None}
+        reads = self.body.lowering.dependencies
+        while True:  # A carry is batched if it becomes so at any step.
+            grown = {i for i in range(c) if reads[i] & batched} | batched
+            if grown == batched:
+                break
+            batched = grown
+        body_dims = tuple(0 if i in batched else None for i in range(len(dims)))
+        plain = self.body.batched(body_dims, n)
+
+        def fn(*flat: Tensor) -> list[Tensor]:
+            outs = plain.fn(*flat)
+            return [o if i >= c or i in batched else o[0] for i, o in enumerate(outs)]
+
+        body = self.body.derive(("scan batched", c, body_dims, n), plain.name, fn, plain.avals)
+        moved = [
+            at_dim(a, d, None if i not in batched else 1 if c <= i < x else 0, n)
+            for i, (a, d) in enumerate(zip(args, dims, strict=True))
+        ]
+        outs = bind(self.with_body(body, c, self.n_xs), moved)
+        out_dims = [1 if i >= c else 0 if i in batched else None for i in range(len(outs))]
+        return outs, out_dims
+
+
+@dataclasses.dataclass(eq=False)
+class ScanPair:
+    """Reverse mode of first order: see `xfunc.bind.Pair`."""
+
+    scan: Scan
+    joint: Joint
+
+    def __post_init__(self) -> None:
+        self.name, self.wrt = self.scan.name, self.joint.wrt
+        self.n_outputs = len(self.joint.outputs)
+
+    @property
+    def halves(self) -> Halves:
+        """The body's joint program, cut in two."""
+        # The carry of each step is gone when the backward pass comes; consts are the same at each.
+        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
+        consts = frozenset(range(x, self.joint.n_inputs))
+        return self.joint.split(self.scan.policy, frozenset(range(c)), consts, False)
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        avals = self.joint.lowering.avals[: self.joint.n_inputs]
+        loop = self.joint.memo(
+            ("scan forward", self.scan.policy, *self.scan.shape),
+            lambda: forward_loop(self.scan, avals, self.halves.forward),
+        )
+        return loop.apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        c = self.scan.n_carry
+        missing = tuple(i >= c and ct is None for i, ct in enumerate(cts))
+        key = ("scan backward", self.scan.policy, missing, *self.scan.shape)
+        loop, sources = self.joint.memo(key, lambda: self._backward_loop(missing))
+        inputs = [*args, *self.halves.forward.consts]
+        flat = []
+        for kind, i in sources:
+            if kind == "ct":
+                ct = cts[i]
+                flat.append(zeros(self.joint.outputs[i]) if ct is None else ct)
+            else:
+                flat.append(inputs[i] if kind == "input" else residuals[i])
+        return loop.apply(flat)
+
+    def _backward_loop(self, missing: tuple[bool, ...]) -> tuple[Lowering, list[tuple[str, int]]]:
+        """The reversed loop, and where its inputs come from."""
+        scan, joint, halves = self.scan, self.joint, self.halves
+        c, x = scan.n_carry, scan.n_carry + scan.n_xs
+        carried = [i for i in joint.wrt if i < c]
+        sources: dict[str, list[tuple[str, int]]] = {
+            "carry": [("ct", i) for i in carried],
+            "xs": [],
+            "const": [],
+        }
+        avals: dict[str, list[Aval]] = {
+            "carry": [joint.outputs[i] for i in carried],
+            "xs": [],
+            "const": [],
+        }
+
+        def fed(role: str, source: tuple[str, int], aval: Aval) -> Role:
+            sources[role].append(source)
+            avals[role].append(_stacked(aval, scan.length) if role == "xs" else aval)
+            return (role, len(sources[role]) - 1)
+
+        params: list[Role] = []
+        for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
+            if kind == "ct":
+                i = joint.cts[k]
+                if i < c:
+                    params.append(("carry", carried.index(i)))
+                elif missing[i]:
+                    params.append(("zero", hlo_shape(aval)))
+                else:
+                    params.append(fed("xs", ("ct", i), aval))
+            elif kind == "input":
+                params.append(fed("xs" if k < x else "const", (kind, k), aval))
+            else:
+                params.append(fed("xs", (kind, k), aval))
+        results: list[Role] = []
+        outputs: list[Aval] = []
+        for i, aval in zip(joint.wrt, halves.backward.outputs, strict=True):
+            if i < c:
+                results.append(("carry", carried.index(i)))
+            else:
+                results.append(("ys", None) if i < x else ("sum", None))
+            outputs.append(_stacked(aval, scan.length) if c <= i < x else aval)
+        spec = LoopSpec(
+            tuple(params),
+            tuple(results),
+            *(tuple(hlo_shape(a) for a in avals[r]) for r in ("carry", "xs", "const")),
+            scan.length,
+            not scan.reverse,
+            scan.unroll,
+        )
+        flat = [*avals["carry"], *avals["xs"], *avals["const"]]
+        name = f"{scan.name}.backward"
+        if not outputs:
+            return Lowering(name, b"", (), tuple(flat), (), ()), []
+        hlo = loop_module(name, halves.backward.module, spec).to_bytes()
+        loop = with_parameter(
+            Lowering(name, hlo, tuple(range(len(flat))), tuple(flat), (), tuple(outputs))
+        )
+        return loop, [*sources["carry"], *sources["xs"], *sources["const"]]
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
+        step = tuple(0 if i < c or d is not None else None for i, d in enumerate(dims))
+        inner = ScanPair(self.scan, self.joint.batched(step, n))
+
+        def placed(i: int) -> int:
+            return 1 if c <= i < x else 0
+
+        arg_dims = tuple(None if d is None else placed(i) for i, d in enumerate(step))
+        out_dims = tuple(0 if i < c else 1 for i in range(self.n_outputs))
+        return inner, arg_dims, out_dims, tuple(placed(i) for i in self.wrt)
+
+
+def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
+    """A loop over a body with inputs of these avals, whose first results are the carries."""
+    c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
+    stacked = [_stacked(a, n) for a in avals[c:x]]
+    consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
+    params: list[Role] = []
+    for i in body.inputs:
+        role = ("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x)
+        params.append(role)
+    spec = LoopSpec(
+        tuple(params),
+        (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),
+        tuple(hlo_shape(a) for a in avals[:c]),
+        tuple(hlo_shape(a) for a in stacked),
+        tuple(hlo_shape(a) for a in consts),
+        n,
+        scan.reverse,
+        scan.unroll,
+    )
+    flat = (*avals[:c], *stacked, *avals[x:])
+    return with_parameter(
+        Lowering(
+            scan.name,
+            loop_module(scan.name, body.module, spec).to_bytes(),
+            tuple(range(c + len(stacked) + len(consts))),
+            flat,
+            body.consts,
+            (*body.outputs[:c], *(_stacked(o, n) for o in body.outputs[c:])),
+        )
+    )
+
+
+def _stacked(aval: Aval, length: int) -> Aval:
+    return Aval((length, *aval.shape), aval.dtype)
+
+
+def _regroup(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Consecutive groups of the given sizes, and the rest."""
+    groups, start = [], 0
+    for n in sizes:
+        groups.append(list(flat[start : start + n]))
+        start += n
+    return [*groups, list(flat[start:])]
+

@@ -1,0 +1,136 @@
+"""`vjp`: reverse-mode differentiation of a function with any outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import tracing, tree
+from xfunc.avals import Aval
+from xfunc.bind import Call, bind
+from xfunc.errors import LeakError, report
+from xfunc.locations import function_name, user_location
+from xfunc.program import differentiable
+from xfunc.staging import Staged, Transform, is_eager, prepare
+
+from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of
+
+
+def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
+    """The value of `fun`, and the function that pulls a cotangent back to its arguments.
+
+    Args:
+        fun: a function of trees of floating tensors.
+        primals: its arguments.
+        has_aux: whether `fun` returns ``(out, aux)``.
+
+    Returns:
+        ``(out, vjp_fn)`` or ``(out, vjp_fn, aux)``; ``vjp_fn(ct)`` takes a tree like `out` and
+        returns a tuple of trees like `primals`. At top level the forward pass has run and its
+        residuals are kept by `vjp_fn`, which may be called any number of times.
+
+    Source: ``jax.vjp``.
+    """
+    name = f"vjp({function_name(fun)})"
+    staged = tracing.current() is None and not is_eager()
+    args = primals if staged else as_tensors(primals)
+    leaves, structure = tree.flatten(args)
+    if staged:
+        leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, tree.structure((args, {})))
+    check_floating(leaves, labels_of(args, range(len(args))), name)
+    out_trees: list[Any] = []
+
+    def flat(*xs: Tensor) -> Any:
+        out = fun(*tree.unflatten(structure, xs))
+        out, aux = out if has_aux else (out, None)
+        outs, out_tree = tree.flatten(as_tensors(out))
+        aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+        out_trees[:] = [out_tree, aux_tree]
+        return tuple(outs), tuple(aux_leaves)
+
+    if staged:
+        outs, pull, aux = _run(_Flat(fun, has_aux), args, leaves, out_trees)
+    else:
+        outs, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+    out_tree, aux_tree = out_trees
+    vjp_fn = Pullback(pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs])
+    out = tree.unflatten(out_tree, outs)
+    return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
+
+
+class _Flat(Transform):
+    """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
+
+    def __init__(self, fun: Fun, has_aux: bool):
+        self._has_aux = has_aux
+        super().__init__(fun, has_aux, "vjp")
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.fun(*args, **kwargs)
+        return out if self._has_aux else (out, None)
+
+
+def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> Any:
+    """Run the forward pass on the device and keep its residuals."""
+    structure = tree.structure((args, {}))
+    wrt = tuple(differentiable(x) for x in leaves)
+    avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
+    entry, held = flat._staged.find(structure, avals, wrt)
+    program, inputs = entry.program, entry.inputs(leaves, held)
+    n = len(leaves)
+    out_tree, aux_tree = entry.out_tree.children()
+    out_trees[:] = [out_tree, aux_tree]
+    n_out = out_tree.num_leaves
+    full = (*wrt, *(False for _ in inputs[n:]))
+
+    with torch.no_grad():
+        pair = Call(program).pair(full)
+        values = pair.forward(inputs) if program.outputs else []
+    outs, residuals = values[: len(program.outputs)], values[len(program.outputs) :]
+
+    def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
+        grads = [torch.zeros_like(x) for x in leaves]
+        rest: tuple[None, ...] = (None,) * (len(outs) - n_out)
+        if any(ct.requires_grad for ct in cts) or torch._C._functorch.peek_interpreter_stack():
+            present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))
+            pullback = Call(program.pullback(tuple(range(n)), present))
+            return bind(pullback, [*inputs, *(cts[i] for i in present)])
+        for i, g in zip(pair.wrt, pair.backward(inputs, residuals, (*cts, *rest)), strict=True):
+            grads[i] = g
+        return grads
+
+    return outs[:n_out], pull, outs[n_out:]
+
+
+class Pullback:
+    """What `vjp` returns to pull cotangents back."""
+
+    def __init__(
+        self, pull: Any, name: str, structure: tree.Structure, out_tree: Any, outs: list[Aval]
+    ):
+        self._pull, self._name = pull, name
+        self._structure, self._out_tree, self._outs = structure, out_tree, outs
+        self._trace = tracing.current()
+
+    def __call__(self, ct: Any) -> Any:
+        if self._trace is not None and not self._trace.is_open:
+            raise LeakError(
+                report(
+                    f"the pullback of {self._name} was called after the trace that made it ended",
+                    "call it inside the traced function, or call vjp outside of jit.",
+                    at=user_location(),
+                )
+            )
+        ct = as_tensors(ct)
+        check_same(
+            ct,
+            tree.unflatten(self._out_tree, self._outs),
+            what="the cotangent and the output",
+            name=self._name,
+            repair="pass a tree like the output, for example torch.ones_like of each leaf.",
+        )
+        cts = tree.leaves(ct)
+        if self._trace is None and tracing.current() is None and not is_eager():
+            cts, _ = prepare(Staged(self.__call__, arrays_only=True), cts, tree.structure((ct,)))
+        return tuple(tree.unflatten(self._structure, self._pull(tuple(cts))))

@@ -1,0 +1,170 @@
+"""`vmap`: batching."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import optree
+import torch
+from torch._C import _functorch
+
+from xfunc import tree
+from xfunc.avals import short
+from xfunc.errors import TreeMismatchError, report
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Transform, as_outputs
+
+from .common import Fun, Tensor, arrays, as_tensors
+
+
+def vmap(fun: Fun, in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None) -> Any:
+    """A function that maps `fun` over an axis of its arguments, as one batched computation.
+
+    Args:
+        fun: a function of trees of tensors.
+        in_axes: the axis to map over: one for all positional arguments, or a tuple with, for each,
+            an axis, None (the same for all), or a tree prefix of those. Keyword arguments are
+            mapped over their axis 0.
+        out_axes: where the mapped axis goes in the outputs: an axis or None (the output must be
+            the same for all), or a tree prefix of those.
+        axis_size: size of the mapped axis; needed only if nothing is mapped over.
+
+    Raises:
+        TreeMismatchError: the mapped axes differ in size, or `in_axes` does not fit the arguments.
+        ValueError: nothing is mapped over, or an output for None depends on the mapped axis.
+
+    Source: ``jax.vmap``.
+    """
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    return Vmap(fun, in_axes, out_axes, axis_size)
+
+
+class Vmap(Transform):
+    """What `vmap` returns."""
+
+    def __init__(self, fun: Fun, in_axes: Any, out_axes: Any, axis_size: int | None):
+        self._in_axes, self._out_axes, self._axis_size = in_axes, out_axes, axis_size
+        options = (_freeze(in_axes), _freeze(out_axes), axis_size)
+        super().__init__(fun, options, "vmap")
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        args, kwargs = as_tensors(args), as_tensors(kwargs)
+        if isinstance(self._in_axes, tuple) and len(self._in_axes) != len(args):
+            raise TreeMismatchError(
+                report(
+                    f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
+                    "give one entry for each positional argument, or one axis for all.",
+                    at=user_location(),
+                )
+            )
+        leaves, structure = tree.flatten((args, kwargs))
+        paths = [a.codify("") for a in structure.accessors()]
+        leaves = arrays(leaves, name, paths)
+        dims = [
+            *_per_leaf(self._in_axes, args, name, "in_axes"),
+            *(0 for _ in tree.leaves(kwargs)),
+        ]
+        dims = [_checked(d, x, p, name) for d, x, p in zip(dims, leaves, paths, strict=True)]
+        size = self._size(leaves, dims, paths)
+        out_trees: list[tree.Structure] = []
+        out_axes: list[int | None] = []
+
+        def flat(*xs: Tensor) -> Any:
+            a, k = tree.unflatten(structure, xs)
+            out = self.fun(*a, **k)
+            outs, out_tree = tree.flatten(out)
+            outs = as_outputs(name, outs, out_tree)
+            out_trees[:] = [out_tree]
+            out_axes[:] = _per_leaf(self._out_axes, out, name, "out_axes")
+            for o, d in zip(outs, out_axes, strict=True):
+                if d is None and _is_mapped(o):
+                    raise ValueError(
+                        report(
+                            f"{name} has out_axes None for an output ({short(o)}) that depends on "
+                            "the mapped axis",
+                            "give it an axis.",
+                            at=user_location(),
+                        )
+                    )
+            return tuple(outs) or torch.zeros(())
+
+        if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
+            anchor = torch.zeros(size, device=leaves[0].device if leaves else None)
+            outs = torch.func.vmap(lambda _, *xs: flat(*xs), in_dims=(0, *dims))(anchor, *leaves)
+        else:
+            outs = torch.func.vmap(flat, in_dims=tuple(dims))(*leaves)
+        placed = [
+            o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
+        ]
+        return tree.unflatten(out_trees[0], placed)
+
+    def _size(self, leaves: list[Tensor], dims: list[int | None], paths: list[str]) -> int:
+        sizes = {
+            p: x.shape[d] for x, d, p in zip(leaves, dims, paths, strict=True) if d is not None
+        }
+        if self._axis_size is not None:
+            sizes["axis_size"] = self._axis_size
+        if not sizes:
+            raise ValueError(
+                report(
+                    f"{self.__name__} has nothing to map over",
+                    "give an in_axes that is not None, or axis_size.",
+                    at=user_location(),
+                )
+            )
+        if len(set(sizes.values())) > 1:
+            lines = "".join(f"\n  {p}: {n}" for p, n in sizes.items())
+            raise TreeMismatchError(
+                report(
+                    f"{self.__name__}: the mapped axes of {function_name(self.fun)} differ in "
+                    f"size:{lines}",
+                    "map over axes of one size, or None for what is the same for all.",
+                    at=user_location(),
+                )
+            )
+        return next(iter(sizes.values()))
+
+
+def _is_mapped(t: Tensor) -> bool:
+    level = _functorch.peek_interpreter_stack().level()  # pyright: ignore[reportOptionalMemberAccess]
+    return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level
+
+
+def _freeze(axes: Any) -> Hashable:
+    leaves, structure = optree.tree_flatten(axes, none_is_leaf=True, namespace=tree.NAMESPACE)
+    return (tuple(leaves), structure)
+
+
+def _checked(d: int | None, x: Tensor, path: str, name: str) -> int | None:
+    if d is None:
+        return None
+    if type(d) is not int or not -x.ndim <= d < x.ndim:
+        raise TreeMismatchError(
+            report(
+                f"{name} maps over axis {d!r} of {path}, which is {short(x)}",
+                "give an axis that the array has, or None.",
+                at=user_location(),
+            )
+        )
+    return d % x.ndim
+
+
+def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
+    """The entry of a tree prefix that applies to each leaf of `of`."""
+    # None is an entry of the prefix, but no leaf of the tree.
+    flat, structure = optree.tree_flatten(of, none_is_leaf=True, namespace=tree.NAMESPACE)
+    dummy = structure.unflatten(range(len(flat)))
+    try:
+        full = optree.broadcast_prefix(axes, dummy, none_is_leaf=True, namespace=tree.NAMESPACE)
+    except ValueError as error:
+        raise TreeMismatchError(
+            report(
+                f"{name}: {what}={axes!r} is no prefix of the tree it is for ({error})",
+                "give one axis for all, or a tree that agrees with it down to where an axis stands.",
+                at=user_location(),
+            )
+        ) from None
+    return [d for d, x in zip(full, flat, strict=True) if x is not None]

@@ -1,0 +1,58 @@
+"""Abstract values: what tracing knows of an array."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from xfunc.hlo import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeDtypeStruct:
+    """The shape and dtype (and, on a mesh, the sharding) of an array that need not exist."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sharding: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(d) for d in self.shape))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return short(self)
+
+
+Aval = ShapeDtypeStruct
+
+
+def aval_of(x: Any) -> Aval:
+    """The aval of a tensor; of an aval, itself."""
+    if isinstance(x, ShapeDtypeStruct):
+        return x
+    return Aval(tuple(x.shape), x.dtype)
+
+
+def hlo_shape(aval: Any) -> Shape:
+    """The HLO array shape of anything that has a shape and a dtype."""
+    return Shape(aval.dtype, tuple(aval.shape))
+
+
+def short(x: Any) -> str:
+    """``float32[3,4]``."""
+    return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
+
+
+# What a Python number among the dynamic arguments becomes.
+NUMBERS: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float32,
+    complex: torch.complex64,
+}

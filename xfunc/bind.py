@@ -1,0 +1,362 @@
+"""Applying primitives, so that every transform of torch.func finds its rule.
+
+A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
+(`Call`) or a loop over one (`xfunc.transforms.scan.Scan`). `bind` applies one. If nobody watches
+the arguments that is one HLO call; otherwise it goes through one of three
+``torch.autograd.Function``, whose rules end in another `bind`, so that grad of grad, vmap of grad,
+jvp of grad and so on compose without further code.
+
+NOTE [two ways to differentiate]: reverse mode of first order runs a `Pair`: the forward half of
+the joint program keeps residuals, the backward half uses them. Halves exist as HLO only and can't
+be differentiated again. Where the backward pass is itself being differentiated, `Primitive.vjp` is
+used: it computes everything again from the inputs, in operations that have rules.
+
+NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands a `Pair` to the
+vmap rule. The rule replaces it by the pair of the batched joint program. What that one keeps is
+opaque to the level above, so residuals are passed as unbatched, and the backward rule finds the
+same batched pair again by the batch dimensions of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch._C import _functorch
+from torch._functorch.autograd_function import custom_function_call
+
+from xfunc import runtime, tracing
+from xfunc.avals import Aval
+from xfunc.program import Joint, Program, differentiable
+from xfunc.split import Halves, Policy, everything_saveable
+
+Tensor = torch.Tensor
+Dims = tuple[int | None, ...]
+
+
+class Pair(Protocol):
+    """A forward pass that keeps residuals, and the backward pass that uses them."""
+
+    name: str
+    wrt: tuple[int, ...]  # inputs that get a gradient
+    n_outputs: int
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs, then residuals."""
+        ...
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Gradients of the inputs in `wrt`; a cotangent None is zero."""
+        ...
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        """The pair of the batched program; batch dimensions of args, outputs, gradients."""
+        ...
+
+
+class Primitive(Protocol):
+    """Something that `bind` can apply."""
+
+    name: str
+    outputs: tuple[Aval, ...]
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """Apply to plain tensors."""
+        ...
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        """The two passes for gradients with respect to the inputs marked."""
+        ...
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        """Gradients of the inputs in `wrt`, differentiable again."""
+        ...
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Tangents of the outputs."""
+        ...
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        """Outputs of the vmap, and their batch dimensions."""
+        ...
+
+
+def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a primitive to tensors, whatever transforms are watching them."""
+    if not primitive.outputs:
+        return []
+    trace = tracing.current()
+    args = alive(args)
+    if trace is not None:
+        args = [trace.lift(a) for a in args]
+    outputs = _dispatch(primitive, args)
+    if trace is not None:
+        trace.register(outputs)
+    return outputs
+
+
+def alive(args: Sequence[Any]) -> list[Any]:
+    """Tensors without the wrappers of levels of torch.func that have ended.
+
+    A pullback of torch.func.vjp runs when the level it belongs to is over.
+    """
+    return [a if a is None else _functorch.unwrap_if_dead(a) for a in args]
+
+
+def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
+    watched = differentiations(args)
+    if watched == 0:
+        return primitive.emit(args)
+    if watched == 1:  # See NOTE [two ways to differentiate].
+        wrt = tuple(differentiable(a) and tracing.is_tracked(a) for a in args)
+        if any(wrt):
+            pair = primitive.pair(wrt)
+            return list(_apply(_PairFunction, primitive, pair, *args))[: len(primitive.outputs)]
+    return list(_apply(_PrimitiveFunction, primitive, *args))
+
+
+def differentiations(args: Sequence[Tensor]) -> int:
+    """Who watches a call: 0 nobody, 1 exactly one gradient and on top, 2 anything else."""
+    grad = torch.is_grad_enabled() and any(_base_requires_grad(a) for a in args)
+    stack = _functorch.get_interpreter_stack()
+    if not stack:
+        return int(grad)
+    kinds = [level.key() for level in stack]
+    order = kinds.count(_GRAD) + kinds.count(_JVP) + grad
+    return 1 if order == 1 and kinds[-1] == _GRAD else 2
+
+
+_GRAD, _JVP = _functorch.TransformType.Grad, _functorch.TransformType.Jvp
+
+
+def _base_requires_grad(t: Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t.requires_grad
+
+
+def _apply(function: type[torch.autograd.Function], *operands: Any) -> Any:
+    # Straight to the higher-order operator: `Function.apply` would inspect signatures first.
+    return custom_function_call(function, *operands)
+
+
+class _PrimitiveFunction(torch.autograd.Function):
+    """Any order, any mode: every rule binds again."""
+
+    @staticmethod
+    def forward(primitive: Primitive, *args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(primitive.emit(args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.primitive = inputs[0]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor | None) -> Any:
+        args = alive(ctx.saved_tensors)
+        return _differentiable_backward(ctx, ctx.primitive, 1, args, alive(cts))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+        return tuple(ctx.primitive.jvp(ctx.saved_tensors, tangents))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
+        outputs, dims = primitive.batch(tuple(in_dims[1:]), info.batch_size, args)
+        return tuple(outputs), tuple(dims)
+
+
+class _PairFunction(torch.autograd.Function):
+    """Reverse mode of first order: outputs, then residuals."""
+
+    @staticmethod
+    def forward(primitive: Primitive, pair: Pair, *args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(pair.forward(args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.primitive, ctx.pair = inputs[:2]
+        args, n = inputs[2:], ctx.pair.n_outputs
+        ctx.n_args = len(args)
+        ctx.plain = _functorch.peek_interpreter_stack() is None
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *output[n:], *(o for o in output[:n] if not differentiable(o))
+        )
+        ctx.save_for_backward(*args, *output[n:])
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        pair, n = ctx.pair, ctx.n_args
+        saved = alive(ctx.saved_tensors)
+        args, residuals, cts = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+        if torch.is_grad_enabled() and ctx.plain:  # Plain autograd with create_graph=True.
+            return _differentiable_backward(ctx, ctx.primitive, 2, args, cts)
+        if all(c is None for c in cts):
+            return (None,) * (n + 2)
+        grads = _apply(_BackwardFunction, pair, n, len(residuals), *args, *residuals, *cts)
+        full: list[Tensor | None] = [None] * n
+        for i, g in zip(pair.wrt, grads, strict=True):
+            full[i] = g
+        return (None, None, *full)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, primitive: Primitive, pair: Pair, *args: Tensor) -> Any:
+        # See NOTE [vmap below grad].
+        inner, arg_dims, out_dims, _ = pair.batched(tuple(in_dims[2:]), info.batch_size)
+        n = info.batch_size
+        moved = [at_dim(*x, n) for x in zip(args, in_dims[2:], arg_dims, strict=True)]
+        outs = _apply(_PairFunction, primitive, inner, *moved)
+        return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
+
+
+class _BackwardFunction(torch.autograd.Function):
+    """The backward half of a pair."""
+
+    @staticmethod
+    def forward(pair: Pair, n_args: int, n_residuals: int, *flat: Tensor | None) -> Any:
+        n = n_args + n_residuals
+        args: Any = flat[:n_args]
+        residuals: Any = flat[n_args:n]
+        return tuple(pair.backward(args, residuals, flat[n:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, pair: Pair, n_args: int, n_res: int, *flat: Tensor | None
+    ) -> Any:
+        dims = in_dims[3:]
+        inner, arg_dims, out_dims, grad_dims = pair.batched(tuple(dims[:n_args]), info.batch_size)
+        size = info.batch_size
+        placed = zip(flat, dims, (*arg_dims, *(None,) * n_res, *out_dims), strict=True)
+        moved = [t if t is None else at_dim(t, d, w, size) for t, d, w in placed]
+        return _apply(_BackwardFunction, inner, n_args, n_res, *moved), grad_dims
+
+
+def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
+    """`t` with its batch dimension where it is wanted; added, if it has none."""
+    if wanted is None or dim == wanted:
+        return t
+    if dim is None:
+        return t.unsqueeze(wanted).expand([*t.shape[:wanted], n, *t.shape[wanted:]])
+    return t.movedim(dim, wanted)
+
+
+def _differentiable_backward(
+    ctx: Any, primitive: Primitive, skip: int, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    wrt = tuple(
+        i
+        for i, (a, need) in enumerate(zip(args, ctx.needs_input_grad[skip:], strict=True))
+        if need and differentiable(a)
+    )
+    full: list[Tensor | None] = [None] * len(args)
+    if wrt and any(c is not None for c in cts):
+        for i, g in zip(wrt, primitive.vjp(args, cts, wrt), strict=True):
+            full[i] = g
+    return (*((None,) * skip), *full)
+
+
+class Call:
+    """The primitive that applies a `Program`; see `Primitive` for its methods."""
+
+    def __init__(
+        self, program: Program, policy: Policy = everything_saveable, barrier: bool = False
+    ):
+        self.program, self.name = program, program.name
+        self._policy, self._barrier = policy, barrier
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.program.outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.program.lowering.apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> CallPair:
+        return CallPair(self.program.joint(wrt), self._policy, self._barrier)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        present = tuple(i for i, c in enumerate(cts) if c is not None)
+        pullback = Call(self.program.pullback(wrt, present), self._policy, self._barrier)
+        return bind(pullback, [*args, *(c for c in cts if c is not None)])
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        wrt = tuple(
+            i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])
+        )
+        pushforward = Call(self.program.pushforward(wrt), self._policy, self._barrier)
+        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
+        out_dots = iter(bind(pushforward, [*args, *dots])[len(self.outputs) :])
+        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
+
+    @property
+    def avals(self) -> tuple[Aval, ...]:
+        return self.program.avals
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        batched = Call(self.program.batched(dims, n), self._policy, self._barrier)
+        return bind(batched, args), [0] * len(self.outputs)
+
+
+class CallPair:
+    """The two passes of a program; see `Pair` for its methods."""
+
+    def __init__(self, joint: Joint, policy: Policy, barrier: bool):
+        self._joint, self._policy, self._barrier = joint, policy, barrier
+        self.name, self.wrt, self.n_outputs = joint.source.name, joint.wrt, len(joint.outputs)
+
+    @property
+    def halves(self) -> Halves:
+        return self._joint.split(self._policy, frozenset(), frozenset(), self._barrier)
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.halves.forward.apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        joint, halves = self._joint, self.halves
+        inputs = [*args, *halves.forward.consts]
+        flat: list[Tensor] = []
+        for kind, k in halves.sources:
+            if kind == "input":
+                flat.append(inputs[k])
+            elif kind == "residual":
+                flat.append(residuals[k])
+            else:
+                ct = cts[joint.cts[k]]
+                flat.append(zeros(joint.outputs[joint.cts[k]]) if ct is None else ct)
+        return halves.backward.apply(flat)
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)
+        return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
+
+
+def zeros(aval: Any) -> Tensor:
+    """Zeros on the device: a constant in a trace."""
+    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=runtime.device())
+

@@ -1,0 +1,45 @@
+"""Settings of the process, and when they take effect.
+
+`set_platform` and `set_cpu_devices` choose the device client and must come before the first
+trace or transfer starts it: later they raise. The environment variables ``PJRT_DEVICE`` and
+``CPU_NUM_DEVICES`` set before the program starts mean the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+hide_library_frames: bool = True
+"""Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
+
+
+def set_platform(platform: str) -> None:
+    """Run on ``"cpu"`` or ``"tpu"``."""
+    if platform not in ("cpu", "tpu"):
+        raise ValueError(
+            f"unknown platform {platform!r}\nRepair: set_platform takes 'cpu' or 'tpu'."
+        )
+    _check_not_started("set_platform")
+    os.environ["PJRT_DEVICE"] = platform.upper()
+
+
+def set_cpu_devices(n: int) -> None:
+    """Give the CPU `n` virtual devices (1 to 128), for sharded programs without an accelerator."""
+    # 128: the device index of torch's autograd engine is a signed byte.
+    if not 1 <= n <= 128:
+        raise ValueError(f"{n} CPU devices asked for\nRepair: set_cpu_devices takes 1 to 128.")
+    _check_not_started("set_cpu_devices")
+    os.environ["PJRT_DEVICE"] = "CPU"
+    os.environ["CPU_NUM_DEVICES"] = str(n)
+    # XLA's thread pool must hold a thread for each device: fewer deadlock in a collective.
+    os.environ["NPROC"] = str(max(2 * n, os.cpu_count() or 1))
+
+
+def _check_not_started(setting: str) -> None:
+    backend = sys.modules.get("torch_xla")
+    if backend is not None and backend._XLAC._xla_runtime_is_initialized():
+        raise RuntimeError(
+            f"config.{setting} came after the device client had started\n"
+            f"Repair: call it before the first trace, transfer or use of an 'xla' device."
+        )

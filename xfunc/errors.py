@@ -1,0 +1,69 @@
+"""The errors that xfunc raises.
+
+Each one also derives from the builtin that a Python programmer would expect, so that
+``except TypeError`` keeps working. Every message has the same shape: what happened and to which
+value, where in the user's own file, and how to mend it.
+"""
+
+from __future__ import annotations
+
+from xfunc.locations import Location
+
+
+class XfuncError(Exception):
+    """Base class of the errors below."""
+
+
+class ConcretizationError(XfuncError, TypeError):
+    """A traced value was read: it has a shape and a dtype, but no data until the program runs."""
+
+
+class PurityError(XfuncError, ValueError):
+    """A traced function did what a pure function may not do."""
+
+
+class LeakError(XfuncError, RuntimeError):
+    """A traced value outlived its trace."""
+
+
+class TreeMismatchError(XfuncError, TypeError):
+    """Two trees that must agree differ; the message lists every path that does."""
+
+
+class ShardingError(XfuncError, ValueError):
+    """A sharding does not fit its mesh or its array."""
+
+
+class UnsupportedOpError(XfuncError, NotImplementedError):
+    """An operation that cannot be traced."""
+
+
+class CompileError(XfuncError, RuntimeError):
+    """The compiler refused a program."""
+
+
+class OutOfMemoryError(CompileError):
+    """A program does not fit on the device.
+
+    Attributes:
+        required_bytes: what the program needs, or None if the compiler did not say.
+        limit_bytes: what the device has, or None if the compiler did not say.
+    """
+
+    def __init__(
+        self, message: str, required_bytes: int | None = None, limit_bytes: int | None = None
+    ):
+        super().__init__(message)
+        self.required_bytes = required_bytes
+        self.limit_bytes = limit_bytes
+
+
+def report(
+    problem: str, repair: str, *, function: str | None = None, at: Location | None = None
+) -> str:
+    """The text of an error: problem, function, the user's line, repair."""
+    lines = [problem if function is None else f"{problem} (while tracing {function})"]
+    if at is not None:
+        lines.append(f"  at {at}")
+    lines.append(f"Repair: {repair}")
+    return "\n".join(lines)

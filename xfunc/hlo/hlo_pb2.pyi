@@ -1,0 +1,516 @@
+from collections.abc import Iterable as _Iterable
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar
+
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrimitiveType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIMITIVE_TYPE_INVALID: _ClassVar[PrimitiveType]
+    PRED: _ClassVar[PrimitiveType]
+    S2: _ClassVar[PrimitiveType]
+    S4: _ClassVar[PrimitiveType]
+    S8: _ClassVar[PrimitiveType]
+    S16: _ClassVar[PrimitiveType]
+    S32: _ClassVar[PrimitiveType]
+    S64: _ClassVar[PrimitiveType]
+    U2: _ClassVar[PrimitiveType]
+    U4: _ClassVar[PrimitiveType]
+    U8: _ClassVar[PrimitiveType]
+    U16: _ClassVar[PrimitiveType]
+    U32: _ClassVar[PrimitiveType]
+    U64: _ClassVar[PrimitiveType]
+    F16: _ClassVar[PrimitiveType]
+    F32: _ClassVar[PrimitiveType]
+    BF16: _ClassVar[PrimitiveType]
+    F64: _ClassVar[PrimitiveType]
+    F8E5M2: _ClassVar[PrimitiveType]
+    F8E4M3: _ClassVar[PrimitiveType]
+    F8E4M3FN: _ClassVar[PrimitiveType]
+    F8E4M3B11FNUZ: _ClassVar[PrimitiveType]
+    F8E3M4: _ClassVar[PrimitiveType]
+    F8E5M2FNUZ: _ClassVar[PrimitiveType]
+    F8E4M3FNUZ: _ClassVar[PrimitiveType]
+    F4E2M1FN: _ClassVar[PrimitiveType]
+    F8E8M0FNU: _ClassVar[PrimitiveType]
+    C64: _ClassVar[PrimitiveType]
+    C128: _ClassVar[PrimitiveType]
+    TUPLE: _ClassVar[PrimitiveType]
+    OPAQUE_TYPE: _ClassVar[PrimitiveType]
+    TOKEN: _ClassVar[PrimitiveType]
+
+PRIMITIVE_TYPE_INVALID: PrimitiveType
+PRED: PrimitiveType
+S2: PrimitiveType
+S4: PrimitiveType
+S8: PrimitiveType
+S16: PrimitiveType
+S32: PrimitiveType
+S64: PrimitiveType
+U2: PrimitiveType
+U4: PrimitiveType
+U8: PrimitiveType
+U16: PrimitiveType
+U32: PrimitiveType
+U64: PrimitiveType
+F16: PrimitiveType
+F32: PrimitiveType
+BF16: PrimitiveType
+F64: PrimitiveType
+F8E5M2: PrimitiveType
+F8E4M3: PrimitiveType
+F8E4M3FN: PrimitiveType
+F8E4M3B11FNUZ: PrimitiveType
+F8E3M4: PrimitiveType
+F8E5M2FNUZ: PrimitiveType
+F8E4M3FNUZ: PrimitiveType
+F4E2M1FN: PrimitiveType
+F8E8M0FNU: PrimitiveType
+C64: PrimitiveType
+C128: PrimitiveType
+TUPLE: PrimitiveType
+OPAQUE_TYPE: PrimitiveType
+TOKEN: PrimitiveType
+
+class LayoutProto(_message.Message):
+    __slots__ = ("minor_to_major",)
+    MINOR_TO_MAJOR_FIELD_NUMBER: _ClassVar[int]
+    minor_to_major: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, minor_to_major: _Iterable[int] | None = ...) -> None: ...
+
+class ShapeProto(_message.Message):
+    __slots__ = ("dimensions", "element_type", "is_dynamic_dimension", "layout", "tuple_shapes")
+    ELEMENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    IS_DYNAMIC_DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    element_type: PrimitiveType
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    tuple_shapes: _containers.RepeatedCompositeFieldContainer[ShapeProto]
+    layout: LayoutProto
+    is_dynamic_dimension: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(
+        self,
+        element_type: PrimitiveType | str | None = ...,
+        dimensions: _Iterable[int] | None = ...,
+        tuple_shapes: _Iterable[ShapeProto | _Mapping] | None = ...,
+        layout: LayoutProto | _Mapping | None = ...,
+        is_dynamic_dimension: _Iterable[bool] | None = ...,
+    ) -> None: ...
+
+class ProgramShapeProto(_message.Message):
+    __slots__ = ("parameter_names", "parameters", "result")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    parameters: _containers.RepeatedCompositeFieldContainer[ShapeProto]
+    result: ShapeProto
+    parameter_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(
+        self,
+        parameters: _Iterable[ShapeProto | _Mapping] | None = ...,
+        result: ShapeProto | _Mapping | None = ...,
+        parameter_names: _Iterable[str] | None = ...,
+    ) -> None: ...
+
+class OpMetadata(_message.Message):
+    __slots__ = ("op_name", "op_type", "source_file", "source_line")
+    OP_TYPE_FIELD_NUMBER: _ClassVar[int]
+    OP_NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FILE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LINE_FIELD_NUMBER: _ClassVar[int]
+    op_type: str
+    op_name: str
+    source_file: str
+    source_line: int
+    def __init__(
+        self,
+        op_type: str | None = ...,
+        op_name: str | None = ...,
+        source_file: str | None = ...,
+        source_line: int | None = ...,
+    ) -> None: ...
+
+class LiteralProto(_message.Message):
+    __slots__ = (
+        "bf16s",
+        "c64s",
+        "c128s",
+        "f8e4m3fns",
+        "f8e4m3fnuzs",
+        "f8e5m2fnuzs",
+        "f8e5m2s",
+        "f8e8m0fnus",
+        "f16s",
+        "f32s",
+        "f64s",
+        "preds",
+        "s8s",
+        "s16s",
+        "s32s",
+        "s64s",
+        "shape",
+        "u8s",
+        "u16s",
+        "u32s",
+        "u64s",
+    )
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    PREDS_FIELD_NUMBER: _ClassVar[int]
+    U8S_FIELD_NUMBER: _ClassVar[int]
+    S32S_FIELD_NUMBER: _ClassVar[int]
+    S64S_FIELD_NUMBER: _ClassVar[int]
+    U32S_FIELD_NUMBER: _ClassVar[int]
+    U64S_FIELD_NUMBER: _ClassVar[int]
+    F32S_FIELD_NUMBER: _ClassVar[int]
+    F64S_FIELD_NUMBER: _ClassVar[int]
+    F16S_FIELD_NUMBER: _ClassVar[int]
+    C64S_FIELD_NUMBER: _ClassVar[int]
+    BF16S_FIELD_NUMBER: _ClassVar[int]
+    S8S_FIELD_NUMBER: _ClassVar[int]
+    U16S_FIELD_NUMBER: _ClassVar[int]
+    S16S_FIELD_NUMBER: _ClassVar[int]
+    C128S_FIELD_NUMBER: _ClassVar[int]
+    F8E5M2S_FIELD_NUMBER: _ClassVar[int]
+    F8E4M3FNS_FIELD_NUMBER: _ClassVar[int]
+    F8E5M2FNUZS_FIELD_NUMBER: _ClassVar[int]
+    F8E4M3FNUZS_FIELD_NUMBER: _ClassVar[int]
+    F8E8M0FNUS_FIELD_NUMBER: _ClassVar[int]
+    shape: ShapeProto
+    preds: _containers.RepeatedScalarFieldContainer[bool]
+    u8s: bytes
+    s32s: _containers.RepeatedScalarFieldContainer[int]
+    s64s: _containers.RepeatedScalarFieldContainer[int]
+    u32s: _containers.RepeatedScalarFieldContainer[int]
+    u64s: _containers.RepeatedScalarFieldContainer[int]
+    f32s: _containers.RepeatedScalarFieldContainer[float]
+    f64s: _containers.RepeatedScalarFieldContainer[float]
+    f16s: bytes
+    c64s: _containers.RepeatedScalarFieldContainer[float]
+    bf16s: bytes
+    s8s: bytes
+    u16s: bytes
+    s16s: bytes
+    c128s: _containers.RepeatedScalarFieldContainer[float]
+    f8e5m2s: bytes
+    f8e4m3fns: bytes
+    f8e5m2fnuzs: bytes
+    f8e4m3fnuzs: bytes
+    f8e8m0fnus: bytes
+    def __init__(
+        self,
+        shape: ShapeProto | _Mapping | None = ...,
+        preds: _Iterable[bool] | None = ...,
+        u8s: bytes | None = ...,
+        s32s: _Iterable[int] | None = ...,
+        s64s: _Iterable[int] | None = ...,
+        u32s: _Iterable[int] | None = ...,
+        u64s: _Iterable[int] | None = ...,
+        f32s: _Iterable[float] | None = ...,
+        f64s: _Iterable[float] | None = ...,
+        f16s: bytes | None = ...,
+        c64s: _Iterable[float] | None = ...,
+        bf16s: bytes | None = ...,
+        s8s: bytes | None = ...,
+        u16s: bytes | None = ...,
+        s16s: bytes | None = ...,
+        c128s: _Iterable[float] | None = ...,
+        f8e5m2s: bytes | None = ...,
+        f8e4m3fns: bytes | None = ...,
+        f8e5m2fnuzs: bytes | None = ...,
+        f8e4m3fnuzs: bytes | None = ...,
+        f8e8m0fnus: bytes | None = ...,
+    ) -> None: ...
+
+class DotDimensionNumbers(_message.Message):
+    __slots__ = (
+        "lhs_batch_dimensions",
+        "lhs_contracting_dimensions",
+        "rhs_batch_dimensions",
+        "rhs_contracting_dimensions",
+    )
+    LHS_CONTRACTING_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    RHS_CONTRACTING_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    LHS_BATCH_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    RHS_BATCH_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    lhs_contracting_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    rhs_contracting_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    lhs_batch_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    rhs_batch_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(
+        self,
+        lhs_contracting_dimensions: _Iterable[int] | None = ...,
+        rhs_contracting_dimensions: _Iterable[int] | None = ...,
+        lhs_batch_dimensions: _Iterable[int] | None = ...,
+        rhs_batch_dimensions: _Iterable[int] | None = ...,
+    ) -> None: ...
+
+class FrontendAttributes(_message.Message):
+    __slots__ = ("map",)
+    class MapEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: str | None = ..., value: str | None = ...) -> None: ...
+
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    map: _containers.ScalarMap[str, str]
+    def __init__(self, map: _Mapping[str, str] | None = ...) -> None: ...
+
+class OpSharding(_message.Message):
+    __slots__ = (
+        "iota_reshape_dims",
+        "iota_transpose_perm",
+        "is_shard_group",
+        "last_tile_dims",
+        "replicate_on_last_tile_dim",
+        "shard_group_id",
+        "shard_group_type",
+        "tile_assignment_devices",
+        "tile_assignment_dimensions",
+        "tuple_shardings",
+        "type",
+    )
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REPLICATED: _ClassVar[OpSharding.Type]
+        MAXIMAL: _ClassVar[OpSharding.Type]
+        TUPLE: _ClassVar[OpSharding.Type]
+        OTHER: _ClassVar[OpSharding.Type]
+        MANUAL: _ClassVar[OpSharding.Type]
+        UNKNOWN: _ClassVar[OpSharding.Type]
+
+    REPLICATED: OpSharding.Type
+    MAXIMAL: OpSharding.Type
+    TUPLE: OpSharding.Type
+    OTHER: OpSharding.Type
+    MANUAL: OpSharding.Type
+    UNKNOWN: OpSharding.Type
+    class ShardGroupType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        AS: _ClassVar[OpSharding.ShardGroupType]
+        LIKE: _ClassVar[OpSharding.ShardGroupType]
+
+    AS: OpSharding.ShardGroupType
+    LIKE: OpSharding.ShardGroupType
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    TILE_ASSIGNMENT_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TILE_ASSIGNMENT_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_SHARDINGS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATE_ON_LAST_TILE_DIM_FIELD_NUMBER: _ClassVar[int]
+    LAST_TILE_DIMS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_RESHAPE_DIMS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_TRANSPOSE_PERM_FIELD_NUMBER: _ClassVar[int]
+    IS_SHARD_GROUP_FIELD_NUMBER: _ClassVar[int]
+    SHARD_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_GROUP_TYPE_FIELD_NUMBER: _ClassVar[int]
+    type: OpSharding.Type
+    tile_assignment_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    tile_assignment_devices: _containers.RepeatedScalarFieldContainer[int]
+    tuple_shardings: _containers.RepeatedCompositeFieldContainer[OpSharding]
+    replicate_on_last_tile_dim: bool
+    last_tile_dims: _containers.RepeatedScalarFieldContainer[OpSharding.Type]
+    iota_reshape_dims: _containers.RepeatedScalarFieldContainer[int]
+    iota_transpose_perm: _containers.RepeatedScalarFieldContainer[int]
+    is_shard_group: bool
+    shard_group_id: int
+    shard_group_type: OpSharding.ShardGroupType
+    def __init__(
+        self,
+        type: OpSharding.Type | str | None = ...,
+        tile_assignment_dimensions: _Iterable[int] | None = ...,
+        tile_assignment_devices: _Iterable[int] | None = ...,
+        tuple_shardings: _Iterable[OpSharding | _Mapping] | None = ...,
+        replicate_on_last_tile_dim: bool = ...,
+        last_tile_dims: _Iterable[OpSharding.Type | str] | None = ...,
+        iota_reshape_dims: _Iterable[int] | None = ...,
+        iota_transpose_perm: _Iterable[int] | None = ...,
+        is_shard_group: bool = ...,
+        shard_group_id: int | None = ...,
+        shard_group_type: OpSharding.ShardGroupType | str | None = ...,
+    ) -> None: ...
+
+class HloInstructionProto(_message.Message):
+    __slots__ = (
+        "backend_config",
+        "batch_group_count",
+        "called_computation_ids",
+        "channel_id",
+        "comparison_direction",
+        "comparison_type",
+        "control_predecessor_ids",
+        "custom_call_api_version",
+        "custom_call_has_side_effect",
+        "custom_call_target",
+        "dimensions",
+        "dot_dimension_numbers",
+        "dynamic_slice_sizes",
+        "feature_group_count",
+        "frontend_attributes",
+        "id",
+        "literal",
+        "metadata",
+        "name",
+        "opcode",
+        "operand_ids",
+        "parameter_number",
+        "shape",
+        "sharding",
+        "slice_dimensions",
+        "tuple_index",
+    )
+    class SliceDimensions(_message.Message):
+        __slots__ = ("limit", "start", "stride")
+        START_FIELD_NUMBER: _ClassVar[int]
+        LIMIT_FIELD_NUMBER: _ClassVar[int]
+        STRIDE_FIELD_NUMBER: _ClassVar[int]
+        start: int
+        limit: int
+        stride: int
+        def __init__(
+            self, start: int | None = ..., limit: int | None = ..., stride: int | None = ...
+        ) -> None: ...
+
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPCODE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    LITERAL_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    SLICE_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_SLICE_SIZES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_CALL_TARGET_FIELD_NUMBER: _ClassVar[int]
+    DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPERAND_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_PREDECESSOR_IDS_FIELD_NUMBER: _ClassVar[int]
+    CALLED_COMPUTATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_CALL_HAS_SIDE_EFFECT_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_CALL_API_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    opcode: str
+    shape: ShapeProto
+    metadata: OpMetadata
+    literal: LiteralProto
+    parameter_number: int
+    tuple_index: int
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    slice_dimensions: _containers.RepeatedCompositeFieldContainer[
+        HloInstructionProto.SliceDimensions
+    ]
+    dynamic_slice_sizes: _containers.RepeatedScalarFieldContainer[int]
+    channel_id: int
+    custom_call_target: str
+    dot_dimension_numbers: DotDimensionNumbers
+    id: int
+    operand_ids: _containers.RepeatedScalarFieldContainer[int]
+    control_predecessor_ids: _containers.RepeatedScalarFieldContainer[int]
+    called_computation_ids: _containers.RepeatedScalarFieldContainer[int]
+    sharding: OpSharding
+    backend_config: bytes
+    feature_group_count: int
+    batch_group_count: int
+    comparison_direction: str
+    custom_call_has_side_effect: bool
+    frontend_attributes: FrontendAttributes
+    comparison_type: str
+    custom_call_api_version: int
+    def __init__(
+        self,
+        name: str | None = ...,
+        opcode: str | None = ...,
+        shape: ShapeProto | _Mapping | None = ...,
+        metadata: OpMetadata | _Mapping | None = ...,
+        literal: LiteralProto | _Mapping | None = ...,
+        parameter_number: int | None = ...,
+        tuple_index: int | None = ...,
+        dimensions: _Iterable[int] | None = ...,
+        slice_dimensions: _Iterable[HloInstructionProto.SliceDimensions | _Mapping] | None = ...,
+        dynamic_slice_sizes: _Iterable[int] | None = ...,
+        channel_id: int | None = ...,
+        custom_call_target: str | None = ...,
+        dot_dimension_numbers: DotDimensionNumbers | _Mapping | None = ...,
+        id: int | None = ...,
+        operand_ids: _Iterable[int] | None = ...,
+        control_predecessor_ids: _Iterable[int] | None = ...,
+        called_computation_ids: _Iterable[int] | None = ...,
+        sharding: OpSharding | _Mapping | None = ...,
+        backend_config: bytes | None = ...,
+        feature_group_count: int | None = ...,
+        batch_group_count: int | None = ...,
+        comparison_direction: str | None = ...,
+        custom_call_has_side_effect: bool = ...,
+        frontend_attributes: FrontendAttributes | _Mapping | None = ...,
+        comparison_type: str | None = ...,
+        custom_call_api_version: int | None = ...,
+    ) -> None: ...
+
+class HloComputationProto(_message.Message):
+    __slots__ = ("id", "instructions", "name", "program_shape", "root_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROOT_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    instructions: _containers.RepeatedCompositeFieldContainer[HloInstructionProto]
+    program_shape: ProgramShapeProto
+    id: int
+    root_id: int
+    def __init__(
+        self,
+        name: str | None = ...,
+        instructions: _Iterable[HloInstructionProto | _Mapping] | None = ...,
+        program_shape: ProgramShapeProto | _Mapping | None = ...,
+        id: int | None = ...,
+        root_id: int | None = ...,
+    ) -> None: ...
+
+class HloModuleProto(_message.Message):
+    __slots__ = (
+        "computations",
+        "entry_computation_id",
+        "entry_computation_name",
+        "host_program_shape",
+        "id",
+        "name",
+    )
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_COMPUTATION_NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATIONS_FIELD_NUMBER: _ClassVar[int]
+    HOST_PROGRAM_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_COMPUTATION_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    entry_computation_name: str
+    computations: _containers.RepeatedCompositeFieldContainer[HloComputationProto]
+    host_program_shape: ProgramShapeProto
+    id: int
+    entry_computation_id: int
+    def __init__(
+        self,
+        name: str | None = ...,
+        entry_computation_name: str | None = ...,
+        computations: _Iterable[HloComputationProto | _Mapping] | None = ...,
+        host_program_shape: ProgramShapeProto | _Mapping | None = ...,
+        id: int | None = ...,
+        entry_computation_id: int | None = ...,
+    ) -> None: ...

@@ -1,0 +1,49 @@
+"""Tensors as HLO literals."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.shape import Shape
+
+_REPEATED = {
+    torch.bool: "preds",
+    torch.int32: "s32s",
+    torch.int64: "s64s",
+    torch.uint32: "u32s",
+    torch.uint64: "u64s",
+    torch.float32: "f32s",
+    torch.float64: "f64s",
+    torch.complex64: "c64s",
+    torch.complex128: "c128s",
+}
+_BYTES = {
+    torch.int8: "s8s",
+    torch.uint8: "u8s",
+    torch.int16: "s16s",
+    torch.uint16: "u16s",
+    torch.float16: "f16s",
+    torch.bfloat16: "bf16s",
+    torch.float8_e5m2: "f8e5m2s",
+    torch.float8_e4m3fn: "f8e4m3fns",
+    torch.float8_e5m2fnuz: "f8e5m2fnuzs",
+    torch.float8_e4m3fnuz: "f8e4m3fnuzs",
+    torch.float8_e8m0fnu: "f8e8m0fnus",
+}
+
+
+def write_literal(tensor: torch.Tensor, literal: pb.LiteralProto) -> None:
+    """Fill an empty `LiteralProto` with the values of a CPU tensor."""
+    Shape(tensor.dtype, tensor.shape).write(literal.shape)
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    if flat.dtype in _BYTES:
+        assert sys.byteorder == "little"  # as the literal is
+        setattr(literal, _BYTES[flat.dtype], flat.view(torch.uint8).numpy().tobytes())
+        return
+    if flat.dtype.is_complex:
+        getattr(literal, _REPEATED[flat.dtype]).extend(torch.view_as_real(flat).flatten().tolist())
+        return
+    getattr(literal, _REPEATED[flat.dtype]).extend(flat.tolist())

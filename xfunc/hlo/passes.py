@@ -1,0 +1,246 @@
+"""Passes: modules made of modules, in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.errors import InvalidHloError
+from xfunc.hlo.module import Computation, Instruction, Module
+from xfunc.hlo.shape import Shape
+from xfunc.hlo.verify import verify
+
+_SIDE_EFFECTS = frozenset("send send-done recv recv-done infeed outfeed".split())
+
+
+def dead_code_elimination(module: Module) -> Module:
+    """Leave out what has no effect.
+
+    Instructions that no root is computed from go, except parameters and those with side effects
+    (and calls of computations with such); then computations that nobody calls.
+    """
+    effects = _computations_with_effects(module)
+    live = {
+        c.id: _needed(
+            [c.root, *(i for i in c.instructions if _has_effect(i, effects))],
+            stop=frozenset(),
+            and_control=True,
+        )
+        | {p.id for p in c.parameters}
+        for c in module.computations
+    }
+    called = _called([module.entry], live)
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    del proto.computations[:]
+    for c in module.computations:
+        if c.id in called:
+            proto.computations.append(
+                _copy(c, (i.proto for i in c.instructions if i.id in live[c.id]))
+            )
+    return Module(proto)
+
+
+def extract(
+    module: Module,
+    outputs: Sequence[int],
+    parameters: Sequence[int],
+    *,
+    name: str,
+    barrier: bool = False,
+) -> Module:
+    """The part of a module's entry that computes some values from others.
+
+    Args:
+        module: where to take it from.
+        outputs: ids of entry instructions; the new entry returns the tuple of them. One may occur
+            more than once.
+        parameters: ids of entry instructions that become the new parameters, in this order. Each
+            keeps its id and shape, whatever it was before. One that is not needed is a parameter
+            nevertheless.
+        name: of the new module.
+        barrier: send all parameters through one optimisation barrier, so that XLA does not merge
+            what is computed behind it with anything outside.
+
+    Raises:
+        InvalidHloError: an id is unknown or a parameter listed twice, or the outputs need a
+            parameter of the old entry that is not listed.
+    """
+    entry = module.entry
+    roots = [_find(entry, k, "an output") for k in outputs]
+    given = {k: _find(entry, k, "a parameter") for k in parameters}
+    if len(given) != len(parameters):
+        twice = next(k for k in given if list(parameters).count(k) > 1)
+        raise InvalidHloError(f"extract: {given[twice]} is listed twice as a parameter")
+    needed = _needed(roots, stop=given.keys(), and_control=False)
+    kept = [i for i in entry.instructions if i.id in needed and i.id not in given]
+    for i in kept:
+        if i.opcode == "parameter":
+            raise InvalidHloError(f"extract: {i} is needed, but not among the new parameters")
+
+    ids = _fresh_ids(module)
+    made = [_parameter(i, number) for number, i in enumerate(given.values())]
+    if barrier and made:
+        made += _barrier(made, ids)
+    root = pb.HloInstructionProto(opcode="tuple", id=next(ids), operand_ids=outputs)
+    root.name = f"tuple.{root.id}"
+    Shape.of_tuple(r.shape for r in roots).write(root.shape)
+
+    proto = pb.HloModuleProto(
+        name=name, entry_computation_id=entry.id, entry_computation_name=f"{name}.{entry.id}"
+    )
+    called = _called([entry], {entry.id: {i.id for i in kept}})
+    for c in module.computations:
+        if c.id in called and c is not entry:
+            proto.computations.append(c.proto)
+    new = proto.computations.add(
+        id=entry.id, name=proto.entry_computation_name, root_id=root.id, instructions=made
+    )
+    new.instructions.extend(_without_lost_control(i.proto, needed) for i in kept)
+    new.instructions.append(root)
+    for i in made[: len(given)]:
+        new.program_shape.parameters.append(i.shape)
+        new.program_shape.parameter_names.append(i.name)
+    new.program_shape.result.CopyFrom(root.shape)
+    proto.host_program_shape.CopyFrom(new.program_shape)
+    found = Module(proto)
+    verify(found)
+    return found
+
+
+def _find(entry: Computation, id: int, what: str) -> Instruction:
+    try:
+        return entry.by_id[id]
+    except KeyError:
+        raise InvalidHloError(
+            f"extract: there is no instruction {id} in computation {entry.name!r} to be {what}"
+        ) from None
+
+
+def _needed(roots: Iterable[Instruction], stop: Collection[int], *, and_control: bool) -> set[int]:
+    """Ids of what the roots are computed from, not looking behind those in `stop`.
+
+    With `and_control`, what must only run before one of them is needed as well.
+    """
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        i = todo.pop()
+        if i.id in found:
+            continue
+        found.add(i.id)
+        if i.id not in stop:
+            todo += i.operands
+            if and_control:
+                todo += [i.computation.by_id[k] for k in i.proto.control_predecessor_ids]
+    return found
+
+
+def _called(roots: Iterable[Computation], live: dict[int, set[int]]) -> set[int]:
+    """Ids of the computations reached from the roots; `live` says which instructions count."""
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        c = todo.pop()
+        if c.id in found:
+            continue
+        found.add(c.id)
+        counts = live.get(c.id)
+        for i in c.instructions:
+            if counts is None or i.id in counts:
+                todo += i.called_computations
+    return found
+
+
+def _computations_with_effects(module: Module) -> set[int]:
+    found: set[int] = set()
+    for c in module.computations:  # callees come first
+        if any(_has_effect(i, found) for i in c.instructions):
+            found.add(c.id)
+    return found
+
+
+def _has_effect(i: Instruction, computations: set[int]) -> bool:
+    return (
+        i.opcode in _SIDE_EFFECTS
+        or i.proto.custom_call_has_side_effect
+        or any(c in computations for c in i.proto.called_computation_ids)
+    )
+
+
+def _copy(
+    computation: Computation, instructions: Iterable[pb.HloInstructionProto]
+) -> pb.HloComputationProto:
+    """The computation with these instructions instead of its own."""
+    proto = pb.HloComputationProto()
+    proto.CopyFrom(computation.proto)
+    del proto.instructions[:]
+    proto.instructions.extend(instructions)
+    return proto
+
+
+def _without_lost_control(
+    proto: pb.HloInstructionProto, kept: Collection[int]
+) -> pb.HloInstructionProto:
+    """The instruction, not waiting for others that are gone."""
+    if all(k in kept for k in proto.control_predecessor_ids):
+        return proto
+    copy = pb.HloInstructionProto()
+    copy.CopyFrom(proto)
+    copy.control_predecessor_ids[:] = [k for k in proto.control_predecessor_ids if k in kept]
+    return copy
+
+
+def _fresh_ids(module: Module) -> Iterator[int]:
+    return count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
+
+
+def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
+    """Parameter `number` in the place of an instruction."""
+    proto = pb.HloInstructionProto()
+    if of.opcode == "parameter":
+        proto.CopyFrom(of.proto)
+        proto.ClearField("control_predecessor_ids")
+    else:
+        proto.opcode = "parameter"
+        proto.id = of.id
+        proto.name = f"parameter.{of.id}"
+        of.shape.write(proto.shape)
+        # How it is sharded holds for a parameter too; but a tie to the sharding of another value
+        # is between the two instructions that state it.
+        if of.proto.HasField("sharding") and not of.proto.sharding.is_shard_group:
+            proto.sharding.CopyFrom(of.proto.sharding)
+    proto.parameter_number = number
+    return proto
+
+
+def _barrier(
+    parameters: Sequence[pb.HloInstructionProto], ids: Iterator[int]
+) -> list[pb.HloInstructionProto]:
+    """A barrier behind the parameters: they get new ids, and what leaves it takes the old ones."""
+    old = [p.id for p in parameters]
+    for p in parameters:
+        p.id = next(ids)
+        p.name = f"parameter.{p.id}"
+    packed = pb.HloInstructionProto(
+        opcode="tuple", id=next(ids), operand_ids=[p.id for p in parameters]
+    )
+    packed.name = f"tuple.{packed.id}"
+    Shape.of_tuple(Shape.from_proto(p.shape) for p in parameters).write(packed.shape)
+    behind = pb.HloInstructionProto(
+        opcode="opt-barrier", id=next(ids), operand_ids=[packed.id], shape=packed.shape
+    )
+    behind.name = f"opt-barrier.{behind.id}"
+    elements = [
+        pb.HloInstructionProto(
+            opcode="get-tuple-element",
+            id=id,
+            name=f"get-tuple-element.{id}",
+            operand_ids=[behind.id],
+            tuple_index=k,
+            shape=p.shape,
+        )
+        for k, (id, p) in enumerate(zip(old, parameters, strict=True))
+    ]
+    return [packed, behind, *elements]

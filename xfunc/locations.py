@@ -1,0 +1,82 @@
+"""Finding the user's own line among library frames."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import types
+from typing import NamedTuple
+
+import optree
+import torch
+
+_HERE = os.path.dirname(__file__)
+_SITE = os.path.dirname(os.path.dirname(torch.__file__))
+_LIBRARIES = tuple(
+    path + os.sep
+    for path in (
+        _HERE,
+        # Where these two lie when the package is used from its source tree.
+        os.path.join(os.path.dirname(_HERE), "transforms"),
+        os.path.join(os.path.dirname(_HERE), "sharding"),
+        os.path.dirname(torch.__file__),
+        os.path.join(_SITE, "torch_xla"),
+        os.path.dirname(optree.__file__),
+    )
+)
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_is_user_code: dict[types.CodeType, bool] = {}
+
+
+class Location(NamedTuple):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}:{self.line} in {self.function}" + (f": {text}" if text else "")
+
+
+def in_user_code(code: types.CodeType) -> bool:
+    """Whether a code object belongs to the user rather than to a library under it."""
+    known = _is_user_code.get(code)
+    if known is None:
+        file = code.co_filename
+        # Without a virtual environment, third-party packages lie below the standard library.
+        stdlib = file.startswith((_STDLIB, "<frozen")) and "site-packages" not in file
+        known = _is_user_code[code] = not (stdlib or file.startswith(_LIBRARIES))
+    return known
+
+
+def user_location(frame: types.FrameType | None = None) -> Location | None:
+    """The innermost frame at or above `frame` (the caller's, if None) that is the user's."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        if in_user_code(frame.f_code):
+            return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def raised_at(error: BaseException) -> Location | None:
+    """The innermost line of the user's in the traceback of an exception."""
+    found, entry = None, error.__traceback__
+    while entry is not None:
+        if in_user_code(entry.tb_frame.f_code):
+            code = entry.tb_frame.f_code
+            found = Location(code.co_filename, entry.tb_lineno, code.co_name)
+        entry = entry.tb_next
+    return found
+
+
+def function_name(fun: object) -> str:
+    """How to call a callable in a message."""
+    name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None)
+    if name is None and hasattr(fun, "func"):
+        return f"partial({function_name(fun.func)})"  # pyright: ignore[reportAttributeAccessIssue]
+    return name or type(fun).__name__

@@ -1,0 +1,170 @@
+"""A flat function as HLO, and its application to tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import runtime, tracing
+from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.errors import PurityError, report
+from xfunc.hlo import Builder, Module
+
+
+@dataclasses.dataclass(eq=False)
+class Lowering:
+    """HLO of a function ``(*tensors) -> list of tensors``.
+
+    Attributes:
+        name: of the function.
+        hlo: the module, serialised; it returns a tuple.
+        inputs: parameter k of the module is flat input ``inputs[k]``; inputs from ``len(avals)``
+            on are `consts`.
+        avals: of the flat inputs.
+        consts: device data that the function holds by itself.
+        outputs: avals of the results.
+    """
+
+    name: str
+    hlo: bytes
+    inputs: tuple[int, ...]
+    avals: tuple[Aval, ...]
+    consts: tuple[torch.Tensor, ...]
+    outputs: tuple[Aval, ...]
+    _executables: dict[frozenset[int], runtime.Executable] = dataclasses.field(
+        default_factory=dict, repr=False, init=False
+    )
+
+    @functools.cached_property
+    def module(self) -> Module:
+        """The HLO, parsed."""
+        return Module.from_bytes(self.hlo)
+
+    @functools.cached_property
+    def computation(self) -> Any:
+        """torch_xla's handle of the HLO."""
+        return runtime.builder().computation_from_module_proto(self.name, self.hlo)
+
+    @functools.cached_property
+    def dependencies(self) -> tuple[frozenset[int], ...]:
+        """For each output, the flat inputs that it is computed from."""
+        found = self.module.output_dependencies()
+        return tuple(frozenset(self.inputs[p] for p in params) for params in found)
+
+    def apply(
+        self, args: Sequence[torch.Tensor], donated: frozenset[int] = frozenset()
+    ) -> list[torch.Tensor]:
+        """Apply to plain tensors: one node of the enclosing trace, or one run on the device."""
+        if not self.outputs:
+            return []
+        trace = tracing.current()
+        flat = [*args, *self.consts]
+        if trace is None:
+            return self.executable(donated)([flat[i] for i in self.inputs])
+        lifted = [trace.lift(flat[i]) for i in self.inputs]
+        outputs = runtime.user_computation(self.name, lifted, self.computation)
+        trace.register(outputs)
+        return outputs
+
+    def executable(self, donated: frozenset[int] = frozenset()) -> runtime.Executable:
+        """The compiled program, made on first use."""
+        found = self._executables.get(donated)
+        if found is None:
+            avals = [*self.avals, *(aval_of(c) for c in self.consts)]
+            params = [k for k, i in enumerate(self.inputs) if i in donated]
+            found = self._executables[donated] = runtime.Executable(
+                self.name, self.computation, [avals[i] for i in self.inputs], params
+            )
+            compiled()
+        return found
+
+
+_on_compile = threading.local()
+
+
+def compiled() -> None:
+    """Tell whoever counts compilations in this thread."""
+    count = getattr(_on_compile, "count", None)
+    if count is not None:
+        count()
+
+
+def count_compiles(count: Callable[[], None] | None) -> Any:
+    """Install the counter of compilations of this thread; returns the one before."""
+    before = getattr(_on_compile, "count", None)
+    _on_compile.count = count
+    return before
+
+
+def lower(
+    name: str,
+    raw_inputs: Sequence[torch.Tensor],
+    avals: Sequence[Aval],
+    outputs: Sequence[torch.Tensor],
+) -> Lowering:
+    """HLO of traced `outputs` as a function of bare placeholders; call it while the trace is open."""
+    out_avals = tuple(aval_of(o) for o in outputs)
+    if not outputs:
+        return Lowering(name, b"", (), tuple(avals), (), ())
+    X = runtime.xla()
+    context = X.lowering.LoweringContext(name)
+    context.build(list(outputs))
+    hoisted = context.device_parameter_id_tensor_mapping()
+    inputs: list[int] = [-1] * len(hoisted)
+    for i, raw in enumerate(raw_inputs):
+        k = context.tensor_parameter_id(raw)
+        if k >= 0:
+            inputs[k] = i
+            del hoisted[k]
+    consts = []
+    for k in sorted(hoisted):
+        _refuse_generator_state(name, hoisted[k])
+        inputs[k] = len(raw_inputs) + len(consts)
+        consts.append(hoisted[k])
+    return with_parameter(
+        Lowering(name, context.hlo(), tuple(inputs), tuple(avals), tuple(consts), out_avals)
+    )
+
+
+def with_parameter(lowering: Lowering) -> Lowering:
+    """The same function with at least one parameter: torch_xla applies no others."""
+    if lowering.inputs or not lowering.outputs:
+        return lowering
+    b = Builder(lowering.name)
+    body = b.computation(lowering.name)
+    body.parameter(hlo_shape(Aval((), torch.bool)))
+    module = b.build(body.build(body.call(b.embed(lowering.module), [])))
+    return dataclasses.replace(
+        lowering, hlo=module.to_bytes(), inputs=(len(lowering.avals),), consts=(_unused(),)
+    )
+
+
+def _refuse_generator_state(name: str, tensor: torch.Tensor) -> None:
+    X = runtime.xla()
+    ids, _ = X._get_tensors_xla_device_data_node([tensor])
+    if X._get_seed_info_id() in ids:
+        raise PurityError(
+            report(
+                "something draws from the global random generator, which a traced function may not",
+                "pass the random numbers in as an argument.",
+                function=name,
+            )
+        )
+
+
+@functools.cache
+def _unused() -> torch.Tensor:
+    allowed = runtime.xla()._get_allow_execution()
+    runtime.xla()._set_allow_execution(True)
+    try:
+        scalar = torch.zeros((), dtype=torch.bool).to(runtime.device())
+        runtime.settle([scalar])
+    finally:
+        runtime.xla()._set_allow_execution(allowed)
+    return scalar
+

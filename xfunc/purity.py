@@ -1,0 +1,172 @@
+"""What each torch function may do while a function is traced.
+
+Tables from torch functions to what the tracer does about them; the tracer consults them with one
+dictionary look-up per call.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+
+class Kind(enum.Enum):
+    """How the tracer treats a torch function."""
+
+    METADATA = enum.auto()  # reads what an aval knows: let through untouched
+    READ = enum.auto()  # needs data
+    REPR = enum.auto()  # prints: shows the aval
+    DATA_SHAPED = enum.auto()  # the shape of the result depends on data
+    RANDOM = enum.auto()  # draws from the global generator
+    FACTORY = enum.auto()  # makes a tensor: on the device, unless told otherwise
+    LITERAL = enum.auto()  # makes a tensor of Python data
+    MOVE = enum.auto()  # moves a tensor: off the device is a read
+    INDEX = enum.auto()  # reads if it indexes with a boolean mask
+    IN_PLACE = enum.auto()  # changes its first argument, or `out`
+    BACKWARD = enum.auto()  # writes `.grad`
+    COPY = enum.auto()  # copy.deepcopy
+    PLAIN = enum.auto()
+
+
+def _functions(*names: str) -> list[Any]:
+    """The functions of these names in torch, torch.Tensor and torch.nn.functional."""
+    places = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg)
+    return [getattr(p, n) for n in names for p in places if callable(getattr(p, n, None))]
+
+
+def _getters(*names: str) -> list[Any]:
+    return [getattr(torch.Tensor, n).__get__ for n in names]
+
+
+@functools.cache
+def _table() -> dict[Any, Kind]:
+    table: dict[Any, Kind] = {}
+
+    def put(kind: Kind, functions: list[Any]) -> None:
+        for f in functions:
+            table[f] = kind
+
+    put(Kind.FACTORY, [f for f in _device_constructors() if f not in (torch.tensor,)])
+    put(Kind.LITERAL, [torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor])
+    put(
+        Kind.METADATA,
+        [
+            *_getters("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
+            *_getters("grad_fn", "is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
+            *_getters("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
+            *_functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
+            *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
+            *_functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),
+            *_functions("is_inference", "is_signed", "is_neg", "result_type", "type_as_dtype"),
+        ],
+    )
+    put(
+        Kind.READ,
+        _functions(
+            "item", "tolist", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__",
+            "__index__", "__complex__", "__contains__", "__array__", "equal", "allclose",
+            "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
+            "to_dense", "to_sparse", "histogramdd", "pin_memory", "share_memory_", "storage_type",
+            "__cuda_array_interface__", "to_dlpack", "untyped_storage",
+        ),
+    )  # fmt: skip
+    put(Kind.REPR, [torch.Tensor.__repr__, torch.Tensor.__format__])
+    put(Kind.COPY, [torch.Tensor.__deepcopy__])
+    put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])
+    put(Kind.INDEX, [torch.Tensor.__getitem__])
+    put(
+        Kind.DATA_SHAPED,
+        _functions(
+            "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
+            "combinations", "nonzero_static_dynamic", "repeat_interleave_dynamic",
+        ),
+    )  # fmt: skip
+    random = _functions(
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+        "normal", "bernoulli", "multinomial", "poisson", "binomial", "dropout", "dropout1d",
+        "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
+        "native_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d",
+        "fractional_max_pool3d", "scaled_dot_product_attention", "bernoulli_", "normal_",
+        "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "rrelu_",
+        "dropout_", "alpha_dropout_", "manual_seed", "seed",
+        "multi_head_attention_forward",
+    )  # fmt: skip
+    put(Kind.RANDOM, random)
+    put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
+    put(Kind.IN_PLACE, [torch.Tensor.__setitem__, torch.Tensor.data.__set__])  # pyright: ignore
+    put(Kind.PLAIN, [torch.Tensor.requires_grad_, torch.Tensor.retain_grad])
+    return table
+
+
+_kinds: dict[Any, Kind] = {}
+
+
+def kind_of(func: Any) -> Kind:
+    """How to treat a torch function."""
+    kind = _kinds.get(func)
+    if kind is None:
+        kind = _table().get(func)
+        if kind is None:
+            name = getattr(func, "__name__", "")
+            augmented = name.startswith("__i") and name.endswith("__") and name[3:-2] in _AUGMENTED
+            in_place = augmented or (name.endswith("_") and not name.endswith("__"))
+            kind = Kind.IN_PLACE if in_place else Kind.PLAIN
+        _kinds[func] = kind
+    return kind
+
+
+_AUGMENTED = frozenset(
+    "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or div".split()
+)
+
+
+def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call of a function of `Kind.RANDOM` really draws numbers."""
+    name = func.__name__
+    if name == "scaled_dot_product_attention":
+        return _argument(args, kwargs, 4, "dropout_p", 0.0) > 0.0
+    if name == "multi_head_attention_forward":
+        training = _argument(args, kwargs, 13, "training", True)
+        return training and _argument(args, kwargs, 10, "dropout_p", 0.0) > 0.0
+    if "dropout" in name:
+        default = 0.0 if name == "native_dropout" else 0.5
+        rate = _argument(args, kwargs, 1, "p", default)
+        return bool(_argument(args, kwargs, 2, "training", True)) and rate > 0.0
+    if name in ("rrelu", "rrelu_"):
+        return bool(_argument(args, kwargs, 3, "training", False))
+    return True
+
+
+def _argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any
+) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    return args[position] if len(args) > position else default
+
+
+def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a `.to(...)` or `.type(...)` call asks for data off the device."""
+    for a in (*args[1:], *kwargs.values()):
+        if isinstance(a, torch.Tensor):
+            a = a.device
+        if isinstance(a, str) and not a.startswith("torch."):
+            a = torch.device(a)
+        if isinstance(a, torch.device) and a.type not in ("xla", "meta"):
+            return True
+    return False
+
+
+def has_mask(index: Any) -> bool:
+    """Whether an index holds a boolean tensor, whose result has no fixed shape."""
+    if isinstance(index, torch.Tensor):
+        return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
+    return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
+
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

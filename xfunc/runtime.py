@@ -1,0 +1,171 @@
+"""The running device: torch_xla's PJRT client, reached without going through its lazy tensors.
+
+Everything here knows torch_xla and nothing above it. A program is compiled once from its HLO and
+then only ever run; `Executable` is the seam behind which another runtime would stand.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from xfunc.avals import Aval
+from xfunc.errors import CompileError, OutOfMemoryError, report
+
+
+@functools.cache
+def xla() -> ModuleType:
+    """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
+    if "PJRT_DEVICE" not in os.environ:
+        # torch_xla guesses too, with a warning on every machine without an accelerator.
+        chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+        os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
+    import torch_xla
+
+    torch_xla.device()
+    return torch_xla._XLAC
+
+
+@functools.cache
+def device() -> torch.device:
+    """The device that programs run on."""
+    xla()
+    return sys.modules["torch_xla"].device()
+
+
+@functools.cache
+def builder() -> ModuleType:
+    """torch_xla's bindings for HLO computations."""
+    xla()
+    from torch_xla.core import xla_builder
+
+    return xla_builder
+
+
+class _Lock:
+    """One lock for all that touches process-wide switches of torch_xla: traces and runs.
+
+    A thread that a trace itself waits for would wait for ever; it is refused instead.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._holder: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            while not self._lock.acquire(timeout=1.0):
+                if self._holder_waits_for_a_thread():
+                    raise RuntimeError(
+                        "xfunc was called from a thread that a function being traced in another "
+                        "thread is waiting for\nRepair: make the call in the thread that traces, "
+                        "or start the thread outside the traced function."
+                    )
+        self._depth += 1
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._holder = None
+        self._lock.release()
+
+    def _holder_waits_for_a_thread(self) -> bool:
+        frame = sys._current_frames().get(self._holder or -1)
+        waiting = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
+        return frame is not None and frame.f_code.co_filename.endswith(waiting)
+
+
+lock = _Lock()
+
+
+def placeholder(aval: Aval) -> torch.Tensor:
+    """A tensor on the device that has no data."""
+    return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
+
+
+def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: Any) -> list[Any]:
+    """One lazy node that applies a computation."""
+    return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
+
+
+def settle(tensors: Sequence[torch.Tensor]) -> None:
+    """Give data to lazy tensors whose computation is still pending."""
+    xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
+
+
+class Executable:
+    """A compiled program.
+
+    Args:
+        name: shown by profilers.
+        computation: torch_xla's handle of the HLO.
+        avals: of the module's parameters, in order.
+        donated: parameters whose buffers the program may take over.
+    """
+
+    def __init__(self, name: str, computation: Any, avals: Sequence[Aval], donated: Sequence[int]):
+        self._name, self._computation = name, computation
+        self._avals, self._donated = tuple(avals), frozenset(donated)
+        self._compile()
+
+    def _compile(self) -> None:
+        X = xla()
+        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+
+        holders = [placeholder(a) for a in self._avals]
+        for i in self._donated:
+            X._set_buffer_donation(holders[i], True)
+        with alias_with_buffer_donor_config(bool(self._donated)):
+            outputs = user_computation(self._name, holders, self._computation)
+            self._hash = X._get_graph_hash(outputs)
+            try:
+                X._xla_warm_up_cache(outputs, [])
+            except RuntimeError as error:
+                raise compile_error(self._name, str(error)) from error
+        ids, _ = X._get_tensors_xla_device_data_node(outputs)
+        position = {X._get_tensors_xla_device_data_node([h])[0][0]: i for i, h in enumerate(holders)}
+        self._order = tuple(position[i] for i in ids)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on tensors of the device with exactly the avals compiled for."""
+        ordered = [inputs[i] for i in self._order]
+        try:
+            return xla()._run_cached_graph(self._hash, ordered)
+        except RuntimeError as error:
+            message = str(error)
+            if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
+                settle(ordered)
+            elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
+                self._compile()
+            else:
+                raise
+        return xla()._run_cached_graph(self._hash, ordered)
+
+
+def compile_error(name: str, message: str) -> CompileError:
+    """The compiler's words as an error of ours."""
+    text = report(
+        f"XLA could not compile {name}: {message}",
+        "if it names an operation, write that one differently; else please report the program.",
+    )
+    return (OutOfMemoryError if "RESOURCE_EXHAUSTED" in message else CompileError)(text)
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's value on the device (differentiable)."""
+    return tensor if tensor.device == device() else tensor.to(device())
+
+
+def block() -> None:
+    """Wait until everything launched has run."""
+    xla()._xla_wait_device_ops([str(device())])

@@ -1,0 +1,559 @@
+"""Running user code on abstract placeholder tensors.
+
+A `Trace` is one such run. While it is open, torch_xla records every operation on the placeholders
+lazily and computes nothing, and a torch function mode sees every call of the user's code. The mode
+
+- turns tensors that the function did not receive as arguments (*captures*) into inputs;
+- refuses what a pure function may not do, naming the user's line;
+- remembers every value made, so that one that outlives the trace is found and defused.
+
+NOTE [placeholders are never touched bare]: reading a torch_xla placeholder, or synchronising while
+anything derived from one is alive, kills the process. User code therefore only ever sees
+``_unsafe_view(placeholder)``, which is the placeholder itself in the HLO, and which, under
+``_set_allow_execution(False)``, refuses to be read with an exception.
+
+NOTE [who owns a tensor]: traces nest strictly, and torch_xla numbers its tensors in order of
+creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than
+the trace's first one. torch.func wraps tensors without passing the mode; their innermost value is
+what counts.
+
+NOTE [defusing what leaks]: when the outermost trace ends, ``_clear_pending_irs`` turns whatever is
+still alive into placeholder data, which is safe to synchronise over; and each leaked Python tensor
+becomes a `Leaked`, which refuses every operation with a `LeakError`.
+
+NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
+its closure. They outlive it, defused, as mere tokens: whenever the function is run again, `lift`
+puts the value that then takes their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch._C import _functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode
+
+from xfunc import purity, runtime
+from xfunc.avals import Aval, short
+from xfunc.errors import (
+    ConcretizationError,
+    LeakError,
+    PurityError,
+    UnsupportedOpError,
+    XfuncError,
+    report,
+)
+from xfunc.literals import literal
+from xfunc.locations import Location, in_user_code, raised_at, user_location
+from xfunc.purity import Kind
+
+_thread = threading.local()
+
+
+def current() -> Trace | None:
+    """The innermost open trace of this thread."""
+    return getattr(_thread, "trace", None)
+
+
+class Leaked(torch.Tensor):
+    """A traced value whose trace has ended: any use raises."""
+
+    _xfunc_leak: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if purity.kind_of(func) is Kind.REPR:
+            return "<traced value that outlived its trace>"
+        flat = [a for a in _tensors(args, kwargs or {}) if isinstance(a, Leaked)]
+        raise LeakError(flat[0]._xfunc_leak if flat else "a traced value outlived its trace")
+
+
+class Trace:
+    """One run of a function on placeholders; a context manager."""
+
+    def __init__(self, name: str, frozen_captures: bool = False):
+        self.name = name
+        self.captures: list[torch.Tensor] = []
+        self.capture_inputs: list[torch.Tensor] = []
+        self.track_captures = False  # whether captures that require grad are differentiated
+        self._frozen = frozen_captures
+        self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str]] = []
+        self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tokens: set[int] = set()
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
+        self._stack = contextlib.ExitStack()
+        self._parent: Trace | None = None
+        self.is_open = False
+
+    # -- opening and closing ------------------------------------------------------------------
+
+    def __enter__(self) -> Trace:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(runtime.lock)
+            X = runtime.xla()
+            self._parent = current()
+            if self._parent is None:
+                _flush_user_work()
+                stack.callback(X._clear_pending_irs, str(runtime.device()))
+                stack.enter_context(_tracing_switches())
+            stack.enter_context(temporarily_clear_interpreter_stack())
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            # torch runs backward passes of XLA tensors in a thread of their own, where neither
+            # the mode nor the lock of this one would hold.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(_Mode(self))
+            self._first_id = X._xla_get_tensor_id(runtime.placeholder(Aval((), torch.bool)))
+            _thread.trace = self
+            self.is_open = True
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        _thread.trace = self._parent
+        self.is_open = False
+        self._substitutes.clear()
+        self.capture_inputs.clear()
+        self._placeholders.clear()
+        leaks = self._survivors(collect=error is None)
+        self._made.clear()
+        self._stack.close()
+        if leaks:
+            self._defuse(leaks, quiet=error is not None)
+        if error is not None:
+            self._translate(error)
+
+    def _survivors(self, collect: bool) -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
+        def alive() -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
+            return [
+                (t, func, code, line)
+                for ref, func, code, line in self._made.values()
+                if (t := ref()) is not None and t.device.type == "xla"
+            ]
+
+        with torch._C.DisableTorchFunction():
+            found = alive()
+            if found and collect:
+                del found[:]
+                gc.collect()  # Reference cycles are no leak.
+                found = alive()
+        return found
+
+    def _defuse(
+        self, leaks: list[tuple[torch.Tensor, Any, types.CodeType, int]], quiet: bool
+    ) -> None:
+        first = None
+        for tensor, func, code, line in leaks:
+            token = id(tensor) in self._tokens
+            with torch._C.DisableTorchFunction():
+                what = f"{short(tensor)}, made by {_name(func)},"
+            text = report(
+                f"a traced value ({what}) outlived its trace",
+                "return the value from the function instead of storing it outside: it stands for "
+                "an input of the next call, not for data.",
+                function=self.name,
+                at=Location(code.co_filename, line, code.co_name),
+            )
+            first = first or (None if token else text)
+            tensor.__class__ = Leaked
+            tensor._xfunc_leak = text
+        if first and not quiet:
+            raise LeakError(first)
+
+    def _translate(self, error: BaseException) -> None:
+        """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
+        if isinstance(error, RuntimeError) and not isinstance(error, XfuncError):
+            refusal = _refusal(None, error, self.name, raised_at(error))
+            if refusal is not None:
+                raise refusal from error
+
+    # -- inputs -------------------------------------------------------------------------------
+
+    def new_input(self, aval: Any, label: str) -> torch.Tensor:
+        """A fresh placeholder, in the form in which user code may see it."""
+        raw = runtime.placeholder(aval)
+        view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
+        self._placeholders.append((raw, view, view._version, label))
+        self._remember(view, None, sys._getframe(1))
+        return view
+
+    def raw_inputs(self) -> list[torch.Tensor]:
+        """The bare placeholders, in order of creation; for lowering only."""
+        return [raw for raw, *_ in self._placeholders]
+
+    def substitute(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """From now on, `value` stands for the captured `tensor`."""
+        self._substitutes[id(tensor)] = (tensor, value)
+
+    def keep_tokens(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A cached function holds these: see NOTE [tokens]."""
+        trace: Trace | None = self
+        while trace is not None:
+            trace._tokens.update(map(id, tensors))
+            trace = trace._parent
+
+    def lift(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for `tensor` in this trace; a tensor from outside becomes an input."""
+        key = id(tensor)
+        substitute = self._substitutes.get(key)
+        if substitute is not None:
+            return substitute[1]
+        made = self._made.get(key)
+        if made is not None and made[0]() is tensor:
+            return tensor
+        if self._owns(tensor):
+            return tensor
+        return self._capture(tensor)
+
+    def _owns(self, tensor: torch.Tensor) -> bool:
+        """See NOTE [who owns a tensor]."""
+        if type(tensor) is Leaked:
+            raise LeakError(tensor._xfunc_leak)
+        with torch._C.DisableTorchFunction():
+            while _functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = _functorch.get_unwrapped(tensor)
+            if tensor.device.type != "xla":
+                made = self._made.get(id(tensor))
+                return made is not None and made[0]() is tensor
+            if _functorch.peek_interpreter_stack() is None:
+                return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
+            # Asking for the number brings views up to date, by operations that must not be
+            # transformed.
+            with temporarily_clear_interpreter_stack():
+                return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
+
+    def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._frozen:
+            raise PurityError(
+                report(
+                    f"a second run of the function used a tensor ({short(tensor)}) that the first "
+                    "run did not",
+                    "make the function do the same each time it is called.",
+                    function=self.name,
+                    at=user_location(),
+                )
+            )
+        with torch._C.DisableTorchFunction():
+            check_array(tensor, self.name)
+            tracked = self.track_captures and is_tracked(tensor)
+            value = self.new_input(tensor, "a captured tensor")
+            if tracked:
+                value.requires_grad_()
+        self.captures.append(tensor)
+        self.capture_inputs.append(value)
+        self._substitutes[id(tensor)] = (tensor, value)
+        return value
+
+    def is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a value of this trace or of one around it."""
+        trace: Trace | None = self
+        while trace._parent is not None:
+            trace = trace._parent
+        return trace._owns(tensor)
+
+    # -- values -------------------------------------------------------------------------------
+
+    def register(self, outputs: Any) -> None:
+        """Remember values made in this trace without passing the mode."""
+        frame = sys._getframe(1)
+        for t in outputs:
+            self._remember(t, None, frame)
+
+    def _remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType | None) -> None:
+        at = frame
+        while at is not None and not in_user_code(at.f_code):
+            at = at.f_back
+        at = at or frame
+        assert at is not None
+        self._made[id(tensor)] = (weakref.ref(tensor), func, at.f_code, at.f_lineno)
+
+    # -- what the mode does -------------------------------------------------------------------
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function called by traced code."""
+        kind = purity.kind_of(func)
+        if kind is Kind.METADATA:
+            if type(args[0]) is Leaked:  # See NOTE [tokens].
+                args = (self.lift(args[0]), *args[1:])
+            return func(*args, **kwargs)
+        if kind is not Kind.PLAIN:
+            done, result = self._special(kind, func, args, kwargs)
+            if done:
+                return result
+            if kind is Kind.FACTORY and kwargs.get("device") is None and not _like(func):
+                kwargs = {**kwargs, "device": runtime.device()}
+        args, kwargs = self._lift_all(args, kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except RuntimeError as error:
+            refusal = _refusal(func, error, self.name, user_location())
+            if refusal is None:
+                raise
+            raise refusal from error
+        if isinstance(out, torch.Tensor):
+            self._remember(out, func, sys._getframe(2))
+        elif isinstance(out, (tuple, list)):
+            for o in out:
+                if isinstance(o, torch.Tensor):
+                    self._remember(o, func, sys._getframe(2))
+        if kind is Kind.IN_PLACE or "out" in kwargs:
+            self._check_unmutated(func)
+        return out
+
+    def _lift_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        lift = self.lift
+
+        def lifted(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return lift(x)
+            if type(x) in (tuple, list):
+                return type(x)([lifted(y) for y in x])
+            return x
+
+        args = tuple([lifted(a) for a in args])
+        if kwargs:
+            kwargs = {k: lifted(v) for k, v in kwargs.items()}
+        return args, kwargs
+
+    def _special(
+        self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Calls that need more than lifting: (whether it was dealt with, the result)."""
+        name = _name(func)
+        tensors = [t for t in _tensors(args, kwargs) if self._is_traced(t)]
+        if kind is Kind.LITERAL:
+            return self._make_literal(func, args, kwargs)
+        if kind is Kind.RANDOM and purity.is_random_call(func, args, kwargs):
+            self._refuse(
+                PurityError,
+                f"{name} draws from the global random generator, which a traced function may not",
+                "pass the random numbers in as an argument.",
+            )
+        if kind is Kind.BACKWARD:
+            self._refuse(
+                PurityError,
+                f"{name} writes gradients into `.grad`, a side effect",
+                "use xf.grad or xf.value_and_grad, which return them; or call backward outside.",
+            )
+        if not tensors:
+            return False, None
+        if kind is Kind.REPR:
+            return self._show(func, args)
+        if kind is Kind.COPY:
+            return True, self.call(torch.clone, (args[0],), {})
+        reads = kind is Kind.READ or (kind is Kind.MOVE and purity.leaves_device(args, kwargs))
+        if reads:
+            self._refuse_read(name, tensors[0])
+        if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
+            self._refuse_read("Tensor.type()", tensors[0])
+        data_shaped = kind is Kind.DATA_SHAPED or (
+            kind is Kind.INDEX and purity.has_mask(args[1])
+        )
+        if data_shaped:
+            what = "indexing with a boolean mask" if kind is Kind.INDEX else name
+            self._refuse(
+                UnsupportedOpError,
+                f"the shape of the result of {what} depends on data",
+                "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
+                "torch.topk instead of unique or nonzero.",
+            )
+        return False, None
+
+    def _show(self, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
+        if func is torch.Tensor.__format__ and args[1]:
+            self._refuse_read(f"formatting with {args[1]!r}", args[0])
+        return True, f"Traced<{short(args[0])}>"
+
+    def _is_traced(self, tensor: torch.Tensor) -> bool:
+        """Whether reading `tensor` would read an input of the program."""
+        if tensor.device.type == "xla":
+            return True
+        return not self._owns(tensor)
+
+    def _refuse_read(self, name: str, tensor: torch.Tensor) -> NoReturn:
+        self._refuse(
+            ConcretizationError,
+            f"{name} reads a traced value ({short(tensor)}), which has no data",
+            "compute with tensors (torch.where instead of `if`), return the value and read it "
+            "outside, or pass it as a static argument.",
+        )
+
+    def _refuse(self, error: type[XfuncError], problem: str, repair: str) -> NoReturn:
+        raise error(report(problem, repair, function=self.name, at=user_location()))
+
+    def _make_literal(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """A tensor of Python data becomes a constant of the program: nothing is transferred."""
+        data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        where = kwargs.get("device")
+        if isinstance(data, torch.Tensor) or not _on_device(where):
+            return False, None
+        traced = _find_traced(data)
+        if traced is not None:
+            self._refuse(
+                ConcretizationError,
+                f"{_name(func)} reads traced values ({short(traced)}) out of a Python sequence",
+                "use torch.stack.",
+            )
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
+        out = literal(func(*args, **kwargs))
+        self._remember(out, func, sys._getframe(3))
+        return True, out
+
+    def _check_unmutated(self, func: Any) -> None:
+        for _, view, version, label in self._placeholders:
+            if view._version != version:
+                self._refuse(
+                    PurityError,
+                    f"{_name(func)} changes {label} ({short(view)}) in place",
+                    "compute a new tensor and return it (x = x + 1 instead of x += 1; "
+                    "torch.index_put instead of x[i] = y).",
+                )
+
+
+class _Mode(TorchFunctionMode):
+    """Hands every torch call of traced code to its trace."""
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if _thread.trace is not self._trace:  # A nested trace, whose own mode has seen the call.
+            return func(*args, **(kwargs or {}))
+        return self._trace.call(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def _tracing_switches() -> Iterator[None]:
+    """torch_xla's process-wide switches, as tracing needs them."""
+    X = runtime.xla()
+    numbers = X._get_xla_all_numbers_special_scalars()
+    allowed, eager = X._get_allow_execution(), X._get_use_eager_mode()
+    X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants, not transfers.
+    X._set_allow_execution(False)
+    X._set_use_eager_mode(False)
+    try:
+        yield
+    finally:
+        X._set_xla_all_numbers_special_scalars(numbers)
+        X._set_allow_execution(allowed)
+        X._set_use_eager_mode(eager)
+
+
+def _flush_user_work() -> None:
+    """Let the user's own pending lazy tensors compute: see NOTE [defusing what leaks]."""
+    runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
+
+
+def _refusal(
+    func: Any, error: RuntimeError, name: str, at: Location | None
+) -> XfuncError | None:
+    """torch_xla's refusal to execute, as an error of ours; None for any other error."""
+    message = str(error)
+    if "Unexpected execution happens" in message:
+        what = "the code" if func is None else _name(func)
+        return ConcretizationError(
+            report(
+                f"{what} reads a traced value, which has no data",
+                "compute with tensors, or return the value and read it outside.",
+                function=name,
+                at=at,
+            )
+        )
+    if "data()->tensor_data" in message or "HasValue()" in message:
+        what = "an operation" if func is None else _name(func)
+        return UnsupportedOpError(
+            report(
+                f"{what} has no lowering to XLA (or reads a traced value)",
+                "write it with other torch operations, or call it outside the traced function.",
+                function=name,
+                at=at,
+            )
+        )
+    return None
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether some differentiation, at any level of torch.func, is watching a tensor."""
+    with torch._C.DisableTorchFunction():
+        while True:
+            if tensor.requires_grad:
+                return True
+            if not _functorch.is_functorch_wrapped_tensor(tensor):
+                return False
+            tensor = _functorch.get_unwrapped(tensor)
+
+
+_SUPPORTED = frozenset(
+    (
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+)  # fmt: skip
+
+
+def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
+    """Raise unless `x` is an array that XLA can hold."""
+    # uint16 and uint32 would silently become signed in torch_xla 2.9.
+    problem = None
+    if x.dtype not in _SUPPORTED:
+        problem = f"its dtype {x.dtype} is not supported"
+    elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+        problem = f"its layout {x.layout} is not supported"
+    elif isinstance(x, torch.Tensor) and x.device.type == "meta":
+        problem = "it is on the meta device and has no data"
+    if problem:
+        raise UnsupportedOpError(
+            report(
+                f"{label} ({short(x)}) cannot be used: {problem}",
+                "convert it to a dense tensor of a supported dtype first.",
+                function=name,
+                at=user_location(),
+            )
+        )
+
+
+def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, torch.Tensor):
+            yield a
+        elif isinstance(a, (tuple, list)):
+            yield from _tensors(a, {})
+
+
+def _find_traced(data: Any) -> torch.Tensor | None:
+    return next((t for t in _tensors([data], {}) if t.device.type == "xla"), None)
+
+
+def _on_device(where: Any) -> bool:
+    return where is None or torch.device(where).type == "xla"
+
+
+def _like(func: Any) -> bool:
+    return func.__name__.endswith("_like")
+
+
+def _name(func: Any) -> str:
+    if func is None:
+        return "an input"
+    name = getattr(func, "__name__", repr(func))
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__") and owner is not None:
+        return f"Tensor.{owner.__name__}"
+    return f"Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"

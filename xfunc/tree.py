@@ -1,0 +1,111 @@
+"""Pytrees: nested tuples, lists, dicts, dataclasses and registered classes of leaves.
+
+A thin layer over optree, with JAX's names. ``None`` is a node without children; dict keys are
+visited in sorted order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import optree
+
+NAMESPACE = "xfunc"
+Tree = Any
+Structure = optree.PyTreeSpec
+C = TypeVar("C", bound=type)
+
+
+def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+    """The leaves of a tree, and its structure."""
+    return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
+    """The tree of the given structure and leaves."""
+    return structure.unflatten(leaves)
+
+
+def leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree."""
+    return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
+
+
+def structure(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Structure:
+    """The structure of a tree: hashable, and equal for trees of the same shape."""
+    return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
+
+
+def map(
+    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> Tree:
+    """`fun` of each leaf of `tree`, and of what stands in its place in each tree of `rest`."""
+    return optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+
+
+def map_with_path(
+    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> Tree:
+    """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) in front."""
+
+    def call(accessor: optree.PyTreeAccessor, *xs: Any) -> Any:
+        return fun(accessor.codify(""), *xs)
+
+    return optree.tree_map_with_accessor(call, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+
+
+def leaves_with_path(
+    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[str, Any]]:
+    """Pairs of a leaf's key path and the leaf."""
+    accessors, found, _ = optree.tree_flatten_with_accessor(tree, is_leaf, namespace=NAMESPACE)
+    return [(a.codify(""), leaf) for a, leaf in zip(accessors, found, strict=True)]
+
+
+def all(tree: Tree) -> bool:
+    """Whether every leaf is true."""
+    return optree.tree_all(tree, namespace=NAMESPACE)
+
+
+def reduce(fun: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
+    """Fold `fun` over the leaves, from the left, starting at `initial` if it is given."""
+    return optree.tree_reduce(fun, tree, *initial, namespace=NAMESPACE)
+
+
+def register(
+    cls: C,
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]],
+    unflatten: Callable[[Any, Iterable[Any]], Any],
+) -> C:
+    """Make `cls` a node: ``flatten(x) -> (children, static)``, ``unflatten(static, children)``."""
+    optree.register_pytree_node(cls, flatten, unflatten, namespace=NAMESPACE)
+    return cls
+
+
+def register_dataclass(
+    cls: C, data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()
+) -> C:
+    """Make a dataclass a node; usable as a decorator.
+
+    `data_fields` are children (all fields but `meta_fields`, if None); `meta_fields` are static:
+    they are compared by value as part of the structure.
+    """
+    names = [f.name for f in dataclasses.fields(cls) if f.init]
+    meta = tuple(meta_fields)
+    data = tuple(n for n in names if n not in meta) if data_fields is None else tuple(data_fields)
+
+    def take_apart(x: Any) -> tuple[list[Any], Any, tuple[Any, ...]]:
+        return [getattr(x, n) for n in data], tuple(getattr(x, n) for n in meta), data
+
+    def put_together(static: Any, children: Iterable[Any]) -> Any:
+        made = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
+        for name, value in [*zip(data, children, strict=True), *zip(meta, static, strict=True)]:
+            object.__setattr__(made, name, value)
+        return made
+
+    optree.register_pytree_node(
+        cls, take_apart, put_together, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+    )
+    return cls
