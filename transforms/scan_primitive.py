@@ -18,6 +18,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
 from xfunc.lowering import Lowering, with_parameter
@@ -185,8 +187,11 @@ class Scan:
             for i, (a, d) in enumerate(zip(args, dims, strict=True))
         ]
         outs = bind(self.with_body(body, c, self.n_xs), moved)
-        out_dims = [1 if i >= c else 0 if i in batched else None for i in range(len(outs))]
-        return outs, out_dims
+        carry_dims = [0 if i in batched else None for i in range(c)]
+        # Batch first and contiguous: torch copies a tangent whose strides are not those of its
+        # primal, by an operation (as_strided) that torch_xla cannot trace.
+        ys = [y.movedim(1, 0).clone(memory_format=torch.contiguous_format) for y in outs[c:]]
+        return [*outs[:c], *ys], [*carry_dims, *(0 for _ in ys)]
 
 
 @dataclasses.dataclass(eq=False)

@@ -11,14 +11,17 @@ the joint program keeps residuals, the backward half uses them. Halves exist as 
 be differentiated again. Where the backward pass is itself being differentiated, `Primitive.vjp` is
 used: it computes everything again from the inputs, in operations that have rules.
 
-NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands a `Pair` to the
-vmap rule. The rule replaces it by the pair of the batched joint program. What that one keeps is
-opaque to the level above, so residuals are passed as unbatched, and the backward rule finds the
-same batched pair again by the batch dimensions of the arguments.
+NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands the forward pass
+of an `_Application` to the vmap rule. The rule runs the pair of the batched joint program instead,
+and notes it, with the depth of its level, in the application. What that pair keeps is opaque to the level above, so residuals
+are passed as unbatched. When the backward pass comes to its vmap rule it finds the note; if there
+is none, the batching is of the pullback alone (as in jacrev), and since residuals can't be batched
+the gradients are computed from the inputs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -117,8 +120,8 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and tracing.is_tracked(a) for a in args)
         if any(wrt):
-            pair = primitive.pair(wrt)
-            return list(_apply(_PairFunction, primitive, pair, *args))[: len(primitive.outputs)]
+            application = _Application(primitive, primitive.pair(wrt))
+            return list(_apply(_PairFunction, application, *args))[: len(primitive.outputs)]
     return list(_apply(_PrimitiveFunction, primitive, *args))
 
 
@@ -157,6 +160,7 @@ class _PrimitiveFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.primitive = inputs[0]
+        ctx.strides = [o.stride() for o in output]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
         ctx.save_for_backward(*inputs[1:])
@@ -165,11 +169,12 @@ class _PrimitiveFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> Any:
         args = alive(ctx.saved_tensors)
-        return _differentiable_backward(ctx, ctx.primitive, 1, args, alive(cts))
+        return _differentiable_backward(ctx, ctx.primitive, args, alive(cts))
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        return tuple(ctx.primitive.jvp(ctx.saved_tensors, tangents))
+        found = ctx.primitive.jvp(ctx.saved_tensors, tangents)
+        return tuple(_contiguous(t, s) for t, s in zip(found, ctx.strides, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
@@ -177,17 +182,34 @@ class _PrimitiveFunction(torch.autograd.Function):
         return tuple(outputs), tuple(dims)
 
 
+def _contiguous(tangent: Tensor | None, strides: tuple[int, ...]) -> Tensor | None:
+    # torch copies a tangent whose strides are not those of its primal, by an operation
+    # (as_strided) that torch_xla cannot trace.
+    if tangent is None or tangent.stride() == strides:
+        return tangent
+    return tangent.clone(memory_format=torch.contiguous_format)
+
+
+@dataclasses.dataclass(eq=False)
+class _Application:
+    """One call of a primitive that is being differentiated; see NOTE [vmap below grad]."""
+
+    primitive: Primitive
+    pair: Pair
+    batched: tuple[int, _Application, Dims, Dims, Dims] | None = None
+
+
 class _PairFunction(torch.autograd.Function):
     """Reverse mode of first order: outputs, then residuals."""
 
     @staticmethod
-    def forward(primitive: Primitive, pair: Pair, *args: Tensor) -> tuple[Tensor, ...]:
-        return tuple(pair.forward(args))
+    def forward(application: _Application, *args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(application.pair.forward(args))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.primitive, ctx.pair = inputs[:2]
-        args, n = inputs[2:], ctx.pair.n_outputs
+        ctx.application, args = inputs[0], inputs[1:]
+        n = ctx.application.pair.n_outputs
         ctx.n_args = len(args)
         ctx.plain = _functorch.peek_interpreter_stack() is None
         ctx.set_materialize_grads(False)
@@ -198,26 +220,29 @@ class _PairFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cts: Any) -> Any:
-        pair, n = ctx.pair, ctx.n_args
+        application, n = ctx.application, ctx.n_args
+        pair = application.pair
         saved = alive(ctx.saved_tensors)
         args, residuals, cts = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
         if torch.is_grad_enabled() and ctx.plain:  # Plain autograd with create_graph=True.
-            return _differentiable_backward(ctx, ctx.primitive, 2, args, cts)
+            return _differentiable_backward(ctx, application.primitive, args, cts)
         if all(c is None for c in cts):
-            return (None,) * (n + 2)
-        grads = _apply(_BackwardFunction, pair, n, len(residuals), *args, *residuals, *cts)
+            return (None,) * (n + 1)
+        grads = _apply(_BackwardFunction, application, n, len(residuals), *saved, *cts)
         full: list[Tensor | None] = [None] * n
         for i, g in zip(pair.wrt, grads, strict=True):
             full[i] = g
-        return (None, None, *full)
+        return (None, *full)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, primitive: Primitive, pair: Pair, *args: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, application: _Application, *args: Tensor) -> Any:
         # See NOTE [vmap below grad].
-        inner, arg_dims, out_dims, _ = pair.batched(tuple(in_dims[2:]), info.batch_size)
         n = info.batch_size
-        moved = [at_dim(*x, n) for x in zip(args, in_dims[2:], arg_dims, strict=True)]
-        outs = _apply(_PairFunction, primitive, inner, *moved)
+        pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
+        inner = _Application(application.primitive, pair)
+        application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
+        moved = [at_dim(*x, n) for x in zip(args, in_dims[1:], arg_dims, strict=True)]
+        outs = _apply(_PairFunction, inner, *moved)
         return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
 
 
@@ -225,11 +250,13 @@ class _BackwardFunction(torch.autograd.Function):
     """The backward half of a pair."""
 
     @staticmethod
-    def forward(pair: Pair, n_args: int, n_residuals: int, *flat: Tensor | None) -> Any:
+    def forward(
+        application: _Application, n_args: int, n_residuals: int, *flat: Tensor | None
+    ) -> Any:
         n = n_args + n_residuals
         args: Any = flat[:n_args]
         residuals: Any = flat[n_args:n]
-        return tuple(pair.backward(args, residuals, flat[n:]))
+        return tuple(application.pair.backward(args, residuals, flat[n:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -241,14 +268,49 @@ class _BackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, pair: Pair, n_args: int, n_res: int, *flat: Tensor | None
+        info: Any,
+        in_dims: Any,
+        application: _Application,
+        n_args: int,
+        n_residuals: int,
+        *flat: Tensor | None,
     ) -> Any:
-        dims = in_dims[3:]
-        inner, arg_dims, out_dims, grad_dims = pair.batched(tuple(dims[:n_args]), info.batch_size)
-        size = info.batch_size
-        placed = zip(flat, dims, (*arg_dims, *(None,) * n_res, *out_dims), strict=True)
-        moved = [t if t is None else at_dim(t, d, w, size) for t, d, w in placed]
-        return _apply(_BackwardFunction, inner, n_args, n_res, *moved), grad_dims
+        dims, n = in_dims[3:], info.batch_size
+        if application.batched is None or application.batched[0] != _depth():
+            return _batched_pullback(application, n_args, n_residuals, flat, dims)
+        _, inner, arg_dims, out_dims, grad_dims = application.batched
+        wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
+        moved = [
+            t if t is None else at_dim(t, d, w, n)
+            for t, d, w in zip(flat, dims, wanted, strict=True)
+        ]
+        return _apply(_BackwardFunction, inner, n_args, n_residuals, *moved), grad_dims
+
+
+def _depth() -> int:
+    return len(_functorch.get_interpreter_stack() or ())
+
+
+def _batched_pullback(
+    application: _Application,
+    n_args: int,
+    n_residuals: int,
+    flat: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+) -> Any:
+    """Gradients of a batch of cotangents, computed from the inputs."""
+    used = [*range(n_args), *range(n_args + n_residuals, len(flat))]
+    present = [i for i in used if flat[i] is not None]
+
+    def pull(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(present, tensors, strict=True))
+        args = [given[i] for i in range(n_args)]
+        cts = [given.get(i) for i in range(n_args + n_residuals, len(flat))]
+        return tuple(application.primitive.vjp(args, cts, application.pair.wrt))
+
+    in_dims = tuple(dims[i] for i in present)
+    grads = torch.func.vmap(pull, in_dims)(*(flat[i] for i in present))
+    return grads, tuple(0 for _ in grads)
 
 
 def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
@@ -261,18 +323,18 @@ def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
 
 
 def _differentiable_backward(
-    ctx: Any, primitive: Primitive, skip: int, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: Any, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     wrt = tuple(
         i
-        for i, (a, need) in enumerate(zip(args, ctx.needs_input_grad[skip:], strict=True))
+        for i, (a, need) in enumerate(zip(args, ctx.needs_input_grad[1:], strict=True))
         if need and differentiable(a)
     )
     full: list[Tensor | None] = [None] * len(args)
     if wrt and any(c is not None for c in cts):
         for i, g in zip(wrt, primitive.vjp(args, cts, wrt), strict=True):
             full[i] = g
-    return (*((None,) * skip), *full)
+    return (None, *full)
 
 
 class Call:

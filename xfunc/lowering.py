@@ -64,9 +64,10 @@ class Lowering:
             return []
         trace = tracing.current()
         flat = [*args, *self.consts]
+        inputs = [flat[i] for i in self.inputs]
         if trace is None:
-            return self.executable(donated)([flat[i] for i in self.inputs])
-        lifted = [trace.lift(flat[i]) for i in self.inputs]
+            return self.executable(donated)(inputs)
+        lifted = [trace.lift(t) for t in inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs
@@ -125,7 +126,7 @@ def lower(
     for k in sorted(hoisted):
         _refuse_generator_state(name, hoisted[k])
         inputs[k] = len(raw_inputs) + len(consts)
-        consts.append(hoisted[k])
+        consts.append(tracing.as_constant(hoisted[k]))
     return with_parameter(
         Lowering(name, context.hlo(), tuple(inputs), tuple(avals), tuple(consts), out_avals)
     )
@@ -166,5 +167,5 @@ def _unused() -> torch.Tensor:
         runtime.settle([scalar])
     finally:
         runtime.xla()._set_allow_execution(allowed)
-    return scalar
+    return tracing.as_constant(scalar)
 

@@ -31,7 +31,18 @@ def xla() -> ModuleType:
     import torch_xla
 
     torch_xla.device()
+    _patches.append(torch.library.Library("aten", "IMPL"))
+    _patches[-1].impl("_efficientzerotensor", _zeros, "XLA")
     return torch_xla._XLAC
+
+
+_patches: list[Any] = []  # A library's overrides last as long as the library object.
+
+
+def _zeros(size: list[int], **options: Any) -> torch.Tensor:
+    # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 has no
+    # lowering: it would make the zeros on the host and transfer them.
+    return torch.zeros(size, **options)
 
 
 @functools.cache

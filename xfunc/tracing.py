@@ -22,8 +22,8 @@ still alive into placeholder data, which is safe to synchronise over; and each l
 becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
 NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
-its closure. They outlive it, defused, as mere tokens: whenever the function is run again, `lift`
-puts the value that then takes their place.
+its closure. They outlive it as mere tokens, emptied of what they held: whenever the function is run
+again, `lift` puts the value that then takes their place.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ from xfunc.locations import Location, in_user_code, raised_at, user_location
 from xfunc.purity import Kind
 
 _thread = threading.local()
+_constants: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def as_constant(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark device data that belongs to a program: no capture wherever it is used."""
+    _constants.add(tensor)
+    return tensor
 
 
 def current() -> Trace | None:
@@ -126,6 +133,7 @@ class Trace:
         self._substitutes.clear()
         self.capture_inputs.clear()
         self._placeholders.clear()
+        self._empty_tokens()
         leaks = self._survivors(collect=error is None)
         self._made.clear()
         self._stack.close()
@@ -133,6 +141,23 @@ class Trace:
             self._defuse(leaks, quiet=error is not None)
         if error is not None:
             self._translate(error)
+
+    def _empty_tokens(self) -> None:
+        """See NOTE [tokens]."""
+        with torch._C.DisableTorchFunction():
+            for key in self._tokens & self._made.keys():
+                token = self._made[key][0]()
+                if token is None or id(token) != key:
+                    continue
+                del self._made[key]
+                with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
+                    torch._C._swap_tensor_impl(token, torch.empty(0))
+                token.__class__ = Leaked
+                token._xfunc_leak = report(
+                    "a traced value, kept by a cached function, was used outside of its trace",
+                    "return the value from the function instead of storing it outside.",
+                    function=self.name,
+                )
 
     def _survivors(self, collect: bool) -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
         def alive() -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
@@ -155,7 +180,6 @@ class Trace:
     ) -> None:
         first = None
         for tensor, func, code, line in leaks:
-            token = id(tensor) in self._tokens
             with torch._C.DisableTorchFunction():
                 what = f"{short(tensor)}, made by {_name(func)},"
             text = report(
@@ -165,10 +189,10 @@ class Trace:
                 function=self.name,
                 at=Location(code.co_filename, line, code.co_name),
             )
-            first = first or (None if token else text)
+            first = first or text
             tensor.__class__ = Leaked
             tensor._xfunc_leak = text
-        if first and not quiet:
+        if not quiet:
             raise LeakError(first)
 
     def _translate(self, error: BaseException) -> None:
@@ -234,6 +258,8 @@ class Trace:
                 return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor in _constants:
+            return tensor
         if self._frozen:
             raise PurityError(
                 report(

@@ -42,5 +42,7 @@ def batch_at(
     tokens: Tokens, step: int, *, seed: int, batch: int, seq: int
 ) -> Int[Tensor, "batch seq+1"]:
     """The batch of one step: windows of `seq + 1` tokens, each from a random place."""
+    if len(tokens) <= seq:
+        raise ValueError(f"{len(tokens)} tokens cannot fill a window of {seq + 1}: use more text")
     starts = np.random.default_rng([seed, step]).integers(len(tokens) - seq, size=batch)
     return torch.from_numpy(tokens[starts[:, None] + np.arange(seq + 1)])

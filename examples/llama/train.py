@@ -21,8 +21,8 @@ class Recipe:
     model: model.Config
     steps: int
     warmup: int = 50
-    peak_lr: float = 3e-3
-    weight_decay: float = 0.1
+    peak_lr: float = 5e-3
+    weight_decay: float = 0.3
     clip: float = 1.0
 
 

@@ -19,7 +19,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.fixture(params=list(CONFIGS.values()), ids=list(CONFIGS))
 def config(request: pytest.FixtureRequest) -> model.Config:
     return request.param
 
@@ -259,6 +259,11 @@ def test_batches_depend_on_seed_and_step_only() -> None:
     assert not torch.equal(first, batch(0, 1))
 
 
+def test_too_short_a_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 tokens cannot fill a window of 5: use more text"):
+        data.batch_at(np.arange(4), 0, seed=0, batch=1, seq=4)
+
+
 def test_every_window_can_be_drawn() -> None:
     tokens = np.arange(6)
     starts = [data.batch_at(tokens, i, seed=0, batch=8, seq=4)[:, 0] for i in range(8)]
@@ -291,7 +296,9 @@ def test_train_step_is_adamw_on_the_clipped_gradient(request: pytest.FixtureRequ
     clipped, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     assert norm > recipe.clip
     lr = recipe.peak_lr / 4
-    params, opt = optimizer.adamw_update(clipped, state.opt, state.params, lr)
+    params, opt = optimizer.adamw_update(
+        clipped, state.opt, state.params, lr, weight_decay=recipe.weight_decay
+    )
     torch.testing.assert_close(float(xf.device_get(metrics.lr)), lr)
     torch.testing.assert_close(
         float(xf.device_get(metrics.grad_norm)), float(norm), rtol=1e-4, atol=0.0
