@@ -80,9 +80,7 @@ def labels_of(args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
     return [f"argument {i}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
 
 
-def check_same(
-    got: Any, want: Any, *, what: str, name: str, repair: str, root: str = ""
-) -> None:
+def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: str = "") -> None:
     """Raise a `TreeMismatchError` that lists every path where two trees of arrays differ.
 
     The one check of structures, shapes and dtypes, for all transforms that need equal trees.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import tree
+from xfunc import functorch, tree
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
@@ -73,7 +73,7 @@ class ValueAndGrad(Transform):
             return self._scalar(value), tuple(aux_leaves)
 
         if leaves:
-            value, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+            value, pull, aux = functorch.vjp(flat, *leaves)
             grads = pull(torch.ones_like(value))
         else:
             (value, aux), grads = flat(), ()

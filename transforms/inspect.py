@@ -14,7 +14,9 @@ from xfunc.staging import Staged
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
-    Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Source: ``jax.eval_shape``.
+    Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated.
+
+    Source: ``jax.eval_shape``.
     """
     return stages.trace(Staged(fun, arrays_only=True), args, kwargs).out_info
 

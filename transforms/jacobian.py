@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import tree
+from xfunc import functorch, tree
 from xfunc.staging import Transform
 
 from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select
@@ -94,22 +94,23 @@ def _basis(x: Tensor) -> Tensor:
 
 def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
     columns, aux = [], ()
+    out_dims: Any = (-1, None)  # aux does not depend on the tangent
     for i, x in enumerate(leaves):
 
         def push(tangent: Tensor, i: int = i) -> Any:
             def along(xi: Tensor) -> Any:
                 return flat(*leaves[:i], xi, *leaves[i + 1 :])
 
-            _, dots, aux = torch.func.jvp(along, (leaves[i],), (tangent,), has_aux=True)
+            _, dots, aux = functorch.jvp(along, (leaves[i],), (tangent,))
             return dots, aux
 
-        dots, aux = torch.func.vmap(push, out_dims=(-1, None))(_basis(x))
+        dots, aux = torch.func.vmap(push, out_dims=out_dims)(_basis(x))
         columns.append([d.reshape(*d.shape[:-1], *x.shape) for d in dots])
     return [list(row) for row in zip(*columns, strict=True)], aux
 
 
 def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
-    outs, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+    outs, pull, aux = functorch.vjp(flat, *leaves)
     rows = []
     for i, o in enumerate(outs):
         zeros = [torch.zeros_like(p) for p in outs]

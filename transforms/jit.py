@@ -78,6 +78,7 @@ class Jit(Transform):
     ):
         self._static = _resolve(fun, static_argnums, static_argnames)
         self._donate = _resolve(fun, donate_argnums, donate_argnames)
+        self._is_plain = self._static == self._donate == ((), ())
         both = set(self._static[0]) & set(self._donate[0])
         if both:
             raise ValueError(
@@ -102,6 +103,8 @@ class Jit(Transform):
         if getattr(tracing._thread, "trace", None) is not None or is_eager():
             return self.apply(*args, **kwargs)
         try:
+            if self._is_plain:
+                return run_staged(self._staged, args, kwargs)
             args, kwargs, options = self._split(args, kwargs)
             return run_staged(self._staged, args, kwargs, **options)
         except Exception as error:
@@ -198,14 +201,17 @@ def _resolve(
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         return positions, called
-    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_position = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for i in positions:
         if not variadic and not -len(by_position) <= i < len(by_position):
             raise ValueError(
                 report(
-                    f"{function_name(fun)} has {len(by_position)} positional parameters, none at {i}",
+                    f"{function_name(fun)} has {len(by_position)} positional parameters, "
+                    f"none at {i}",
                     "give positions of parameters of the function.",
                     at=user_location(),
                 )

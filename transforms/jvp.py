@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xfunc import tree
+from xfunc import functorch, tree
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import user_location
@@ -72,7 +72,7 @@ def push(fun: Fun, primals: Any, tangents: Any, name: str) -> tuple[Any, Any]:
     xs = tuple(leaves[i] for i in floating)
     ts = tuple(t for t in dots if t is not None)
     if xs:
-        smooth, out_dots, rest = torch.func.jvp(flat, xs, ts, has_aux=True)
+        smooth, out_dots, rest = functorch.jvp(flat, xs, ts)
     else:
         smooth, rest = flat()
         out_dots = tuple(torch.zeros_like(o) for o in smooth)

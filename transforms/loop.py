@@ -132,8 +132,7 @@ class _Loop:
             k = comp.subtract(comp.constant(spec.length - 1, torch.int32), k)
         zero = comp.constant(0, torch.int32)
         slices = {
-            i: _slice(comp, x, k, zero)
-            for i, x in zip(self._used_xs, fixed[:n_xs], strict=True)
+            i: _slice(comp, x, k, zero) for i, x in zip(self._used_xs, fixed[:n_xs], strict=True)
         }
         consts = dict(zip(self._used_consts, fixed[n_xs:], strict=True))
         args = []

@@ -96,7 +96,7 @@ class ScanTransform(Transform):
         name = f"scan of {function_name(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
-        slices, xs_tree = tree.flatten(xs)
+        slices = tree.leaves(xs)
         carry = arrays(carry, name, [p for p, _ in tree.leaves_with_path(init)])
         slices = arrays(slices, name, [p for p, _ in tree.leaves_with_path(xs)])
         length = self._check_length(xs, name)
@@ -148,9 +148,7 @@ class ScanTransform(Transform):
             lengths = {**lengths, " (length)": self._length}
         if not lengths:
             raise ValueError(
-                report(
-                    f"{name} has neither xs nor length", "give one of them.", at=user_location()
-                )
+                report(f"{name} has neither xs nor length", "give one of them.", at=user_location())
             )
         if len(set(lengths.values())) > 1:
             lines = "".join(f"\n  xs{p}: {n}" for p, n in lengths.items())

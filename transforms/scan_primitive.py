@@ -284,7 +284,9 @@ class ScanPair:
         spec = LoopSpec(
             tuple(params),
             tuple(results),
-            *(tuple(hlo_shape(a) for a in avals[r]) for r in ("carry", "xs", "const")),
+            tuple(map(hlo_shape, avals["carry"])),
+            tuple(map(hlo_shape, avals["xs"])),
+            tuple(map(hlo_shape, avals["const"])),
             scan.length,
             not scan.reverse,
             scan.unroll,
@@ -355,4 +357,3 @@ def _regroup(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]
         groups.append(list(flat[start : start + n]))
         start += n
     return [*groups, list(flat[start:])]
-

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xfunc import tracing, tree
+from xfunc import functorch, tracing, tree
 from xfunc.avals import Aval
 from xfunc.bind import Call, bind
 from xfunc.errors import LeakError, report
@@ -52,9 +52,11 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     if staged:
         outs, pull, aux = _run(_Flat(fun, has_aux), args, leaves, out_trees)
     else:
-        outs, pull, aux = torch.func.vjp(flat, *leaves, has_aux=True)
+        outs, pull, aux = functorch.vjp(flat, *leaves)
     out_tree, aux_tree = out_trees
-    vjp_fn = Pullback(pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs])
+    vjp_fn = Pullback(
+        pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
+    )
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
@@ -92,7 +94,7 @@ def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> 
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
         grads = [torch.zeros_like(x) for x in leaves]
         rest: tuple[None, ...] = (None,) * (len(outs) - n_out)
-        if any(ct.requires_grad for ct in cts) or torch._C._functorch.peek_interpreter_stack():
+        if any(ct.requires_grad for ct in cts) or functorch.top_level():
             present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])

@@ -7,9 +7,8 @@ from typing import Any
 
 import optree
 import torch
-from torch._C import _functorch
 
-from xfunc import tree
+from xfunc import functorch, tree
 from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
@@ -80,7 +79,7 @@ class Vmap(Transform):
             out_trees[:] = [out_tree]
             out_axes[:] = _per_leaf(self._out_axes, out, name, "out_axes")
             for o, d in zip(outs, out_axes, strict=True):
-                if d is None and _is_mapped(o):
+                if d is None and functorch.is_batched_here(o):
                     raise ValueError(
                         report(
                             f"{name} has out_axes None for an output ({short(o)}) that depends on "
@@ -128,11 +127,6 @@ class Vmap(Transform):
         return next(iter(sizes.values()))
 
 
-def _is_mapped(t: Tensor) -> bool:
-    level = _functorch.peek_interpreter_stack().level()  # pyright: ignore[reportOptionalMemberAccess]
-    return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level
-
-
 def _freeze(axes: Any) -> Hashable:
     leaves, structure = optree.tree_flatten(axes, none_is_leaf=True, namespace=tree.NAMESPACE)
     return (tuple(leaves), structure)
@@ -163,7 +157,7 @@ def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
         raise TreeMismatchError(
             report(
                 f"{name}: {what}={axes!r} is no prefix of the tree it is for ({error})",
-                "give one axis for all, or a tree that agrees with it down to where an axis stands.",
+                "give one axis for all, or a tree that agrees with it down to where an axis is.",
                 at=user_location(),
             )
         ) from None

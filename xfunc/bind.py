@@ -1,3 +1,5 @@
+# torch declares the rules of a Function with the arguments of its own examples.
+# pyright: reportIncompatibleMethodOverride=false
 """Applying primitives, so that every transform of torch.func finds its rule.
 
 A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
@@ -13,10 +15,10 @@ used: it computes everything again from the inputs, in operations that have rule
 
 NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands the forward pass
 of an `_Application` to the vmap rule. The rule runs the pair of the batched joint program instead,
-and notes it, with the depth of its level, in the application. What that pair keeps is opaque to the level above, so residuals
-are passed as unbatched. When the backward pass comes to its vmap rule it finds the note; if there
-is none, the batching is of the pullback alone (as in jacrev), and since residuals can't be batched
-the gradients are computed from the inputs.
+and notes it, with the depth of its level, in the application. What that pair keeps is opaque to
+the level above, so residuals are passed as unbatched. When the backward pass comes to its vmap
+rule it finds the note; if there is none, the batching is of the pullback alone (as in jacrev), and
+since residuals can't be batched the gradients are computed from the inputs.
 """
 
 from __future__ import annotations
@@ -26,10 +28,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch._C import _functorch
-from torch._functorch.autograd_function import custom_function_call
 
-from xfunc import runtime, tracing
+from xfunc import functorch, runtime, tracing
 from xfunc.avals import Aval
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves, Policy, everything_saveable
@@ -41,9 +41,15 @@ Dims = tuple[int | None, ...]
 class Pair(Protocol):
     """A forward pass that keeps residuals, and the backward pass that uses them."""
 
-    name: str
-    wrt: tuple[int, ...]  # inputs that get a gradient
-    n_outputs: int
+    @property
+    def wrt(self) -> tuple[int, ...]:
+        """The inputs that get a gradient."""
+        ...
+
+    @property
+    def n_outputs(self) -> int:
+        """How many of the results of `forward` are outputs."""
+        ...
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Outputs, then residuals."""
@@ -63,8 +69,10 @@ class Pair(Protocol):
 class Primitive(Protocol):
     """Something that `bind` can apply."""
 
-    name: str
-    outputs: tuple[Aval, ...]
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        """Avals of the results."""
+        ...
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Apply to plain tensors."""
@@ -110,7 +118,7 @@ def alive(args: Sequence[Any]) -> list[Any]:
 
     A pullback of torch.func.vjp runs when the level it belongs to is over.
     """
-    return [a if a is None else _functorch.unwrap_if_dead(a) for a in args]
+    return [a if a is None else functorch.unwrap_if_dead(a) for a in args]
 
 
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
@@ -128,26 +136,22 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 def differentiations(args: Sequence[Tensor]) -> int:
     """Who watches a call: 0 nobody, 1 exactly one gradient and on top, 2 anything else."""
     grad = torch.is_grad_enabled() and any(_base_requires_grad(a) for a in args)
-    stack = _functorch.get_interpreter_stack()
-    if not stack:
+    levels = functorch.levels()
+    if not levels:
         return int(grad)
-    kinds = [level.key() for level in stack]
-    order = kinds.count(_GRAD) + kinds.count(_JVP) + grad
-    return 1 if order == 1 and kinds[-1] == _GRAD else 2
-
-
-_GRAD, _JVP = _functorch.TransformType.Grad, _functorch.TransformType.Jvp
+    order = levels.count(functorch.GRAD) + levels.count(functorch.JVP) + grad
+    return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
 
 
 def _base_requires_grad(t: Tensor) -> bool:
-    while _functorch.is_functorch_wrapped_tensor(t):
-        t = _functorch.get_unwrapped(t)
+    while functorch.is_wrapped(t):
+        t = functorch.unwrapped(t)
     return t.requires_grad
 
 
 def _apply(function: type[torch.autograd.Function], *operands: Any) -> Any:
     # Straight to the higher-order operator: `Function.apply` would inspect signatures first.
-    return custom_function_call(function, *operands)
+    return functorch.custom_function_call(function, *operands)
 
 
 class _PrimitiveFunction(torch.autograd.Function):
@@ -211,11 +215,9 @@ class _PairFunction(torch.autograd.Function):
         ctx.application, args = inputs[0], inputs[1:]
         n = ctx.application.pair.n_outputs
         ctx.n_args = len(args)
-        ctx.plain = _functorch.peek_interpreter_stack() is None
+        ctx.plain = functorch.top_level() is None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *output[n:], *(o for o in output[:n] if not differentiable(o))
-        )
+        ctx.mark_non_differentiable(*output[n:], *(o for o in output[:n] if not differentiable(o)))
         ctx.save_for_backward(*args, *output[n:])
 
     @staticmethod
@@ -223,12 +225,12 @@ class _PairFunction(torch.autograd.Function):
         application, n = ctx.application, ctx.n_args
         pair = application.pair
         saved = alive(ctx.saved_tensors)
-        args, residuals, cts = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+        args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
         if torch.is_grad_enabled() and ctx.plain:  # Plain autograd with create_graph=True.
-            return _differentiable_backward(ctx, application.primitive, args, cts)
-        if all(c is None for c in cts):
+            return _differentiable_backward(ctx, application.primitive, args, given)
+        if all(c is None for c in given):
             return (None,) * (n + 1)
-        grads = _apply(_BackwardFunction, application, n, len(residuals), *saved, *cts)
+        grads = _apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
         full: list[Tensor | None] = [None] * n
         for i, g in zip(pair.wrt, grads, strict=True):
             full[i] = g
@@ -288,7 +290,7 @@ class _BackwardFunction(torch.autograd.Function):
 
 
 def _depth() -> int:
-    return len(_functorch.get_interpreter_stack() or ())
+    return len(functorch.levels())
 
 
 def _batched_pullback(
@@ -421,4 +423,3 @@ class CallPair:
 def zeros(aval: Any) -> Tensor:
     """Zeros on the device: a constant in a trace."""
     return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=runtime.device())
-

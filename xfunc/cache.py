@@ -81,7 +81,7 @@ class _Walk:
             return (kind, repr(x))  # nan equals itself, and 0.0 is not -0.0
         if isinstance(x, torch.Tensor):
             return self._tensor(x)
-        if isinstance(x, _OPAQUE) or isinstance(x, (types.BuiltinFunctionType, enum.Enum)):
+        if isinstance(x, (*_OPAQUE, types.BuiltinFunctionType, enum.Enum)):
             return _Same(x)
         before = self._seen.get(id(x))
         if before is not None:
@@ -168,7 +168,7 @@ def _content(cell: Any) -> Any:
         return Ellipsis
 
 
-def function_value(fun: Callable[..., Any]) -> tuple[Hashable, list[torch.Tensor]]:
+def function_value(fun: Any) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
     walk = _Walk()
     return walk.value(fun), walk.tensors
@@ -285,7 +285,7 @@ def _difference(old: Any, new: Any, path: str = "") -> str:
     """The first place where two keys differ, and both values there."""
     if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
         named = len(new) == 2 and isinstance(new[0], str) and old[0] == new[0]
-        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+        for a, b in zip(old, new, strict=True):
             if a != b:
                 return _difference(a, b, f"{path}.{new[0]}" if named else path)
     place = f" in {path.lstrip('.')}" if path else ""

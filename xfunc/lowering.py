@@ -66,7 +66,8 @@ class Lowering:
         flat = [*args, *self.consts]
         inputs = [flat[i] for i in self.inputs]
         if trace is None:
-            return self.executable(donated)(inputs)
+            run = self.executable(donated)
+            return run([inputs[i] for i in run.order])
         lifted = [trace.lift(t) for t in inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
@@ -108,7 +109,7 @@ def lower(
     avals: Sequence[Aval],
     outputs: Sequence[torch.Tensor],
 ) -> Lowering:
-    """HLO of traced `outputs` as a function of bare placeholders; call it while the trace is open."""
+    """HLO of traced `outputs` as a function of bare placeholders, while the trace is open."""
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return Lowering(name, b"", (), tuple(avals), (), ())
@@ -168,4 +169,3 @@ def _unused() -> torch.Tensor:
     finally:
         runtime.xla()._set_allow_execution(allowed)
     return tracing.as_constant(scalar)
-

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from xfunc import tracing
+from xfunc import functorch, tracing
 from xfunc.avals import Aval, aval_of
 from xfunc.lowering import Lowering, lower
 from xfunc.split import Halves, Policy, primal, split
@@ -92,9 +92,7 @@ class Joint:
             # it can be batched any number of times.
             program = self.as_program().batched((*dims, *(0 for _ in self.cts)), n)
             outputs = program.outputs[: len(self.outputs)]
-            batched = Joint(
-                program, program.lowering, self.n_inputs, outputs, self.cts, self.wrt
-            )
+            batched = Joint(program, program.lowering, self.n_inputs, outputs, self.cts, self.wrt)
             batched._memo["program"] = program
             self._memo[key] = batched
         return self._memo[key]
@@ -113,9 +111,7 @@ class Joint:
                     outs = fn(*args)
                     return tuple(outs[i] for i in cts), tuple(outs)
 
-                _, pull, outs = torch.func.vjp(
-                    outputs_of, *(args[i] for i in wrt), has_aux=True
-                )
+                _, pull, outs = functorch.vjp(outputs_of, *(args[i] for i in wrt))
                 return [*outs, *pull(tuple(flat[n:]))]
 
             avals = [*self.source.avals, *(self.outputs[i] for i in cts)]
@@ -134,7 +130,14 @@ class Program:
         captures: the tensors that the function closed over in its first run.
     """
 
-    def __init__(self, name: str, fn: Flat, avals: Sequence[Aval], labels: Sequence[str] = (), derived: bool = False):
+    def __init__(
+        self,
+        name: str,
+        fn: Flat,
+        avals: Sequence[Aval],
+        labels: Sequence[str] = (),
+        derived: bool = False,
+    ):
         self.name = name
         self.captures: list[torch.Tensor] = []
         self.avals = tuple(avals)
@@ -227,9 +230,7 @@ class Program:
                 [*self.avals, *(self._outputs[i] for i in cts)],
                 [*(o.detach() for o in outs), *present],
             )
-            positions = tuple(
-                i for i, g in zip(wanted, grads, strict=True) if g is not None
-            )
+            positions = tuple(i for i, g in zip(wanted, grads, strict=True) if g is not None)
             n = len(inputs)
             del inputs, outs, ct_values, grads, present
         return Joint(self, lowering, n, self._outputs, cts, positions)
@@ -273,20 +274,20 @@ class Program:
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat[:n])
 
-            def outputs_of(*diff: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
                 for i, d in zip(wrt, diff, strict=True):
                     args[i] = d
                 outs = self.fn(*args)
-                return tuple(outs[i] for i in cts)
+                return tuple(outs[i] for i in cts), ()
 
-            _, pull = torch.func.vjp(outputs_of, *(args[i] for i in wrt))
+            _, pull, _ = functorch.vjp(outputs_of, *(args[i] for i in wrt))
             return list(pull(tuple(flat[n:])))
 
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
     def pushforward(self, wrt: tuple[int, ...]) -> Program:
-        """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of the float outputs)``."""
+        """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""
         n, outputs = len(self.avals), self.outputs
         floats = [i for i, o in enumerate(outputs) if differentiable(o)]
 
@@ -299,8 +300,8 @@ class Program:
                 outs = self.fn(*args)
                 return tuple(outs[i] for i in floats), tuple(outs)
 
-            _, tangents, outs = torch.func.jvp(
-                outputs_of, tuple(args[i] for i in wrt), tuple(flat[n:]), has_aux=True
+            _, tangents, outs = functorch.jvp(
+                outputs_of, tuple(args[i] for i in wrt), tuple(flat[n:])
             )
             return [*outs, *tangents]
 
@@ -320,4 +321,3 @@ class Program:
             for a, d in zip(self.avals, dims, strict=True)
         ]
         return self.derive(("batched", dims, n), f"vmap of {self.name}", fn, avals)
-

@@ -98,7 +98,7 @@ def _table() -> dict[Any, Kind]:
     )  # fmt: skip
     put(Kind.RANDOM, random)
     put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
-    put(Kind.IN_PLACE, [torch.Tensor.__setitem__, torch.Tensor.data.__set__])  # pyright: ignore
+    put(Kind.IN_PLACE, [torch.Tensor.__setitem__, torch.Tensor.data.__set__])  # pyright: ignore[reportAttributeAccessIssue]
     put(Kind.PLAIN, [torch.Tensor.requires_grad_, torch.Tensor.retain_grad])
     return table
 

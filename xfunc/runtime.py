@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -69,29 +70,27 @@ class _Lock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._holder: int | None = None
-        self._depth = 0
+        self._acquire, self._release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            while not self._lock.acquire(timeout=1.0):
-                if self._holder_waits_for_a_thread():
-                    raise RuntimeError(
-                        "xfunc was called from a thread that a function being traced in another "
-                        "thread is waiting for\nRepair: make the call in the thread that traces, "
-                        "or start the thread outside the traced function."
-                    )
-        self._depth += 1
-        self._holder = threading.get_ident()
+        if not self._acquire(False):
+            self._wait()
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._holder = None
-        self._lock.release()
+        self._release()
+
+    def _wait(self) -> None:
+        while not self._acquire(timeout=1.0):
+            if self._holder_waits_for_a_thread():
+                raise RuntimeError(
+                    "xfunc was called from a thread that a function being traced in another "
+                    "thread is waiting for\nRepair: make the call in the thread that traces, "
+                    "or start the thread outside the traced function."
+                )
 
     def _holder_waits_for_a_thread(self) -> bool:
-        frame = sys._current_frames().get(self._holder or -1)
+        owner = re.search(r"owner=(\d+)", repr(self._lock))
+        frame = sys._current_frames().get(int(owner[1])) if owner else None
         waiting = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
         return frame is not None and frame.f_code.co_filename.endswith(waiting)
 
@@ -122,6 +121,9 @@ class Executable:
         computation: torch_xla's handle of the HLO.
         avals: of the module's parameters, in order.
         donated: parameters whose buffers the program may take over.
+
+    Attributes:
+        order: the order in which the compiled program takes the parameters.
     """
 
     def __init__(self, name: str, computation: Any, avals: Sequence[Aval], donated: Sequence[int]):
@@ -144,23 +146,23 @@ class Executable:
             except RuntimeError as error:
                 raise compile_error(self._name, str(error)) from error
         ids, _ = X._get_tensors_xla_device_data_node(outputs)
-        position = {X._get_tensors_xla_device_data_node([h])[0][0]: i for i, h in enumerate(holders)}
-        self._order = tuple(position[i] for i in ids)
+        places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in holders]
+        self.order = tuple(places.index(i) for i in ids)
+        self._launch = X._run_cached_graph
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run on tensors of the device with exactly the avals compiled for."""
-        ordered = [inputs[i] for i in self._order]
+        """Run on tensors of the device: the parameters, in the order that `order` lists them."""
         try:
-            return xla()._run_cached_graph(self._hash, ordered)
+            return self._launch(self._hash, inputs)
         except RuntimeError as error:
             message = str(error)
             if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-                settle(ordered)
+                settle(inputs)
             elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
                 self._compile()
             else:
                 raise
-        return xla()._run_cached_graph(self._hash, ordered)
+        return self._launch(self._hash, inputs)
 
 
 def compile_error(name: str, message: str) -> CompileError:

@@ -124,8 +124,11 @@ def split(
                 if i.id not in at_hand:
                     kept[i.id] = i
                 continue
-            if i.id in varies and not i.shape.is_tuple and policy(i) and not _is_free(
-                i, at_hand, kept
+            if (
+                i.id in varies
+                and not i.shape.is_tuple
+                and policy(i)
+                and not _is_free(i, at_hand, kept)
             ):
                 kept[i.id] = i
                 continue
@@ -158,7 +161,8 @@ def split(
             sources.append(("ct", flat - n_inputs))
         else:
             sources.append(("input", _skip_cts(flat, n_inputs, n_avals)))
-    sources += [("residual", k) for k in range(len(residuals))]
+    for k in range(len(residuals)):
+        sources.append(("residual", k))
     backward_inputs = [*backward_params, *(r.id for r in residuals)]
     by_id = {i.id: i for i in entry.instructions}
     backward = Lowering(

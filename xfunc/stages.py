@@ -101,9 +101,7 @@ def _show(structure: tree.Structure, avals: Any) -> str:
 
 
 def _avals(staged: Staged, leaves: list[Any], structure: tree.Structure) -> tuple[Any, ...]:
-    abstract = [
-        Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else x for x in leaves
-    ]
+    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else x for x in leaves]
     others = [x for x in abstract if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))]
     if others:
         prepare(staged, leaves, structure)  # Raises, and says which.

@@ -19,9 +19,8 @@ from typing import Any
 
 import optree
 import torch
-from torch._C import _functorch
 
-from xfunc import cache, config, runtime, tracing, tree
+from xfunc import cache, config, functorch, runtime, tracing, tree
 from xfunc.avals import NUMBERS, Aval, aval_of
 from xfunc.bind import Call, bind, differentiations
 from xfunc.cache import FunctionCache, Key, Wrapper
@@ -73,6 +72,7 @@ class Entry:
     _moved: dict[int, tuple[int, torch.Tensor]] = dataclasses.field(default_factory=dict)
     _run: runtime.Executable | None = None
     _inputs: tuple[int, ...] = ()
+    _consts: tuple[torch.Tensor, ...] = ()
 
     def inputs(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[Any]:
         """Arguments and captures, in the program's order."""
@@ -86,7 +86,7 @@ class Entry:
         flat = self.inputs(leaves, held)
         if self.captures:
             flat = [*leaves, *(self._on_device(t) for t in flat[len(leaves) :])]
-        if _functorch.peek_interpreter_stack() is not None or (
+        if functorch.top_level() is not None or (
             torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
         ):
             return bind(self.call, flat)
@@ -96,17 +96,17 @@ class Entry:
             if not lowering.outputs:
                 return []
             run = self._run = lowering.executable(self.donated)
-            self._inputs = lowering.inputs
-        consts = self.program.lowering.consts
-        if consts:
-            flat = [*flat, *consts]
+            self._inputs = tuple(lowering.inputs[i] for i in run.order)
+            self._consts = lowering.consts
+        if self._consts:
+            flat = [*flat, *self._consts]
         if not self.donated:
             return run([flat[i] for i in self._inputs])
         return self._run_donating(run, flat)
 
     def _on_device(self, t: torch.Tensor) -> torch.Tensor:
         """A captured tensor on the device; one of the host is moved when it has changed."""
-        if t.is_xla or t.requires_grad:
+        if _IS_XLA(t) or t.requires_grad:
             return runtime.to_device(t)
         moved = self._moved.get(id(t))
         if moved is None or moved[0] != t._version:
@@ -138,9 +138,7 @@ class _Donated(torch.Tensor):
     """A tensor whose buffer a program has taken over."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__repr__":
             return "<donated tensor>"
         raise RuntimeError(
@@ -168,15 +166,13 @@ class Staged:
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
         self._constant = cache.is_constant(self.value)
-        self._cache: FunctionCache | None = None
-        self._known_value: Hashable = None
+        # The value of a function that holds nothing that can change, once it has been taken.
+        self.known_value: tuple[Hashable, list[torch.Tensor]] | None = None
 
-    @property
+    @functools.cached_property
     def cache(self) -> FunctionCache:
         """The cache, shared with every function of the same skeleton."""
-        if self._cache is None:
-            self._cache = cache.cache_of(self.value)
-        return self._cache
+        return cache.cache_of(self.value)
 
     def labels(
         self, structure: tree.Structure, fixed: tuple[tuple[int, Any], ...] = ()
@@ -192,11 +188,10 @@ class Staged:
 
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `xfunc.cache.function_value`."""
-        if not self._constant:
-            return cache.function_value(self.value)
-        if self._known_value is None:
-            self._known_value, _ = cache.function_value(self.value)
-        return self._known_value, []
+        found = cache.function_value(self.value)
+        if self._constant:
+            self.known_value = found
+        return found
 
     def find(
         self,
@@ -211,7 +206,7 @@ class Staged:
 
         `static` is a further part of the key; see `make` for the rest.
         """
-        value, held = self.function_value()
+        value, held = self.known_value or self.function_value()
         key = (value, structure, avals, static, _modes())
         entry = self.cache.find(key)
         if entry is None:
@@ -281,9 +276,7 @@ class Staged:
         return entry
 
 
-def as_outputs(
-    name: str, outs: Sequence[Any], structure: tree.Structure
-) -> list[torch.Tensor]:
+def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
     """The leaves that a traced function returned, as traced tensors."""
     made = []
     for i, o in enumerate(outs):
@@ -365,7 +358,7 @@ def prepare(
             if trace is not None:
                 made.append(trace.lift(x))
             else:
-                if not x.is_xla:
+                if not _IS_XLA(x):
                     tracing.check_array(x, staged.name, staged.labels(structure)[i])
                 made.append(runtime.to_device(x))
         elif staged.arrays_only:
@@ -436,7 +429,8 @@ def run_staged(
 ) -> Any:
     """Call a staged function with real tensors."""
     with runtime.lock:
-        leaves, structure = optree.tree_flatten((args, kwargs), namespace=tree.NAMESPACE)
+        given: Any = (args, kwargs)
+        leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
         try:
             ready = all(map(_IS_XLA, leaves))
         except AttributeError:
@@ -447,11 +441,11 @@ def run_staged(
                 static = (static, cache.function_value(fixed)[0])
                 options["fixed"] = fixed
         avals = tuple(map(_AVAL, leaves))
-        value, held = staged.function_value()
+        value, held = staged.known_value or staged.function_value()
         store = staged.cache
-        entry = store.find((value, structure, avals, static, _modes()))
+        key = (value, structure, avals, static, _modes())
+        entry = store.find(key)
         if entry is None:
-            key = (value, structure, avals, static, _modes())
             entry = staged.make(key, held, watched(leaves), **options)
         if entry._run is None:
             return _first_run(store, entry, leaves, held)
@@ -514,4 +508,3 @@ def hide_library_frames(error: Exception) -> Exception:
 def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Abstract arguments as they stand in a key."""
     return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-

@@ -38,11 +38,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch._C import _functorch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from xfunc import purity, runtime
+from xfunc import functorch, purity, runtime
 from xfunc.avals import Aval, short
 from xfunc.errors import (
     ConcretizationError,
@@ -77,9 +75,7 @@ class Leaked(torch.Tensor):
     _xfunc_leak: str
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if purity.kind_of(func) is Kind.REPR:
             return "<traced value that outlived its trace>"
         flat = [a for a in _tensors(args, kwargs or {}) if isinstance(a, Leaked)]
@@ -114,7 +110,7 @@ class Trace:
                 _flush_user_work()
                 stack.callback(X._clear_pending_irs, str(runtime.device()))
                 stack.enter_context(_tracing_switches())
-            stack.enter_context(temporarily_clear_interpreter_stack())
+            stack.enter_context(functorch.temporarily_clear_interpreter_stack())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             # torch runs backward passes of XLA tensors in a thread of their own, where neither
@@ -151,9 +147,9 @@ class Trace:
                     continue
                 del self._made[key]
                 with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
-                    torch._C._swap_tensor_impl(token, torch.empty(0))
+                    functorch.swap_contents(token, torch.empty(0))
                 token.__class__ = Leaked
-                token._xfunc_leak = report(
+                vars(token)["_xfunc_leak"] = report(
                     "a traced value, kept by a cached function, was used outside of its trace",
                     "return the value from the function instead of storing it outside.",
                     function=self.name,
@@ -191,7 +187,7 @@ class Trace:
             )
             first = first or text
             tensor.__class__ = Leaked
-            tensor._xfunc_leak = text
+            vars(tensor)["_xfunc_leak"] = text
         if not quiet:
             raise LeakError(first)
 
@@ -245,16 +241,16 @@ class Trace:
         if type(tensor) is Leaked:
             raise LeakError(tensor._xfunc_leak)
         with torch._C.DisableTorchFunction():
-            while _functorch.is_functorch_wrapped_tensor(tensor):
-                tensor = _functorch.get_unwrapped(tensor)
+            while functorch.is_wrapped(tensor):
+                tensor = functorch.unwrapped(tensor)
             if tensor.device.type != "xla":
                 made = self._made.get(id(tensor))
                 return made is not None and made[0]() is tensor
-            if _functorch.peek_interpreter_stack() is None:
+            if functorch.top_level() is None:
                 return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
             # Asking for the number brings views up to date, by operations that must not be
             # transformed.
-            with temporarily_clear_interpreter_stack():
+            with functorch.temporarily_clear_interpreter_stack():
                 return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -385,9 +381,7 @@ class Trace:
             self._refuse_read(name, tensors[0])
         if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
             self._refuse_read("Tensor.type()", tensors[0])
-        data_shaped = kind is Kind.DATA_SHAPED or (
-            kind is Kind.INDEX and purity.has_mask(args[1])
-        )
+        data_shaped = kind is Kind.DATA_SHAPED or (kind is Kind.INDEX and purity.has_mask(args[1]))
         if data_shaped:
             what = "indexing with a boolean mask" if kind is Kind.INDEX else name
             self._refuse(
@@ -457,9 +451,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, trace: Trace):
         self._trace = trace
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _thread.trace is not self._trace:  # A nested trace, whose own mode has seen the call.
             return func(*args, **(kwargs or {}))
         return self._trace.call(func, args, kwargs or {})
@@ -487,9 +479,7 @@ def _flush_user_work() -> None:
     runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
 
 
-def _refusal(
-    func: Any, error: RuntimeError, name: str, at: Location | None
-) -> XfuncError | None:
+def _refusal(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
     message = str(error)
     if "Unexpected execution happens" in message:
@@ -521,9 +511,9 @@ def is_tracked(tensor: torch.Tensor) -> bool:
         while True:
             if tensor.requires_grad:
                 return True
-            if not _functorch.is_functorch_wrapped_tensor(tensor):
+            if not functorch.is_wrapped(tensor):
                 return False
-            tensor = _functorch.get_unwrapped(tensor)
+            tensor = functorch.unwrapped(tensor)
 
 
 _SUPPORTED = frozenset(

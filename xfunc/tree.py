@@ -18,7 +18,9 @@ Structure = optree.PyTreeSpec
 C = TypeVar("C", bound=type)
 
 
-def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+def flatten(
+    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Structure]:
     """The leaves of a tree, and its structure."""
     return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
 

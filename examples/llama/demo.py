@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     save_plot(losses, args.out / "loss.png")
     console.print(f"\n{text_plot(losses)}\n")
-    console.print(sample(state.params, tokenizer, args.prompt, config, args.seed))
+    console.print(sample(state.params, tokenizer, args.prompt, config, args.seed), soft_wrap=True)
     console.print(f"\nloss: first {losses[0]:.3f}, last {losses[-1]:.3f}, held-out {test:.3f}")
     console.print(f"loss curve: {args.out / 'loss.png'}")
     console.print(f"traces of train_step: {xf.trace_count(train.train_step)}")

@@ -1,0 +1,40 @@
+"""Run benchmarks by name: ``python -m benchmarks trace dispatch scan``."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def main() -> None:
+    """Parse the command line and print one table per benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names",
+        nargs="+",
+        choices=["trace", "dispatch", "scan"],
+        metavar="name",
+        help="trace, dispatch or scan",
+    )
+    parser.add_argument(
+        "--jax-python",
+        metavar="PATH",
+        help="a Python that has JAX, for trace (or set XFUNC_JAX_PYTHON)",
+    )
+    options = parser.parse_args()
+    for name in options.names:
+        if name == "trace":
+            from benchmarks import trace
+
+            trace.main(options.jax_python)
+        elif name == "dispatch":
+            from benchmarks import dispatch
+
+            dispatch.main()
+        else:
+            from benchmarks import scan
+
+            scan.main()
+
+
+if __name__ == "__main__":
+    main()

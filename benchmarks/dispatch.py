@@ -1,0 +1,97 @@
+"""Dispatch: host time of a call whose program is compiled already, outputs fed back as inputs.
+
+One operation (16x16 add), against
+
+- the bare ``_run_cached_graph`` of torch_xla on the same executable;
+- the same operation on lazy tensors and ``torch_xla.sync()``.
+
+A train-step-like call, a dictionary of 300 leaves to a new one, donated and not, against the bare
+call on the same executable.
+
+The device is waited for after each turn, outside of the timer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_xla
+
+import xfunc as xf
+from benchmarks.timing import Contender, Row, race, table
+from xfunc import runtime
+
+LEAVES = 300
+CALLS = 16  # in flight at once; XLA's CPU client lets the host wait beyond 32
+
+
+class Loop:
+    """Calls a function on its own last result."""
+
+    def __init__(self, fun: Any, start: Any):
+        self.fun, self.state = fun, start
+
+    def __call__(self) -> None:
+        self.state = self.fun(self.state)
+
+
+def executable(fun: Any, *args: Any) -> runtime.Executable:
+    """What a jitted function runs for these arguments."""
+    entry = fun.trace(*args)._entry
+    return entry.program.lowering.executable(entry.donated)
+
+
+def raw(fun: Any, leaves: list[torch.Tensor], *args: Any) -> Loop:
+    """The bare call of a jitted function's executable; all leaves have one shape."""
+    key, run = executable(fun, *args)._hash, torch_xla._XLAC._run_cached_graph
+    return Loop(lambda inputs: run(key, inputs), leaves)
+
+
+def one_op() -> list[Row]:
+    """A call that does next to nothing."""
+    add = xf.jit(lambda x: x + 1)
+
+    def lazy(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch_xla.sync()
+        return x
+
+    def start() -> torch.Tensor:
+        return xf.device_put(torch.zeros(16, 16))
+
+    contenders = {
+        "ours": Loop(add, start()),
+        "raw": raw(add, [start()], start()),
+        "lazy": Loop(lazy, start()),
+    }
+    best = race({n: Contender(c, runtime.block) for n, c in contenders.items()}, 400, CALLS, 30)
+    return [
+        Row("one add: bare cached graph", best["ours"], best["raw"], 3),
+        Row("one add: lazy tensor and sync", best["ours"], best["lazy"], 1),
+    ]
+
+
+def many_leaves(donate: bool) -> Row:
+    """A call with many arguments and results."""
+    step = xf.jit(
+        lambda params: {k: p + 1 for k, p in params.items()},
+        donate_argnums=0 if donate else None,
+    )
+
+    def start() -> dict[str, torch.Tensor]:
+        return {f"weight{i}": xf.device_put(torch.zeros(16, 16)) for i in range(LEAVES)}
+
+    contenders = {
+        "ours": Loop(step, start()),
+        "raw": raw(step, list(start().values()), start()),
+    }
+    best = race({n: Contender(c, runtime.block) for n, c in contenders.items()}, 200, CALLS, 30)
+    name = f"{LEAVES} leaves{', donated' * donate}: bare cached graph"
+    return Row(name, best["ours"], best["raw"], 1.5)
+
+
+def main() -> None:
+    """Print the table."""
+    rows = [*one_op(), many_leaves(donate=False), many_leaves(donate=True)]
+    print(table("dispatch: host time of one call", rows))

@@ -1,0 +1,99 @@
+"""Tracing: from Python functions to a program, nothing compiled and nothing run.
+
+The loss and the gradient of a 12-layer Llama whose layers are an unrolled Python loop; every cache
+is emptied before each round.
+
+xfunc: ``xf.jit(xf.value_and_grad(loss)).lower(shapes)``, up to the serialised HLO.
+JAX: ``jax.jit(jax.value_and_grad(loss)).trace(shapes).lower()``, in a process of its own.
+make_fx: ``make_fx(torch.func.grad_and_value(loss), tracing_mode="fake")``, up to the FX graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import xfunc as xf
+from benchmarks import llama
+from benchmarks.timing import Contender, Row, race, table
+
+ROUNDS = 7
+
+
+def main(jax_python: str | None) -> None:
+    """Print the table.
+
+    Args:
+        jax_python: a Python that has JAX; None: look for one.
+    """
+    c = llama.Config()
+
+    def loss(params: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+        return llama.loss(params, tokens, c)
+
+    def build(leaf: Any) -> Any:
+        return xf.tree.map(leaf, llama.shapes(c), is_leaf=_is_shape)
+
+    avals = build(lambda s: xf.ShapeDtypeStruct(s, torch.float32))
+    tokens = xf.ShapeDtypeStruct((c.batch, c.seq + 1), torch.int64)
+    params = build(torch.zeros)
+    real_tokens = torch.zeros(tokens.shape, dtype=tokens.dtype)
+
+    def ours() -> int:
+        xf.clear_caches()
+        lowered = xf.jit(xf.value_and_grad(loss)).lower(avals, tokens)
+        return len(lowered.traced._entry.program.lowering.hlo)
+
+    def theirs() -> Any:
+        grad_and_value = torch.func.grad_and_value(loss)
+        return make_fx(grad_and_value, tracing_mode="fake")(params, real_tokens)
+
+    # Alternating with make_fx would leave our rounds its heap.
+    mine = race({"xfunc": Contender(ours)}, ROUNDS)["xfunc"]
+    rows = []
+    python = find_jax(jax_python)
+    if python is None:
+        print("No Python with JAX was found (--jax-python): no ratio to JAX.\n")
+    else:
+        rows.append(Row("JAX, trace and lower", mine, time_jax(python, c), 3, times_less=True))
+    mine = min(mine, race({"xfunc": Contender(ours)}, ROUNDS)["xfunc"])
+    fx = race({"make_fx": Contender(theirs)}, 2)["make_fx"]
+    rows.append(Row("make_fx, fake tensors", mine, fx, 20, times_less=True))
+    rows = [dataclasses.replace(r, ours=mine) for r in rows]
+    print(table(f"trace: loss and gradient of a Llama of {c.layers} layers", rows))
+
+
+def find_jax(python: str | None) -> str | None:
+    """The Python named, or the first at hand, if JAX can be imported there."""
+    named = python or os.environ.get("XFUNC_JAX_PYTHON")
+    for candidate in (named,) if named else (sys.executable, "python", "python3"):
+        found = shutil.which(candidate)
+        test = [found, "-c", "import jax"]
+        if found and subprocess.run(test, capture_output=True, check=False).returncode == 0:
+            return found
+    return None
+
+
+def time_jax(python: str, c: llama.Config) -> float:
+    """Seconds that JAX takes."""
+    sizes = {**dataclasses.asdict(c), "head_dim": c.head_dim, "shapes": llama.shapes(c)}
+    script = Path(__file__).with_name("jax_llama.py")
+    command = [python, str(script), json.dumps(sizes), str(ROUNDS + 1)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{script.name} failed:\n{done.stderr}")
+    return min(json.loads(done.stdout)[1:])
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, tuple)
