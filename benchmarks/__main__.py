@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from xfunc import runtime
+
 
 def main() -> None:
     """Parse the command line and print one table per benchmark."""
@@ -21,6 +23,7 @@ def main() -> None:
         help="a Python that has JAX, for trace (or set XFUNC_JAX_PYTHON)",
     )
     options = parser.parse_args()
+    runtime.xla()  # Before anything imports torch_xla, which else guesses the device, and warns.
     for name in options.names:
         if name == "trace":
             from benchmarks import trace

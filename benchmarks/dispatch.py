@@ -19,7 +19,7 @@ import torch
 import torch_xla
 
 import xfunc as xf
-from benchmarks.timing import Contender, Row, race, table
+from benchmarks.timing import Contender, Row, race, table, wait
 from xfunc import runtime
 
 LEAVES = 300
@@ -65,7 +65,7 @@ def one_op() -> list[Row]:
         "raw": raw(add, [start()], start()),
         "lazy": Loop(lazy, start()),
     }
-    best = race({n: Contender(c, runtime.block) for n, c in contenders.items()}, 400, CALLS, 30)
+    best = race({n: Contender(c, wait) for n, c in contenders.items()}, 400, CALLS, 30)
     return [
         Row("one add: bare cached graph", best["ours"], best["raw"], 3),
         Row("one add: lazy tensor and sync", best["ours"], best["lazy"], 1),
@@ -86,7 +86,7 @@ def many_leaves(donate: bool) -> Row:
         "ours": Loop(step, start()),
         "raw": raw(step, list(start().values()), start()),
     }
-    best = race({n: Contender(c, runtime.block) for n, c in contenders.items()}, 200, CALLS, 30)
+    best = race({n: Contender(c, wait) for n, c in contenders.items()}, 200, CALLS, 30)
     name = f"{LEAVES} leaves{', donated' * donate}: bare cached graph"
     return Row(name, best["ours"], best["raw"], 1.5)
 

@@ -24,8 +24,7 @@ from torch_xla.experimental.scan import scan as torch_xla_scan
 
 import xfunc as xf
 from benchmarks import llama
-from benchmarks.timing import Contender, Row, race, table
-from xfunc import runtime
+from benchmarks.timing import Contender, Row, race, table, wait
 
 C = llama.Config()
 LEARNING_RATE = 1e-3
@@ -104,7 +103,7 @@ def transfers(step: Callable[[], Any]) -> float:
     metrics.clear_all()
     for _ in range(steps):
         step()
-        runtime.block()
+        wait()
     data = metrics.metric_data("TransferToDeviceTime")
     return data[0] / steps if data else 0.0
 
@@ -120,7 +119,7 @@ def main() -> None:
     }
     first = torch.stack([s().cpu() for s in steps.values()])
     torch.testing.assert_close(first, first[:1].expand_as(first), rtol=1e-3, atol=1e-3)
-    best = race({n: Contender(s, runtime.block) for n, s in steps.items()}, 20, budget=60)
+    best = race({n: Contender(s, wait) for n, s in steps.items()}, 20, budget=60)
     moved = {n: transfers(steps[n]) for n in ("ours", "loop")}
     ours = best["ours"]
     rows = [

@@ -1,13 +1,14 @@
 """Timing on a machine that does other things too, and the tables that come of it.
 
-Contenders take turns, so that a slow moment hits them all, and the fastest turn of each counts: what
-other processes do can only add to it.
+Contenders take turns, so that a slow moment hits them all, and the fastest turn of each counts:
+what other processes do can only add to it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -84,25 +85,31 @@ def race(
         c.run()
         c.after()
     end = time.perf_counter() + budget
-    for _ in range(rounds):
-        for name, c in contenders.items():
-            best[name] = min(best[name], _turn(c, calls))
-        if time.perf_counter() > end:
-            break
-    return best
-
-
-def _turn(c: Contender, calls: int) -> float:
     gc.collect()
     gc.disable()  # A collection would hit one contender for what another left.
     try:
-        start = time.perf_counter()
-        for _ in range(calls):
-            c.run()
-        return (time.perf_counter() - start) / calls
+        for _ in range(rounds):
+            for name, c in contenders.items():
+                best[name] = min(best[name], _turn(c, calls))
+            if time.perf_counter() > end:
+                break
     finally:
         gc.enable()
-        c.after()
+    return best
+
+
+def wait() -> None:
+    """Let the device finish."""
+    sys.modules["torch_xla"]._XLAC._xla_wait_device_ops([])
+
+
+def _turn(c: Contender, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        c.run()
+    seconds = (time.perf_counter() - start) / calls
+    c.after()
+    return seconds
 
 
 def table(title: str, rows: Sequence[Row]) -> str:

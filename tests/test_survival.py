@@ -408,7 +408,9 @@ HOSTILE: dict[str, Hostile] = {
     "vmap sizes": Hostile(lambda x: VMAP(torch.add)(x, x[:2]), ValueError, "sizes|size"),
     "vmap axes tree": Hostile(lambda x: VMAP(torch.add, in_axes=(0,))(x, x), ValueError, "in_axes"),
     "scan carry": Hostile(
-        lambda x: xf.scan(lambda c, y: (torch.stack([c, y]), y), x[0], x), TreeMismatchError, "carry"
+        lambda x: xf.scan(lambda c, y: (torch.stack([c, y]), y), x[0], x),
+        TreeMismatchError,
+        "carry",
     ),
     "thread in trace": _no_line(_in_thread, RuntimeError, "waiting for"),
 }
@@ -429,7 +431,9 @@ def test_the_table_has_no_crowd_of_one() -> None:
     assert len(HOSTILE) >= 45
 
 
-@pytest.mark.parametrize("transform", ["value_and_grad", "vmap", "checkpoint", "eval_shape", "scan"])
+@pytest.mark.parametrize(
+    "transform", ["value_and_grad", "vmap", "checkpoint", "eval_shape", "scan"]
+)
 @pytest.mark.parametrize("name", ["float", "cholesky2", "mask", "add_", "rand", "recursion"])
 def test_hostile_function_under_other_transforms(name: str, transform: str) -> None:
     bodies: dict[str, tuple[Callable[..., Any], type[Exception]]] = {

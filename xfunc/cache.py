@@ -8,6 +8,10 @@ newest batch hits, and a changed number, dtype or shape misses.
 NOTE [aliases]: that a tensor stands in two places of the key is itself part of the key. A program
 traced while two closure cells held one tensor would otherwise be wrong when they hold two.
 
+NOTE [volatile places]: a function that counts its own runs, in a list or an attribute that it
+holds, would never hit. So the places that a function changed while it was being traced (a closure
+cell, a list, dict or set, an attribute) no longer count by value.
+
 Globals that a function names are not part of its value: as in JAX, they are read when it is traced.
 """
 
@@ -66,8 +70,20 @@ class Wrapper:
     options: Hashable
 
 
+# See NOTE [volatile places]: (id of the owner, attribute or None) -> the owner, kept alive.
+_volatile: dict[tuple[int, str | None], Any] = {}
+
+
 class _Walk:
+    """One visit of all that a function holds.
+
+    Attributes:
+        tensors: those found, each once.
+        places: for each place that could be changed, its owner and its content as it is.
+    """
+
     def __init__(self) -> None:
+        self.places: dict[tuple[int, str | None], tuple[Any, Hashable]] | None = None
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -100,12 +116,11 @@ class _Walk:
 
     def _structure(self, kind: type, x: Any) -> Hashable:
         if isinstance(x, types.FunctionType):
-            cells = [_content(c) for c in x.__closure__ or ()]
-            held = zip(x.__code__.co_freevars, cells, strict=True)
+            cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
             return (
                 x.__code__,
                 _Same(x.__globals__),
-                tuple((name, self.value(v)) for name, v in held),
+                tuple((name, self._place(c, None, [_content(c)])) for name, c in cells),
                 self.value(x.__defaults__),
                 self.value(x.__kwdefaults__),
                 self._state(x),
@@ -117,13 +132,15 @@ class _Walk:
         if isinstance(x, functools.partial):
             keywords = tuple((k, self.value(v)) for k, v in x.keywords.items())
             return ("partial", self.value(x.func), self._all(x.args), keywords)
-        if isinstance(x, (tuple, list, collections.deque)):
+        if isinstance(x, tuple):
             return (kind, self._all(x))
+        if isinstance(x, (list, collections.deque)):
+            return (kind, self._place(x, None, x))
         if isinstance(x, dict):
-            items = tuple((self.value(k), self.value(v)) for k, v in x.items())
-            return (kind, items, self._state(x))
+            items = [part for item in x.items() for part in item]
+            return (kind, self._place(x, None, items), self._state(x))
         if isinstance(x, (set, frozenset)):
-            return (kind, frozenset(x))
+            return (kind, self._place(x, None, sorted(x, key=hash)))
         if isinstance(x, np.ndarray) and x.dtype != object:
             return (kind, x.shape, x.dtype.str, x.tobytes())
         if not dataclasses.is_dataclass(x) and kind.__hash__ not in (object.__hash__, None):
@@ -141,7 +158,39 @@ class _Walk:
         """The attributes of an object, by value."""
         slots = [n for c in type(x).__mro__ for n in _slots(c) if hasattr(x, n)]
         named = {**getattr(x, "__dict__", {}), **{n: getattr(x, n) for n in slots}}
-        return tuple((name, self.value(v)) for name, v in named.items())
+        return tuple((name, self._place(x, name, [v])) for name, v in named.items())
+
+    def _place(self, owner: Any, label: str | None, contents: Iterable[Any]) -> Hashable:
+        """The value of what stands in a place that could be changed."""
+        key = (id(owner), label)
+        if key in _volatile:
+            return _Same(owner)
+        contents = list(contents)
+        if self.places is not None:
+            self.places[key] = (owner, tuple(map(_as_it_is, contents)))
+        return self._all(contents)
+
+
+def _as_it_is(x: Any) -> Hashable:
+    """What tells whether a place still holds the same: identity, or the value of an atom."""
+    return (type(x), repr(x)) if type(x) in (*_ATOMS, float, complex) else id(x)
+
+
+def places_of(fun: Any) -> dict[tuple[int, str | None], tuple[Any, Hashable]]:
+    """The places that a function holds, and what is in them."""
+    walk = _Walk()
+    walk.places = {}
+    walk.value(fun)
+    return walk.places
+
+
+def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hashable]]) -> bool:
+    """Mark the places changed since `before` as volatile; whether there were any."""
+    now = places_of(fun)
+    for key, (owner, held) in before.items():
+        if key in now and now[key][1] != held:
+            _volatile[key] = owner
+    return any(key in _volatile for key in before)
 
 
 @functools.cache
@@ -337,6 +386,7 @@ def clear_caches() -> None:
     with _guard:
         for cache in _functions.values():
             cache.clear()
+        _volatile.clear()
 
 
 def trace_count(fun: Any) -> int:

@@ -63,7 +63,7 @@ class Lowering:
         if not self.outputs:
             return []
         trace = tracing.current()
-        flat = [*args, *self.consts]
+        flat = [*args, *self.held()]
         inputs = [flat[i] for i in self.inputs]
         if trace is None:
             run = self.executable(donated)
@@ -73,11 +73,20 @@ class Lowering:
         trace.register(outputs)
         return outputs
 
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The inputs behind the arguments: `consts`, and what feeds an unused parameter."""
+        if max(self.inputs) < len(self.avals) + len(self.consts):
+            return self.consts
+        unused = torch.zeros((), dtype=torch.bool, device=runtime.device())
+        if tracing.current() is None:
+            runtime.settle([unused])
+        return (*self.consts, unused)
+
     def executable(self, donated: frozenset[int] = frozenset()) -> runtime.Executable:
         """The compiled program, made on first use."""
         found = self._executables.get(donated)
         if found is None:
-            avals = [*self.avals, *(aval_of(c) for c in self.consts)]
+            avals = [*self.avals, *(aval_of(t) for t in self.held())]
             params = [k for k, i in enumerate(self.inputs) if i in donated]
             found = self._executables[donated] = runtime.Executable(
                 self.name, self.computation, [avals[i] for i in self.inputs], params
@@ -141,9 +150,8 @@ def with_parameter(lowering: Lowering) -> Lowering:
     body = b.computation(lowering.name)
     body.parameter(hlo_shape(Aval((), torch.bool)))
     module = b.build(body.build(body.call(b.embed(lowering.module), [])))
-    return dataclasses.replace(
-        lowering, hlo=module.to_bytes(), inputs=(len(lowering.avals),), consts=(_unused(),)
-    )
+    unused = len(lowering.avals) + len(lowering.consts)
+    return dataclasses.replace(lowering, hlo=module.to_bytes(), inputs=(unused,))
 
 
 def _refuse_generator_state(name: str, tensor: torch.Tensor) -> None:
@@ -157,15 +165,3 @@ def _refuse_generator_state(name: str, tensor: torch.Tensor) -> None:
                 function=name,
             )
         )
-
-
-@functools.cache
-def _unused() -> torch.Tensor:
-    allowed = runtime.xla()._get_allow_execution()
-    runtime.xla()._set_allow_execution(True)
-    try:
-        scalar = torch.zeros((), dtype=torch.bool).to(runtime.device())
-        runtime.settle([scalar])
-    finally:
-        runtime.xla()._set_allow_execution(allowed)
-    return tracing.as_constant(scalar)

@@ -181,4 +181,4 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 def block() -> None:
     """Wait until everything launched has run."""
-    xla()._xla_wait_device_ops([str(device())])
+    xla()._xla_wait_device_ops([])  # of all devices

@@ -4,12 +4,14 @@ The joint program is one HLO graph. Nodes that no cotangent reaches are forward,
 a forward value that a backward node (or a gradient) uses must either be kept (a *residual*) or be
 computed again. A `Policy` decides, instruction by instruction.
 
-Three kinds of value are never kept, whatever the policy says:
+Some values are never kept, whatever the policy says:
 
 - inputs, which the backward pass receives anyway (unless the caller says that one is unavailable
   then: the carry of a scan, whose value at each step is gone);
 - what a reshape, transpose, broadcast, convert and the like makes of something no larger that is
   at hand: recomputing it is free;
+- likewise what an elementwise operation makes, if the forward pass itself has no use for it: it is
+  computed in the backward pass, the one place where it is needed;
 - what depends on nothing that varies: constants, and in a loop whatever is computed from values
   that are the same at every step. XLA hoists it out of the loop again.
 """
@@ -63,6 +65,13 @@ class Halves:
 _FREE = frozenset(
     "reshape transpose broadcast convert bitcast bitcast-convert iota constant".split()
 )
+_ELEMENTWISE = frozenset(
+    "abs add and atan2 cbrt ceil clamp compare complex cosine divide erf exponential "
+    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply "
+    "negate not or power real remainder round-nearest-afz round-nearest-even rsqrt select "
+    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh "
+    "xor".split()
+)
 
 
 def split(
@@ -111,11 +120,17 @@ def split(
             if any(o.id in varies for o in i.operands):
                 varies.add(i.id)
 
+    of_forward = _reachable(outputs, stop=frozenset())
+
     # What the backward pass needs of the forward pass, in reverse order of computation: a value
     # is decided on once all its users have been.
     needed = {g.id for g in gradients}
     kept: dict[int, Instruction] = {}
     at_hand = {p for p, flat in params.items() if flat not in unavailable and not is_ct(flat)}
+
+    def is_missing(i: Instruction) -> bool:
+        return i.id in varies and i.id not in at_hand and i.id not in kept
+
     for i in reversed(entry.instructions):
         if i.id not in needed:
             continue
@@ -128,7 +143,7 @@ def split(
                 i.id in varies
                 and not i.shape.is_tuple
                 and policy(i)
-                and not _is_free(i, at_hand, kept)
+                and not _is_free(i, is_missing, i.id in of_forward)
             ):
                 kept[i.id] = i
                 continue
@@ -203,12 +218,14 @@ def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:
     return flat if flat < n_inputs else flat - (n_avals - n_inputs)
 
 
-def _is_free(i: Instruction, at_hand: set[int], kept: dict[int, Instruction]) -> bool:
-    """Whether recomputing `i` costs nothing and keeps no more bytes than keeping `i` would."""
-    if i.opcode not in _FREE:
+def _is_free(i: Instruction, is_missing: Callable[[Instruction], bool], in_forward: bool) -> bool:
+    """Whether recomputing `i` costs nothing and keeps no more bytes than keeping `i` would.
+
+    `is_missing` tells of a value whether it would have to be kept to be there.
+    """
+    if i.opcode not in _FREE and (in_forward or i.opcode not in _ELEMENTWISE):
         return False
-    cost = sum(o.bytes for o in i.operands if o.id not in at_hand and o.id not in kept)
-    return cost <= i.bytes
+    return sum({o.id: o.bytes for o in i.operands if is_missing(o)}.values()) <= i.bytes
 
 
 def _order(instructions: Sequence[Instruction]) -> Callable[[int], int]:

@@ -97,7 +97,7 @@ class Entry:
                 return []
             run = self._run = lowering.executable(self.donated)
             self._inputs = tuple(lowering.inputs[i] for i in run.order)
-            self._consts = lowering.consts
+            self._consts = lowering.held()
         if self._consts:
             flat = [*flat, *self._consts]
         if not self.donated:
@@ -260,11 +260,15 @@ class Staged:
             return as_outputs(self.name, outs, structure)
 
         program = Program(self.name, flat, avals, labels)
+        places = cache.places_of(self.value)
         with _being_traced(self, key):
             if wrt is not None and any(wrt):
                 program.joint(wrt, zeros)
             else:
                 program.trace()
+        if cache.note_changes(self.value, places):
+            value, held = self.function_value()
+            key = key._replace(values=value)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         entry = Entry(program, primitive(program), out_tree[0], captures, donated)

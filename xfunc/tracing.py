@@ -310,6 +310,8 @@ class Trace:
                 args = (self.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
         if kind is not Kind.PLAIN:
+            if any(type(t) is Leaked for t in _tensors(args, kwargs)):
+                args, kwargs = self._lift_all(args, kwargs)
             done, result = self._special(kind, func, args, kwargs)
             if done:
                 return result
@@ -430,7 +432,8 @@ class Trace:
                 "use torch.stack.",
             )
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
-        out = literal(func(*args, **kwargs))
+        with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
+            out = literal(func(*args, **kwargs))
         self._remember(out, func, sys._getframe(3))
         return True, out
 

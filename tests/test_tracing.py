@@ -1,0 +1,150 @@
+"""What tracing records, moves and keeps; and the upstream defects that it works around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_xla.debug.metrics as metrics
+
+import xfunc as xf
+
+MOVED_OR_RUN = {
+    "TransferToDeviceTime",
+    "OutboundData",
+    "TransferFromDeviceTime",
+    "InboundData",
+    "ExecuteTime",
+    "CompileTime",
+}
+
+
+def activity(f: Callable[[], Any]) -> set[str]:
+    """Which transfers, executions and compilations torch_xla records during a call."""
+    metrics.clear_all()
+    f()
+    return MOVED_OR_RUN & set(metrics.metric_names())
+
+
+def literals(x: torch.Tensor) -> torch.Tensor:
+    table = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    index = torch.tensor([1, 0])
+    return (table[index] + torch.tensor(2.5) + torch.arange(2) + x * 3).sum()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: f,
+        lambda f: xf.grad(f),
+        lambda f: lambda x: xf.jvp(f, (x,), (x,)),
+        xf.hessian,
+    ],
+)
+def test_tracing_moves_and_runs_nothing(make: Callable[[Any], Any]) -> None:
+    x = xf.ShapeDtypeStruct((2,), torch.float32)
+    xf.device_put(torch.ones(2))  # The device client is up before anything is counted.
+    assert activity(lambda: xf.jit(make(literals)).lower(x)) == set()
+
+
+def test_literals_are_constants_of_the_program() -> None:
+    got = xf.jit(literals)(torch.ones(2))
+    torch.testing.assert_close(got.cpu(), literals(torch.ones(2)))
+    text = xf.jit(literals).lower(torch.ones(2)).as_text()
+    assert "constant({ { 1, 2 }, { 3, 4 } })" in text
+    assert "ENTRY %literals" in text
+    assert text.split("ENTRY")[1].count("parameter(") == 1
+
+
+def test_a_scan_body_runs_once_in_a_training_step() -> None:
+    runs = {"loss": 0, "body": 0}
+
+    def body(c: torch.Tensor, w: torch.Tensor) -> Any:
+        runs["body"] += 1
+        return torch.tanh(c @ w), None
+
+    def loss(ws: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        runs["loss"] += 1
+        return xf.scan(body, x, ws)[0].sum()
+
+    step = xf.jit(lambda ws, x: xf.value_and_grad(loss)(ws, x))
+    for _ in range(3):
+        step(torch.ones(4, 3, 3), torch.ones(2, 3))
+    assert runs == {"loss": 1, "body": 1}
+
+
+def test_a_scan_is_one_loop_whatever_its_length() -> None:
+    def lowered(n: int) -> str:
+        x = xf.ShapeDtypeStruct((n, 3), torch.float32)
+        f = xf.value_and_grad(lambda x: xf.scan(lambda c, v: (c * v.sin(), c), x[0], x)[0].sum())
+        return xf.jit(f).lower(x).as_text()
+
+    assert lowered(7).count(" while(") == lowered(70).count(" while(") == 2
+    assert lowered(7).count(" = ") == lowered(70).count(" = ")
+
+
+@pytest.mark.parametrize("read", [lambda r: r[:2], lambda r: r.to(torch.float32), torch.clone])
+def test_a_cached_body_that_closes_over_a_traced_value_serves_a_later_gradient(
+    read: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def f(x: torch.Tensor, ws: torch.Tensor) -> torch.Tensor:
+        r = x * 2
+        return xf.scan(lambda c, w: (c * w + read(r).sum() + len(r), None), x, ws)[0].sum()
+
+    x, ws = torch.ones(3), torch.full((4, 3), 0.5)
+    value = xf.jit(f)(x, ws)
+    again, _ = xf.value_and_grad(f)(x, ws)
+    assert value.item() == again.item()
+
+
+def test_tracing_in_inference_mode_and_no_grad() -> None:
+    x = torch.ones(3)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            got = xf.grad(lambda x: (x * x).sum())(x)
+        assert got.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_saved_policy_changes_what_crosses() -> None:
+    def residual_bytes(policy: Any) -> str:
+        def body(c: torch.Tensor, w: torch.Tensor) -> Any:
+            return torch.tanh(torch.tanh(c @ w) @ w), None
+
+        def loss(ws: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return xf.scan(body, x, ws, checkpoint_policy=policy)[0].sum()
+
+        shapes = (
+            xf.ShapeDtypeStruct((5, 3, 3), torch.float32),
+            xf.ShapeDtypeStruct((2, 3), torch.float32),
+        )
+        return xf.jit(xf.grad(loss)).lower(*shapes).as_text()
+
+    keep = residual_bytes(xf.checkpoint_policies.everything_saveable)
+    recompute = residual_bytes(xf.checkpoint_policies.nothing_saveable)
+    # Everything: both tanh and the carry are stacked. Nothing: the carry alone.
+    assert keep.count("f32[5,2,3]{2,1,0} dynamic-update-slice") == 3
+    assert recompute.count("f32[5,2,3]{2,1,0} dynamic-update-slice") == 1
+    assert recompute.count("tanh(") == keep.count("tanh(") + 2
+
+
+def test_a_checkpoint_recomputes_behind_a_barrier() -> None:
+    f = xf.checkpoint(lambda x: torch.sin(torch.sin(x)).sum())
+    text = xf.jit(xf.grad(f)).lower(xf.ShapeDtypeStruct((3,), torch.float32)).as_text()
+    assert "opt-barrier" in text
+
+
+def test_upstream_still_makes_zero_tangents_on_the_host() -> None:
+    """Fails when torch_xla lowers `_efficientzerotensor`: then runtime._zeros can go."""
+    kernels = torch._C._dispatch_dump("aten::_efficientzerotensor")
+    ours = [line for line in kernels.splitlines() if line.startswith("XLA:")]
+    assert len(ours) == 1
+    assert "python" in ours[0].lower() or "runtime" in ours[0].lower() or "pyimpl" in ours[0]
+
+
+def test_inference_mode_still_turns_multithreaded_autograd_on() -> None:
+    """Why `Trace` sets the mode of autograd's threads after the inference mode."""
+    with torch.autograd.set_multithreading_enabled(False):
+        with torch.inference_mode(False):
+            assert torch._C._is_multithreading_enabled()
