@@ -52,7 +52,7 @@ class ValueAndGrad(Transform):
         name = "value_and_grad" if with_value else "grad"
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
         self._has_aux, self._with_value = has_aux, with_value
-        super().__init__(fun, (self._argnums, has_aux), name)
+        super().__init__(fun, (self._argnums, has_aux, with_value), name)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__

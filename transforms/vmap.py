@@ -60,7 +60,7 @@ class Vmap(Transform):
                 )
             )
         leaves, structure = tree.flatten((args, kwargs))
-        paths = [a.codify("") for a in structure.accessors()]
+        paths = self._staged.labels(structure)
         leaves = arrays(leaves, name, paths)
         dims = [
             *_per_leaf(self._in_axes, args, name, "in_axes"),

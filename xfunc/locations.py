@@ -76,6 +76,8 @@ def raised_at(error: BaseException) -> Location | None:
 
 def function_name(fun: object) -> str:
     """How to call a callable in a message."""
+    if isinstance(fun, types.BuiltinFunctionType):
+        return fun.__name__
     name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None)
     if name is None and hasattr(fun, "func"):
         return f"partial({function_name(fun.func)})"  # pyright: ignore[reportAttributeAccessIssue]

@@ -243,9 +243,8 @@ class Program:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run `fn` on fresh placeholders: (inputs, outputs). The first run fixes the captures."""
         labels = [*self._labels, *("an argument" for _ in self.avals[len(self._labels) :])]
-        inputs = [trace.new_input(*x) for x in zip(self.avals, labels, strict=True)]
-        for x, watched in zip(inputs, wrt, strict=False):
-            x.requires_grad_(watched)
+        watched = [*wrt, *(False for _ in self.avals[len(wrt) :])]
+        inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
         outs = [trace.lift(o) for o in self.fn(*inputs)]
         if not self._traced:
             self.captures = list(trace.captures)

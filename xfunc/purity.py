@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -169,4 +168,10 @@ def has_mask(index: Any) -> bool:
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
 
 
-Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+def is_masked_fill(args: tuple[Any, ...]) -> bool:
+    """Whether ``x[mask] = value`` puts one number wherever a boolean mask is true."""
+    x, mask, value = args
+    if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool or not mask.ndim:
+        return False
+    single = not isinstance(value, torch.Tensor) or value.ndim == 0
+    return single and tuple(x.shape[: mask.ndim]) == tuple(mask.shape)

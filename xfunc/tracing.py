@@ -200,9 +200,13 @@ class Trace:
 
     # -- inputs -------------------------------------------------------------------------------
 
-    def new_input(self, aval: Any, label: str) -> torch.Tensor:
-        """A fresh placeholder, in the form in which user code may see it."""
+    def new_input(self, aval: Any, label: str, watched: bool = False) -> torch.Tensor:
+        """A fresh placeholder, in the form in which user code may see it.
+
+        If `watched`, plain autograd differentiates with respect to it.
+        """
         raw = runtime.placeholder(aval)
+        raw.requires_grad_(watched)
         view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
         self._placeholders.append((raw, view, view._version, label))
         self._remember(view, None, sys._getframe(1))
@@ -269,9 +273,7 @@ class Trace:
         with torch._C.DisableTorchFunction():
             check_array(tensor, self.name)
             tracked = self.track_captures and is_tracked(tensor)
-            value = self.new_input(tensor, "a captured tensor")
-            if tracked:
-                value.requires_grad_()
+            value = self.new_input(tensor, "a captured tensor", tracked)
         self.captures.append(tensor)
         self.capture_inputs.append(value)
         self._substitutes[id(tensor)] = (tensor, value)
@@ -366,6 +368,11 @@ class Trace:
                 f"{name} draws from the global random generator, which a traced function may not",
                 "pass the random numbers in as an argument.",
             )
+        if func is torch.Tensor.__setitem__ and purity.is_masked_fill(args):
+            # torch_xla would look for the places of the mask; a fill needs no places.
+            x, mask, value = args
+            mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
+            return True, self.call(torch.Tensor.masked_fill_, (x, mask, value), {})
         if kind is Kind.BACKWARD:
             self._refuse(
                 PurityError,
@@ -485,21 +492,31 @@ def _flush_user_work() -> None:
 def _refusal(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
     message = str(error)
-    if "Unexpected execution happens" in message:
+    if "would mutate a captured Tensor" in message:
         what = "the code" if func is None else _name(func)
+        return PurityError(
+            report(
+                f"{what} changes, inside a transform, a tensor from outside of it",
+                "compute a new tensor and return it.",
+                function=name,
+                at=at,
+            )
+        )
+    unexpected = "Unexpected execution happens" in message
+    if unexpected and func is None:
         return ConcretizationError(
             report(
-                f"{what} reads a traced value, which has no data",
+                "the code reads a traced value, which has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
                 at=at,
             )
         )
-    if "data()->tensor_data" in message or "HasValue()" in message:
+    if unexpected or "tensor_data" in message or "HasValue()" in message:
         what = "an operation" if func is None else _name(func)
         return UnsupportedOpError(
             report(
-                f"{what} has no lowering to XLA (or reads a traced value)",
+                f"{what} has no lowering to XLA, or a result whose shape depends on data",
                 "write it with other torch operations, or call it outside the traced function.",
                 function=name,
                 at=at,

@@ -1,0 +1,310 @@
+"""torch's own autograd through staged functions, against plain torch on the CPU in float64."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+pytestmark = pytest.mark.usefixtures("device")
+Fun = Callable[..., torch.Tensor]
+close = torch.testing.assert_close
+
+
+def arguments(where: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, generator=g, dtype=torch.float64)
+    w = torch.randn(3, 3, generator=g, dtype=torch.float64)
+    if where == "device":
+        x, w = xf.device_put((x, w))
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def _plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.tanh(x @ w) * x).sum()
+
+
+def _plain_loop(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    c = x
+    for _ in range(4):
+        c = torch.tanh(c @ w) + x
+    return c.square().sum()
+
+
+def _plain_stack(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    c, ys = x, []
+    for row in w:
+        c = torch.sin(c * row)
+        ys.append(c.sum())
+    return torch.stack(ys).prod() + c.sum()
+
+
+def _scan_loop(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    c, _ = xf.scan(lambda c, _: (torch.tanh(c @ w) + x, None), x, length=4)
+    return c.square().sum()
+
+
+def _scan_stack(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def body(c: torch.Tensor, row: torch.Tensor) -> Any:
+        c = torch.sin(c * row)
+        return c, c.sum()
+
+    c, ys = xf.scan(body, x, w)
+    return ys.prod() + c.sum()
+
+
+def _captured(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return xf.jit(lambda: (torch.tanh(x @ w) * x).sum())()
+
+
+def _half_captured(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return xf.jit(lambda y: (torch.tanh(y @ w) * x).sum())(x)
+
+
+def _tree(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    f = xf.jit(lambda p: {"y": torch.tanh(p["x"] @ p["w"][0]), "n": p["k"], "z": None})
+    out = f({"x": x, "w": [w], "k": 3})
+    assert not out["n"].requires_grad
+    return (out["y"] * x.to(out["y"].device)).sum()
+
+
+def _mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Staged, plain lazy torch_xla, staged."""
+    f = xf.jit(lambda a, b: a @ b)
+    y = torch.tanh(f(x, w))
+    return xf.jit(lambda a, b: (a * b).sum())(y, x)
+
+
+FUNCTIONS: dict[str, tuple[Fun, Fun]] = {
+    "jit": (xf.jit(_plain), _plain),
+    "jit of jit": (xf.jit(xf.jit(_plain)), _plain),
+    "captured": (_captured, _plain),
+    "half captured": (_half_captured, _plain),
+    "tree": (_tree, _plain),
+    "mixed": (_mixed, _plain),
+    "checkpoint": (xf.checkpoint(_plain), _plain),
+    "jit of checkpoint": (xf.jit(xf.checkpoint(_plain)), _plain),
+    "vmap": (lambda x, w: xf.vmap(torch.dot)(torch.tanh(xf.jit(torch.matmul)(w.T, x))[None],
+                                             xf.jit(lambda x: x)(x)[None]).sum(), _plain),
+    "scan": (_scan_loop, _plain_loop),
+    "jit of scan": (xf.jit(_scan_loop), _plain_loop),
+    "scan over a tensor": (_scan_stack, _plain_stack),
+    "jit of scan over a tensor": (xf.jit(_scan_stack), _plain_stack),
+    "of xf.grad": (
+        lambda x, w: xf.grad(_plain)(x, w).square().sum(),
+        lambda x, w: torch.autograd.grad(_plain(x, w), x, create_graph=True)[0].square().sum(),
+    ),
+    "of xf.grad of scan": (
+        lambda x, w: xf.grad(_scan_loop)(x, w).square().sum(),
+        lambda x, w: torch.autograd.grad(_plain_loop(x, w), x, create_graph=True)[0].square().sum(),
+    ),
+}  # fmt: skip
+CASES = [(n, where) for n in FUNCTIONS for where in ("cpu", "device")]
+pairs = pytest.mark.parametrize(("name", "where"), CASES, ids=[f"{n}-{w}" for n, w in CASES])
+
+
+def _expected(name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    x, w = arguments()
+    y = FUNCTIONS[name][1](x, w)
+    y.backward()
+    return y.detach(), [x.grad, w.grad]
+
+
+@pairs
+def test_backward(name: str, where: str) -> None:
+    y_want, want = _expected(name)
+    for _ in range(2):
+        leaves = arguments(where)
+        y = FUNCTIONS[name][0](*leaves)
+        y.backward()
+        close(xf.device_get(y.detach()), y_want)
+        close(xf.device_get([t.grad for t in leaves]), want)
+        assert all(t.grad.device == t.device for t in leaves)
+
+
+@pairs
+def test_only_one_argument_requires_grad(name: str, where: str) -> None:
+    _, want = _expected(name)
+    for i in (0, 1):
+        leaves = arguments(where)
+        leaves[1 - i].requires_grad_(False)
+        FUNCTIONS[name][0](*leaves).backward()
+        close(xf.device_get(leaves[i].grad), want[i])
+        assert leaves[1 - i].grad is None
+
+
+@pairs
+def test_double_backward(name: str, where: str) -> None:
+    def second(fun: Fun, where: str) -> list[torch.Tensor]:
+        leaves = arguments(where)
+        grads = torch.autograd.grad(fun(*leaves), leaves, create_graph=True)
+        sum(g.sin().sum() for g in grads).backward()
+        return xf.device_get([g.detach() for g in grads] + [t.grad for t in leaves])
+
+    ours, plain = FUNCTIONS[name]
+    close(second(ours, where), second(plain, "cpu"), rtol=1e-9, atol=1e-9)
+
+
+@pairs
+def test_retain_graph_and_accumulation(name: str, where: str) -> None:
+    _, want = _expected(name)
+    leaves = arguments(where)
+    y = FUNCTIONS[name][0](*leaves)
+    y.backward(retain_graph=True)
+    y.backward()
+    FUNCTIONS[name][0](*leaves).backward()
+    close(xf.device_get([t.grad for t in leaves]), [3 * g for g in want])
+    with pytest.raises(RuntimeError, match="second time|freed"):
+        y.backward()
+
+
+@pairs
+def test_no_grad_and_detach(name: str, where: str) -> None:
+    if not name.startswith("of xf"):
+        x, w = arguments(where)
+        with torch.no_grad():
+            assert not FUNCTIONS[name][0](x, w).requires_grad
+        assert not FUNCTIONS[name][0](x.detach(), w.detach()).requires_grad
+    leaves = arguments(where)
+    y = FUNCTIONS[name][0](*leaves)
+    assert y.requires_grad
+    assert y.grad_fn is not None
+    assert not y.detach().requires_grad
+
+
+@pairs
+def test_torch_func_over_a_staged_function(name: str, where: str) -> None:
+    ours, plain = FUNCTIONS[name]
+    x, w = (t.detach() for t in arguments(where))
+    a, b = (t.detach() for t in arguments())
+    if name.startswith("of xf"):
+        plain = {"of xf.grad": _plain, "of xf.grad of scan": _plain_loop}[name]
+        close(
+            xf.device_get(torch.func.grad(ours, (0, 1))(x, w)),
+            torch.func.grad(lambda x, w: torch.func.grad(plain)(x, w).square().sum(), (0, 1))(a, b),
+        )
+        return
+    close(xf.device_get(torch.func.grad(ours, (0, 1))(x, w)), torch.func.grad(plain, (0, 1))(a, b))
+    close(
+        xf.device_get(torch.func.grad(torch.func.grad(lambda x: ours(x, w)) and (
+            lambda x: torch.func.grad(lambda y: ours(y, w))(x).sum()))(x)),
+        torch.func.grad(lambda x: torch.func.grad(lambda y: plain(y, b))(x).sum())(a),
+    )  # fmt: skip
+    out, pullback = torch.func.vjp(ours, x, w)
+    close(xf.device_get(pullback(torch.ones_like(out))), torch.func.grad(plain, (0, 1))(a, b))
+
+
+def test_gradients_of_a_module() -> None:
+    def train(stage: Callable[[Fun], Fun]) -> tuple[list[float], list[torch.Tensor]]:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+        ).double()
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+        loss = stage(lambda x: module(x).square().mean())
+        x = arguments()[1].detach()
+        values = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            y = loss(x)
+            y.backward()
+            optimizer.step()
+            values.append(y.item())
+        return values, [p.detach().clone() for p in module.parameters()]
+
+    close(train(xf.jit), train(lambda f: f))
+    close(train(lambda f: xf.jit(xf.checkpoint(f))), train(lambda f: f))
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    module = torch.nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    f = xf.jit(lambda x: module(x).sum())
+    for frozen in (True, False, True):
+        module.zero_grad()
+        module.bias.requires_grad_(not frozen)
+        f(torch.ones(3)).backward()
+        assert module.weight.grad.tolist() == [[1.0] * 3] * 2
+        assert (module.bias.grad is None) == frozen
+    other = copy.deepcopy(module)
+    assert xf.jit(lambda x: other(x).sum())(torch.ones(3)).requires_grad
+
+
+def test_gradients_of_several_outputs() -> None:
+    f = xf.jit(lambda x: (x.sin(), x.cos(), x.detach(), x.long(), x))
+    x = xf.device_put(arguments()[0].detach()).requires_grad_()
+    out = f(x)
+    assert [o.requires_grad for o in out] == [True, True, False, False, True]
+    out[0].sum().backward(retain_graph=True)
+    close(xf.device_get(x.grad), x.detach().cpu().cos())
+    (out[1] * out[4]).sum().backward()
+    p = x.detach().cpu()
+    close(xf.device_get(x.grad), p.cos() + p.cos() - p * p.sin())
+
+
+def test_stop_gradient_hooks_and_unused_arguments() -> None:
+    f = xf.jit(lambda x, unused, n: (x * 3).sum())
+    x, w = arguments("device")
+    seen: list[list[float]] = []
+    x.register_hook(lambda g: seen.append(g.tolist()))
+    f(x, w, torch.tensor([1, 2])).backward()
+    assert seen == [[3.0, 3.0, 3.0]]
+    assert w.grad is None or not w.grad.any()
+    y = x * 2  # Not a leaf.
+    y.retain_grad()
+    f(y, w, 1).backward()
+    assert y.grad.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_gradcheck() -> None:
+    x, w = arguments()
+    f = xf.jit(_plain)
+    assert torch.autograd.gradcheck(lambda x, w: f(x, w).cpu(), (x, w))
+    assert torch.autograd.gradgradcheck(lambda x, w: f(x, w).cpu(), (x, w))
+
+
+def test_backward_traces_once() -> None:
+    f = xf.jit(_plain)
+    f.clear_cache()
+    for k in range(4):
+        x, w = arguments("device")
+        (f(x, w) * k).backward()
+    assert f.cache_info().traces <= 2
+    assert f.cache_info().size <= 2
+
+
+def test_a_list_of_gradient_orders() -> None:
+    x = xf.device_put(torch.tensor(0.7, dtype=torch.float64)).requires_grad_()
+    y = xf.jit(lambda x: x.sin())(x)
+    for want in ("cos", "-sin", "-cos", "sin"):
+        (y,) = torch.autograd.grad(y, x, create_graph=True)
+        value = getattr(torch, want.lstrip("-"))(torch.tensor(0.7, dtype=torch.float64))
+        close(xf.device_get(y.detach()), -value if want[0] == "-" else value)
+
+
+LATE = """
+import torch, xfunc as xf
+w = torch.ones(3, requires_grad=True)
+(w * 2).sum().backward()  # Starts torch's autograd threads, before torch_xla is loaded.
+assert xf.grad(lambda x: (x * x).sum())(torch.ones(3)).tolist() == [2.0] * 3
+w.grad = None
+xf.jit(lambda x: (x * x).sum())(w).backward()
+assert w.grad.tolist() == [2.0] * 3
+print("survived")
+"""
+
+
+def test_backward_on_the_host_before_the_first_use_of_the_device() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "survived" in done.stdout, done.stdout + done.stderr
