@@ -27,12 +27,11 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh() -> None:
     xf.clear_caches()
-    yield
 
 
-# ------------------------------------------------------------------------------------- traced once
+# ----------------------------------------------------------------------------------- traced once
 
 
 def test_a_training_step_traces_once() -> None:
@@ -183,17 +182,12 @@ def test_trace_count_and_assert_max_traces() -> None:
         f(torch.zeros(n))
     assert number == len(numbers) == table["n"] == 2
     assert xf.trace_count(f) == xf.trace_count(fun) == 2
-    with xf.debug.assert_max_traces(f, 1):
-        f(torch.zeros(4))
-    with (
-        pytest.raises(AssertionError, match=r"fun.*traced 2 times, not at most 1"),
-        xf.debug.assert_max_traces(f, 1),
-    ):
-        f(torch.zeros(5))
-        f(torch.zeros(6))
+    xf.debug.assert_max_traces(f, 2)
+    with pytest.raises(AssertionError, match=r"fun was traced 2 times, not at most 1"):
+        xf.debug.assert_max_traces(f, 1)
 
 
-# ---------------------------------------------------------------------------- never a stale result
+# -------------------------------------------------------------------------- never a stale result
 
 
 @dataclasses.dataclass
@@ -277,7 +271,7 @@ HELD: dict[str, tuple[Callable[[Any], Callable[..., Any]], list[Any]]] = {
     "tensor or number": (_with_number, [torch.tensor(2.0), 2.0, 2]),
     "tree": (_with_tree, [[1, 2], [1, 2, 3], {"a": 1, "b": 2}, [1, 5], [_one, 2], [2, _one]]),
     "order of a dict": (
-        lambda d: lambda x: x * list(d.values())[0],
+        lambda d: lambda x: x * next(iter(d.values())),
         [{"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}],
     ),
     "dataclass": (_with_options, [Options(1.0, []), Options(2.0, []), Options(2.0, ["a"])]),
@@ -293,7 +287,7 @@ HELD: dict[str, tuple[Callable[[Any], Callable[..., Any]], list[Any]]] = {
     "aliases": (_with_two, [(_one, _one), (_one, _two), (_two, _one), (_two, _two)]),
     "string": (lambda s: lambda x: getattr(torch, s)(x), ["sin", "cos", "sin"]),
     "function": (lambda f: lambda x: f(x), [torch.sin, torch.cos, double, Model()]),
-    "dtype": (lambda d: lambda x: x.to(d), [torch.float64, torch.int32]),
+    "dtype": (lambda d: lambda x: x.to(d), [torch.float64, torch.bfloat16]),
     "set": (lambda s: lambda x: x * sum(s), [{1, 2}, {1, 3}]),
     "array": (lambda a: lambda x: x * float(a.sum()), [_one.numpy(), _two.numpy()]),
     "None": (lambda n: lambda x: x if n is None else x * n, [None, 2]),
@@ -423,7 +417,7 @@ def test_a_changed_grad_mode_or_requires_grad_is_not_stale() -> None:
                         assert (w.grad.tolist() if rw else None) == ([1, 2, 3] if rw else None)
 
 
-# ------------------------------------------------------------------------------- captured tensors
+# ----------------------------------------------------------------------------- captured tensors
 
 
 @pytest.mark.parametrize("where", ["cpu", "device"])
@@ -507,7 +501,7 @@ def test_nested_staging_does_not_keep_an_outer_value() -> None:
             torch.testing.assert_close(xf.device_get(f(x, n)), want)
 
 
-# ------------------------------------------------------------------------ clearing, bounds, reports
+# ---------------------------------------------------------------------- clearing, bounds, reports
 
 
 def test_clearing() -> None:
@@ -612,7 +606,7 @@ def test_explain_names_what_changed(name: str) -> None:
         assert part in text, text
 
 
-# ------------------------------------------------------------------ torch_xla's own cache of programs
+# ---------------------------------------------------------------- torch_xla's own cache of programs
 
 EVICTION = """
 import torch, xfunc as xf

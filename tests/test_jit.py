@@ -1,4 +1,4 @@
-"""`jit`: its forms, static and donated arguments, scalars, stages, and that lowering is abstract."""
+"""`jit`: forms, static and donated arguments, scalars, stages; and that lowering is abstract."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scaled(x: torch.Tensor, k: Any = 2) -> torch.Tensor:
     return x * k
 
 
-# -------------------------------------------------------------------------------------------- forms
+# ------------------------------------------------------------------------------------------ forms
 
 
 @xf.jit
@@ -143,7 +143,7 @@ def test_under_disable_jit_python_runs_each_time() -> None:
     assert seen == [6.0, 6.0]
 
 
-# -------------------------------------------------------------------------------- static arguments
+# ------------------------------------------------------------------------------ static arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ def test_wrong_arguments_name_the_line() -> None:
             call()
 
 
-# --------------------------------------------------------------------------------- dynamic arguments
+# ------------------------------------------------------------------------------- dynamic arguments
 
 
 def test_python_numbers_are_dynamic() -> None:
@@ -251,7 +251,7 @@ def test_keyword_arguments() -> None:
     assert g(y=vector(), x=vector() * 3).tolist() == g(vector() * 3, vector()).tolist()
 
 
-# -------------------------------------------------------------------------------------- donation
+# ------------------------------------------------------------------------------------ donation
 
 
 def _step(state: Any, x: torch.Tensor) -> Any:
@@ -274,7 +274,7 @@ def test_donated_arguments_give_right_results_and_are_gone(options: Any) -> None
         assert state["b"][0].tolist() == [3.0 * 2**k] * 4
         for gone in xf.tree.leaves(old):
             for use in (lambda t: t + 1, lambda t: t.tolist(), torch.Tensor.sum, xf.jit(scaled)):
-                with pytest.raises(RuntimeError, match="donated(.|\n)*Repair"):
+                with pytest.raises(RuntimeError, match=r"donated(.|\n)*Repair"):
                     use(gone)
             assert repr(gone)
     with pytest.raises(RuntimeError, match="donated"):
@@ -302,7 +302,7 @@ def test_a_tensor_donated_twice_is_an_error(arguments: Callable[[Any], Any]) -> 
     f = xf.jit(lambda a, b: xf.tree.map(lambda t: t + 1, (a, b)), donate_argnums=0)
     x = xf.device_put(vector())
     for _ in range(2):
-        with pytest.raises(ValueError, match="twice(.|\n)*test_jit.py(.|\n)*clone"):
+        with pytest.raises(ValueError, match=r"twice(.|\n)*test_jit.py(.|\n)*clone"):
             f(*arguments(x))
     assert x.tolist() == [1.0, 2.0, 3.0]
 
@@ -339,7 +339,7 @@ def test_donating_what_requires_grad() -> None:
     assert x.grad.tolist() == [2.0, 4.0, 6.0]
 
 
-# ----------------------------------------------------------------------------------------- stages
+# --------------------------------------------------------------------------------------- stages
 
 
 def _two(x: torch.Tensor, p: dict[str, Any]) -> Any:
@@ -414,7 +414,7 @@ def test_eval_shape_and_make_hlo() -> None:
     )  # fmt: skip
     assert "tanh" in str(xf.make_hlo(torch.tanh)(x))
     assert "while(" in str(xf.make_hlo(lambda x: xf.scan(lambda c, y: (c + y, c), x[0], x))(x))
-    with pytest.raises(RuntimeError, match="mat1 and mat2|size|shape"):
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2|size|shape"):
         xf.eval_shape(torch.matmul, x, x)
 
 
@@ -425,7 +425,7 @@ def test_a_nested_jit_is_called() -> None:
     assert inner.cache_info().traces == 1
 
 
-# ------------------------------------------------------------------------------------ abstractness
+# ---------------------------------------------------------------------------------- abstractness
 
 ABSTRACT = """
 import resource, sys
@@ -461,6 +461,10 @@ def test_the_gradient_of_405_billion_parameters_is_lowered_without_data() -> Non
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
     environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-c", ABSTRACT], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", ABSTRACT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert "abstract" in done.stdout, done.stdout + done.stderr

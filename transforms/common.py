@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import user_location
 
 Tensor = torch.Tensor
+Fun = Callable[..., Any]
 
 
 def as_tensor(x: Any) -> Any:
@@ -75,9 +77,14 @@ def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> N
             )
 
 
-def labels_of(args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
-    """Key paths of the leaves of the selected arguments."""
-    return [f"argument {i}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
+    """Key paths of the leaves of the selected arguments of a function."""
+    try:
+        names = list(inspect.signature(fun).parameters)
+    except (TypeError, ValueError):
+        names = []
+    roots = {i: names[i] if i < len(names) else f"argument {i}" for i in nums}
+    return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
 
 
 def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: str = "") -> None:
@@ -101,6 +108,3 @@ def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: 
     if lines:
         problem = "\n".join([f"{name}: {what} differ:", *lines])
         raise TreeMismatchError(report(problem, repair, at=user_location()))
-
-
-Fun = Callable[..., Any]

@@ -59,7 +59,7 @@ class ValueAndGrad(Transform):
         args, kwargs = as_tensors(args), as_tensors(kwargs)
         nums = select(self._argnums, args, name)
         leaves, structure = tree.flatten([args[i] for i in nums])
-        check_floating(leaves, labels_of(args, nums), name)
+        check_floating(leaves, labels_of(self.fun, args, nums), name)
         rest: list[tree.Structure] = []
 
         def flat(*xs: Tensor) -> Any:

@@ -61,7 +61,7 @@ class Jacobian(Transform):
         nums = select(self._argnums, args, self.__name__)
         chosen = [args[i] for i in nums]
         leaves, structure = tree.flatten(chosen)
-        check_floating(leaves, labels_of(args, nums), self.__name__)
+        check_floating(leaves, labels_of(self.fun, args, nums), self.__name__)
         trees: list[Any] = []
 
         def flat(*xs: Tensor) -> Any:

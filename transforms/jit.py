@@ -136,7 +136,7 @@ class Jit(Transform):
 
             options = {"static": tuple((w, type(v), v) for w, v in given), "call": call}
         if self._donate != ((), ()):
-            options["donated"] = self._donated_leaves(args, kwargs)
+            options["donated"] = lambda: self._donated_leaves(args, kwargs)
         return args, kwargs, options
 
     def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tree
-from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import user_location
 from xfunc.staging import Transform
@@ -106,13 +105,14 @@ def _tangents(
         if not _has_tangent(x):
             found.append(None)
             continue
-        if t.shape != x.shape or t.dtype != x.dtype:
-            raise TypeError(
-                report(
-                    f"{name}: a tangent is {short(t)} where the primal is {short(x)}",
-                    "make tangents of the shapes and dtypes of the primals (torch.ones_like).",
-                    at=user_location(),
-                )
-            )
         found.append(t)
+    smooth = [t if t is not None else x for t, x in zip(found, leaves, strict=True)]
+    check_same(
+        tree.unflatten(structure, smooth),
+        tree.unflatten(structure, leaves),
+        what="tangents and primals",
+        name=name,
+        root="tangents",
+        repair="make tangents of the shapes and dtypes of the primals (torch.ones_like).",
+    )
     return found

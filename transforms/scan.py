@@ -97,8 +97,8 @@ class ScanTransform(Transform):
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)
-        carry = arrays(carry, name, [p for p, _ in tree.leaves_with_path(init)])
-        slices = arrays(slices, name, [p for p, _ in tree.leaves_with_path(xs)])
+        carry = arrays(carry, name, ["init" + p for p, _ in tree.leaves_with_path(init)])
+        slices = arrays(slices, name, ["xs" + p for p, _ in tree.leaves_with_path(xs)])
         length = self._check_length(xs, name)
         if is_eager():
             return self._loop(init, xs, length)
@@ -144,8 +144,17 @@ class ScanTransform(Transform):
                     at=user_location(),
                 )
             )
+        found = set(lengths.values())
+        if self._length is not None and found and found != {self._length}:
+            raise TreeMismatchError(
+                report(
+                    f"{name} has length={self._length}, but xs has leading axes of {found}",
+                    "leave length out: it is needed only where xs has no leaves.",
+                    at=user_location(),
+                )
+            )
         if self._length is not None:
-            lengths = {**lengths, " (length)": self._length}
+            lengths = {"": self._length}
         if not lengths:
             raise ValueError(
                 report(f"{name} has neither xs nor length", "give one of them.", at=user_location())
@@ -179,7 +188,7 @@ class ScanTransform(Transform):
         if out_tree.type is not tuple or len(out_tree.children()) != 2:
             raise TreeMismatchError(
                 report(
-                    f"{name}: the body must return a pair (carry, y), not {out_tree}",
+                    f"{name}: the body must return a pair (carry, y), not {_describe(out_tree)}",
                     "write `return carry, y`, with None for a y that is not needed.",
                     at=user_location(),
                 )
@@ -209,12 +218,19 @@ class ScanTransform(Transform):
         return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None
 
 
+def _describe(structure: tree.Structure) -> str:
+    if structure.is_leaf():
+        return "a single array"
+    return f"a {getattr(structure.type, '__name__', 'None')} of {len(structure.children())}"
+
+
 class _Body(Wrapper):
     """A scan's body, as the cache sees it."""
 
     def __init__(self, fun: Fun):
         self.fun, self.options = fun, None
         self.__wrapped__ = fun  # for its signature
+        self.__qualname__ = function_name(fun)
 
     def __call__(self, carry: Any, x: Any) -> Any:
         return self.fun(carry, x)

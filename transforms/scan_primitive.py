@@ -202,7 +202,7 @@ class ScanPair:
     joint: Joint
 
     def __post_init__(self) -> None:
-        self.name, self.wrt = self.scan.name, self.joint.wrt
+        self.wrt, self.cts = self.joint.wrt, self.joint.cts
         self.n_outputs = len(self.joint.outputs)
 
     @property

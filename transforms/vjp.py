@@ -38,7 +38,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     leaves, structure = tree.flatten(args)
     if staged:
         leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, tree.structure((args, {})))
-    check_floating(leaves, labels_of(args, range(len(args))), name)
+    check_floating(leaves, labels_of(fun, args, range(len(args))), name)
     out_trees: list[Any] = []
 
     def flat(*xs: Tensor) -> Any:
@@ -129,6 +129,7 @@ class Pullback:
             ct,
             tree.unflatten(self._out_tree, self._outs),
             what="the cotangent and the output",
+            root="cotangent",
             name=self._name,
             repair="pass a tree like the output, for example torch.ones_like of each leaf.",
         )

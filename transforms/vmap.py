@@ -95,6 +95,15 @@ class Vmap(Transform):
             outs = torch.func.vmap(lambda _, *xs: flat(*xs), in_dims=(0, *dims))(anchor, *leaves)
         else:
             outs = torch.func.vmap(flat, in_dims=tuple(dims))(*leaves)
+        for o, d in zip(outs, out_axes, strict=False):
+            if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
+                raise TreeMismatchError(
+                    report(
+                        f"{name} has out_axes {d!r} for an output that is then {short(o)}",
+                        "give an axis that the batched output has.",
+                        at=user_location(),
+                    )
+                )
         placed = [
             o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
         ]

@@ -19,7 +19,7 @@ class ShapeDtypeStruct:
     sharding: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(d) for d in self.shape))
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
 
     @property
     def ndim(self) -> int:

@@ -51,6 +51,11 @@ class Pair(Protocol):
         """How many of the results of `forward` are outputs."""
         ...
 
+    @property
+    def cts(self) -> tuple[int, ...]:
+        """The outputs that depend, differentiably, on the inputs in `wrt`."""
+        ...
+
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Outputs, then residuals."""
         ...
@@ -213,11 +218,12 @@ class _PairFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.application, args = inputs[0], inputs[1:]
-        n = ctx.application.pair.n_outputs
+        pair = ctx.application.pair
+        n = pair.n_outputs
         ctx.n_args = len(args)
         ctx.plain = functorch.top_level() is None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[n:], *(o for o in output[:n] if not differentiable(o)))
+        ctx.mark_non_differentiable(*(o for i, o in enumerate(output) if i not in pair.cts))
         ctx.save_for_backward(*args, *output[n:])
 
     @staticmethod
@@ -390,7 +396,8 @@ class CallPair:
 
     def __init__(self, joint: Joint, policy: Policy, barrier: bool):
         self._joint, self._policy, self._barrier = joint, policy, barrier
-        self.name, self.wrt, self.n_outputs = joint.source.name, joint.wrt, len(joint.outputs)
+        self.name, self.wrt, self.cts = joint.source.name, joint.wrt, joint.cts
+        self.n_outputs = len(joint.outputs)
 
     @property
     def halves(self) -> Halves:

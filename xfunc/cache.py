@@ -357,7 +357,9 @@ def cache_of(fun: Any) -> FunctionCache:
     with _guard:
         found = _functions.get(key)
         if found is None:
-            found = _functions[key] = FunctionCache(function_name(_root(fun)), _code(_root(fun)))
+            found = _functions[key] = FunctionCache(
+                function_name(root_of(fun)), _code(root_of(fun))
+            )
             while len(_functions) > MAX_FUNCTIONS:
                 _functions.popitem(last=False)
         else:
@@ -365,7 +367,8 @@ def cache_of(fun: Any) -> FunctionCache:
         return found
 
 
-def _root(fun: Any) -> Any:
+def root_of(fun: Any) -> Any:
+    """The Python function inside transforms, partials and methods."""
     while True:
         if isinstance(fun, Wrapper):
             fun = fun.fun
@@ -397,6 +400,6 @@ def trace_count(fun: Any) -> int:
     """
     if isinstance(fun, Wrapper):
         return cache_of(fun).traces
-    code = _code(_root(fun))
+    code = _code(root_of(fun))
     with _guard:
         return sum(c.traces for c in _functions.values() if c.root == code)

@@ -11,12 +11,23 @@ from xfunc.errors import report
 from xfunc.locations import function_name
 
 
+def assert_max_traces(fun: Callable[..., Any], n: int) -> contextlib.AbstractContextManager[None]:
+    """Raise an AssertionError if `fun` has been traced more than `n` times.
+
+    Checks at once; used in a ``with`` statement, again at the end of the block.
+    """
+    _check_traces(fun, n)
+    return _checked(fun, n)
+
+
 @contextlib.contextmanager
-def assert_max_traces(fun: Callable[..., Any], n: int) -> Iterator[None]:
-    """Fail with an AssertionError if `fun` is traced more than `n` times inside the block."""
-    before = trace_count(fun)
+def _checked(fun: Callable[..., Any], n: int) -> Iterator[None]:
     yield
-    made = trace_count(fun) - before
+    _check_traces(fun, n)
+
+
+def _check_traces(fun: Callable[..., Any], n: int) -> None:
+    made = trace_count(fun)
     if made > n:
         raise AssertionError(
             report(

@@ -27,6 +27,11 @@ top_level: Callable[[], Any] = _functorch.peek_interpreter_stack
 swap_contents: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
 
 
+def run_backward_in_this_thread() -> None:
+    """From now on, backward passes started by this thread run in it."""
+    torch._C._set_multithreading_enabled(False)
+
+
 def levels() -> list[Any]:
     """The kinds of the transforms in force, outermost first."""
     return [level.key() for level in _functorch.get_interpreter_stack() or ()]

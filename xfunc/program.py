@@ -28,6 +28,7 @@ import torch
 
 from xfunc import functorch, tracing
 from xfunc.avals import Aval, aval_of
+from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
 from xfunc.split import Halves, Policy, primal, split
 from xfunc.tracing import Trace
@@ -144,6 +145,7 @@ class Program:
         self._raw_fn, self._n_args = fn, len(self.avals)
         self._labels = tuple(labels)
         self._traced = False
+        self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures of its own.
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: Lowering | None = None
@@ -236,7 +238,7 @@ class Program:
         return Joint(self, lowering, n, self._outputs, cts, positions)
 
     def _open(self) -> Trace:
-        return Trace(self.name, frozen_captures=self._traced or self._derived)
+        return Trace(self.name, self._traced or self._derived, self.defined_at)
 
     def _run(
         self, trace: Trace, wrt: tuple[bool, ...]
@@ -246,6 +248,7 @@ class Program:
         watched = [*wrt, *(False for _ in self.avals[len(wrt) :])]
         inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
         outs = [trace.lift(o) for o in self.fn(*inputs)]
+        trace.check_unmutated()
         if not self._traced:
             self.captures = list(trace.captures)
             self.avals = (*self.avals, *(aval_of(c) for c in self.captures))

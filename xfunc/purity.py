@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     IN_PLACE = enum.auto()  # changes its first argument, or `out`
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
+    GRAPH = enum.auto()  # looks at the autograd graph, or around it
     PLAIN = enum.auto()
 
 
@@ -56,7 +57,7 @@ def _table() -> dict[Any, Kind]:
         Kind.METADATA,
         [
             *_getters("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
-            *_getters("grad_fn", "is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
+            *_getters("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
             *_getters("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
             *_functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
             *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
@@ -97,7 +98,9 @@ def _table() -> dict[Any, Kind]:
     )  # fmt: skip
     put(Kind.RANDOM, random)
     put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
-    put(Kind.IN_PLACE, [torch.Tensor.__setitem__, torch.Tensor.data.__set__])  # pyright: ignore[reportAttributeAccessIssue]
+    put(Kind.GRAPH, _getters("grad_fn", "data"))
+    put(Kind.IN_PLACE, [torch.Tensor.__setitem__])
+    put(Kind.IN_PLACE, [torch.Tensor.data.__set__])  # pyright: ignore[reportAttributeAccessIssue]
     put(Kind.PLAIN, [torch.Tensor.requires_grad_, torch.Tensor.retain_grad])
     return table
 
@@ -147,6 +150,18 @@ def _argument(
     if name in kwargs:
         return kwargs[name]
     return args[position] if len(args) > position else default
+
+
+def reads_sizes(func: Any) -> bool:
+    """Whether a function takes sizes or indices, as which a tensor must be read."""
+    kinds = (Kind.FACTORY, Kind.INDEX, Kind.READ)
+    return kind_of(func) in kinds or getattr(func, "__name__", "") in _SIZED
+
+
+_SIZED = frozenset(
+    "reshape view expand repeat narrow tile unflatten new_zeros new_ones new_full new_empty item "
+    "_local_scalar_dense copy_".split()
+)
 
 
 def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

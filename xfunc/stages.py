@@ -80,6 +80,9 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = self.lowered.traced
+        for where, *_ in traced._options.get("static") or ():
+            if isinstance(where, int):  # Static arguments are part of the program.
+                args = (*args[:where], None, *args[where:])
         leaves, structure = tree.flatten((args, kwargs))
         given = _avals(traced._staged, leaves, structure)
         if structure != traced.in_tree or given != avals_of(traced.in_avals):

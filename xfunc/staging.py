@@ -26,7 +26,7 @@ from xfunc.bind import Call, bind, differentiations
 from xfunc.cache import FunctionCache, Key, Wrapper
 from xfunc.errors import report
 from xfunc.literals import literal
-from xfunc.locations import function_name, in_user_code, user_location
+from xfunc.locations import Location, function_name, in_user_code, user_location
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
 
@@ -69,7 +69,6 @@ class Entry:
     out_tree: tree.Structure
     captures: tuple[int | torch.Tensor, ...]
     donated: frozenset[int] = frozenset()
-    _moved: dict[int, tuple[int, torch.Tensor]] = dataclasses.field(default_factory=dict)
     _run: runtime.Executable | None = None
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
@@ -85,10 +84,12 @@ class Entry:
         """Call the program with tensors on the device, outside of any trace."""
         flat = self.inputs(leaves, held)
         if self.captures:
-            flat = [*leaves, *(self._on_device(t) for t in flat[len(leaves) :])]
+            flat = [*leaves, *(runtime.to_device(t) for t in flat[len(leaves) :])]
         if functorch.top_level() is not None or (
             torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
         ):
+            # An autograd engine that ran before the device client started has no thread for it.
+            functorch.run_backward_in_this_thread()
             return bind(self.call, flat)
         run = self._run
         if run is None:
@@ -104,31 +105,24 @@ class Entry:
             return run([flat[i] for i in self._inputs])
         return self._run_donating(run, flat)
 
-    def _on_device(self, t: torch.Tensor) -> torch.Tensor:
-        """A captured tensor on the device; one of the host is moved when it has changed."""
-        if _IS_XLA(t) or t.requires_grad:
-            return runtime.to_device(t)
-        moved = self._moved.get(id(t))
-        if moved is None or moved[0] != t._version:
-            moved = self._moved[id(t)] = (t._version, runtime.to_device(t))
-        return moved[1]
-
     def _run_donating(
         self, run: runtime.Executable, flat: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        given = [flat[i] for i in self.donated]
-        ids = set(map(id, given))
-        others = sum(id(t) in ids for i, t in enumerate(flat) if i not in self.donated)
-        if len(ids) < len(given) or others:
-            raise ValueError(
-                report(
-                    f"{self.program.name} was given one tensor twice, once to be donated",
-                    "pass a copy (t.clone()), or do not donate that argument.",
-                    at=user_location(),
+        donated = self.donated
+        if len(set(map(id, flat))) < len(flat):
+            ids = [id(flat[i]) for i in donated]
+            others = {id(t) for i, t in enumerate(flat) if i not in donated}
+            if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
+                raise ValueError(
+                    report(
+                        f"{self.program.name} was given one tensor twice, once to be donated",
+                        "pass a copy (t.clone()), or do not donate that argument.",
+                        at=user_location(),
+                    )
                 )
-            )
         outputs = run([flat[i] for i in self._inputs])
-        for t in given:
+        for i in donated:
+            t = flat[i]
             if type(t) is torch.Tensor:
                 t.__class__ = _Donated
         return outputs
@@ -221,7 +215,7 @@ class Staged:
         *,
         call: Callable[..., Any] | None = None,
         fixed: tuple[tuple[int, Any], ...] = (),
-        donated: frozenset[int] = frozenset(),
+        donated: Callable[[], frozenset[int]] = frozenset,
         zeros: frozenset[int] = frozenset(),
         primitive: Callable[[Program], Call] = Call,
     ) -> Entry:
@@ -234,7 +228,7 @@ class Staged:
                 run makes the joint program.
             call: what to trace instead of `fun` (with static arguments put back).
             fixed: leaves of the structure that are no arrays, by position; part of the key.
-            donated: flat arguments to donate.
+            donated: gives the flat arguments to donate.
             zeros: see `Program.joint`.
             primitive: how the program is applied.
         """
@@ -260,6 +254,7 @@ class Staged:
             return as_outputs(self.name, outs, structure)
 
         program = Program(self.name, flat, avals, labels)
+        program.defined_at = definition(self.value)
         places = cache.places_of(self.value)
         with _being_traced(self, key):
             if wrt is not None and any(wrt):
@@ -271,13 +266,21 @@ class Staged:
             key = key._replace(values=value)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        entry = Entry(program, primitive(program), out_tree[0], captures, donated)
+        entry = Entry(program, primitive(program), out_tree[0], captures, donated())
         # A value of an enclosing trace that the key does not see is good for this trace only.
         if not any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures):
             store.add(key, entry)
             if (trace := tracing.current()) is not None:
                 trace.keep_tokens([*held, *program.captures])
         return entry
+
+
+def definition(fun: Any) -> Location | None:
+    """Where a function is written."""
+    code = getattr(cache.root_of(fun), "__code__", None)
+    if code is None:
+        return None
+    return Location(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
@@ -290,7 +293,7 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
                 o = trace.lift(o)
                 o = literal(o) if o.device.type == "cpu" else o
             made.append(o)
-        elif type(o) in NUMBERS:
+        elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
             made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
         else:
             path = structure.accessors()[i].codify("output")
@@ -354,6 +357,15 @@ def prepare(
     for i, x in enumerate(leaves):
         if type(x) in NUMBERS:
             dtype = NUMBERS[type(x)]
+            if type(x) is int and not -(2**63) <= x < 2**63:
+                raise OverflowError(
+                    report(
+                        f"{staged.labels(structure)[i]} of {staged.name} is {x}, too large for an "
+                        "int64",
+                        "make the argument static.",
+                        at=user_location(),
+                    )
+                )
             if trace is None:
                 made.append(runtime.to_device(torch.tensor(x, dtype=dtype)))
             else:
@@ -370,8 +382,10 @@ def prepare(
                 report(
                     f"{staged.name} was given {x!r} (a {type(x).__name__}) as "
                     f"{staged.labels(structure)[i]}",
-                    "pass tensors and Python numbers (torch.from_numpy for arrays); make anything "
-                    "else static with static_argnums or static_argnames.",
+                    "pass tensors and Python numbers (torch.from_numpy for arrays); register your "
+                    "own class with xf.tree.register; make anything else static with "
+                    "static_argnums or static_argnames; of an object's method, write "
+                    "jit(obj.method).",
                     at=user_location(),
                 )
             )

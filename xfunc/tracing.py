@@ -54,6 +54,7 @@ from xfunc.literals import literal
 from xfunc.locations import Location, in_user_code, raised_at, user_location
 from xfunc.purity import Kind
 
+_LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device))
 _thread = threading.local()
 _constants: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -85,8 +86,10 @@ class Leaked(torch.Tensor):
 class Trace:
     """One run of a function on placeholders; a context manager."""
 
-    def __init__(self, name: str, frozen_captures: bool = False):
-        self.name = name
+    def __init__(
+        self, name: str, frozen_captures: bool = False, defined_at: Location | None = None
+    ):
+        self.name, self._defined_at = name, defined_at
         self.captures: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self.track_captures = False  # whether captures that require grad are differentiated
@@ -177,15 +180,21 @@ class Trace:
         first = None
         for tensor, func, code, line in leaks:
             with torch._C.DisableTorchFunction():
-                what = f"{short(tensor)}, made by {_name(func)},"
+                try:
+                    what = f"{short(tensor)} made by {_name(func)}"
+                except RuntimeError:  # Its reading was refused half-way.
+                    what = f"made by {_name(func)}"
             text = report(
-                f"a traced value ({what}) outlived its trace",
+                f"a traced value, {what}, outlived its trace",
                 "return the value from the function instead of storing it outside: it stands for "
                 "an input of the next call, not for data.",
                 function=self.name,
-                at=Location(code.co_filename, line, code.co_name),
+                at=Location(code.co_filename, line, code.co_name)
+                if in_user_code(code) or self._defined_at is None
+                else self._defined_at,
             )
             first = first or text
+            _refill(tensor)
             tensor.__class__ = Leaked
             vars(tensor)["_xfunc_leak"] = text
         if not quiet:
@@ -205,9 +214,12 @@ class Trace:
 
         If `watched`, plain autograd differentiates with respect to it.
         """
-        raw = runtime.placeholder(aval)
-        raw.requires_grad_(watched)
-        view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
+        # The placeholder is of the bottom level, wherever a capture turns up.
+        with functorch.temporarily_clear_interpreter_stack():
+            raw = runtime.placeholder(aval)
+            if watched:
+                raw.requires_grad_()
+            view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
         self._placeholders.append((raw, view, view._version, label))
         self._remember(view, None, sys._getframe(1))
         return view
@@ -294,13 +306,9 @@ class Trace:
         for t in outputs:
             self._remember(t, None, frame)
 
-    def _remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType | None) -> None:
-        at = frame
-        while at is not None and not in_user_code(at.f_code):
-            at = at.f_back
-        at = at or frame
-        assert at is not None
-        self._made[id(tensor)] = (weakref.ref(tensor), func, at.f_code, at.f_lineno)
+    def _remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
+        # One of these for each operation traced: no walk over frames here.
+        self._made[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lineno)
 
     # -- what the mode does -------------------------------------------------------------------
 
@@ -333,26 +341,34 @@ class Trace:
             for o in out:
                 if isinstance(o, torch.Tensor):
                     self._remember(o, func, sys._getframe(2))
-        if kind is Kind.IN_PLACE or "out" in kwargs:
-            self._check_unmutated(func)
+        if kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
+            self.check_unmutated(func)
         return out
 
     def _lift_all(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        lift = self.lift
-
-        def lifted(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                return lift(x)
-            if type(x) in (tuple, list):
-                return type(x)([lifted(y) for y in x])
-            return x
-
-        args = tuple([lifted(a) for a in args])
+        # One of these for each operation traced: the common cases come first.
+        made, substitutes = self._made, self._substitutes
+        lifted = []
+        for a in args:
+            kind = type(a)
+            if kind is torch.Tensor:
+                key = id(a)
+                entry = made.get(key)
+                if entry is None or entry[0]() is not a or key in substitutes:
+                    a = self.lift(a)
+            elif kind in _LEAVES:
+                pass
+            elif isinstance(a, torch.Tensor):
+                a = self.lift(a)
+            elif kind is tuple or kind is list:
+                a = kind(self._lift_all(a, {})[0])
+            lifted.append(a)
         if kwargs:
-            kwargs = {k: lifted(v) for k, v in kwargs.items()}
-        return args, kwargs
+            values, _ = self._lift_all(tuple(kwargs.values()), {})
+            kwargs = dict(zip(kwargs, values, strict=True))
+        return tuple(lifted), kwargs
 
     def _special(
         self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -381,10 +397,23 @@ class Trace:
             )
         if not tensors:
             return False, None
+        if func == torch.Tensor.grad_fn.__get__:
+            # The graph belongs to the trace: a node kept beyond it would compute on nothing.
+            return True, None
+        if func == torch.Tensor.data.__get__:
+            return True, self.call(torch.Tensor.detach, args, {})  # Shares the version counter.
+        if func == torch.Tensor.data.__set__:
+            self._refuse(
+                PurityError,
+                f"assigning to .data changes a traced value ({short(args[0])}) in place",
+                "compute a new tensor and return it.",
+            )
         if kind is Kind.REPR:
             return self._show(func, args)
         if kind is Kind.COPY:
             return True, self.call(torch.clone, (args[0],), {})
+        if func is torch.Tensor.copy_ and args[0].device.type == "cpu" and self._owns(args[0]):
+            self._refuse_read("copying to the host with Tensor.copy_", args[1])
         reads = kind is Kind.READ or (kind is Kind.MOVE and purity.leaves_device(args, kwargs))
         if reads:
             self._refuse_read(name, tensors[0])
@@ -444,12 +473,14 @@ class Trace:
         self._remember(out, func, sys._getframe(3))
         return True, out
 
-    def _check_unmutated(self, func: Any) -> None:
+    def check_unmutated(self, func: Any = None) -> None:
+        """Raise if an input has been changed in place."""
         for _, view, version, label in self._placeholders:
             if view._version != version:
+                what = "something" if func is None else _name(func)
                 self._refuse(
                     PurityError,
-                    f"{_name(func)} changes {label} ({short(view)}) in place",
+                    f"{what} changes {label} ({short(view)}) in place",
                     "compute a new tensor and return it (x = x + 1 instead of x += 1; "
                     "torch.index_put instead of x[i] = y).",
                 )
@@ -484,6 +515,20 @@ def _tracing_switches() -> Iterator[None]:
         X._set_use_eager_mode(eager)
 
 
+def _refill(tensor: torch.Tensor) -> None:
+    """Give a leaked tensor placeholder data.
+
+    One whose reading was refused half-way has neither data nor a computation: any later
+    synchronisation would fail on it.
+    """
+    with torch._C.DisableTorchFunction(), functorch.temporarily_clear_interpreter_stack():
+        while functorch.is_wrapped(tensor):
+            tensor = functorch.unwrapped(tensor)
+        if tensor.device.type == "xla":
+            # Of any shape: nothing will look at it, and a broken one does not know its own.
+            runtime.xla()._replace_xla_tensor(tensor, runtime.placeholder(Aval((), tensor.dtype)))
+
+
 def _flush_user_work() -> None:
     """Let the user's own pending lazy tensors compute: see NOTE [defusing what leaks]."""
     runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
@@ -492,37 +537,38 @@ def _flush_user_work() -> None:
 def _refusal(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
     message = str(error)
-    if "would mutate a captured Tensor" in message:
+    if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
         what = "the code" if func is None else _name(func)
         return PurityError(
             report(
-                f"{what} changes, inside a transform, a tensor from outside of it",
-                "compute a new tensor and return it.",
+                f"{what} changes in place an argument, or a tensor from outside the function",
+                "compute a new tensor and return it (x = x + 1 instead of x += 1).",
                 function=name,
                 at=at,
             )
         )
-    unexpected = "Unexpected execution happens" in message
-    if unexpected and func is None:
+    refused = ("Unexpected execution happens", "tensor_data", "HasValue()")
+    if not any(r in message for r in refused):
+        return None
+    if func is None or purity.reads_sizes(func):
+        what = "the code" if func is None else _name(func)
         return ConcretizationError(
             report(
-                "the code reads a traced value, which has no data",
+                f"{what} reads a traced value, or synchronises (torch_xla.sync); a traced value "
+                "has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
                 at=at,
             )
         )
-    if unexpected or "tensor_data" in message or "HasValue()" in message:
-        what = "an operation" if func is None else _name(func)
-        return UnsupportedOpError(
-            report(
-                f"{what} has no lowering to XLA, or a result whose shape depends on data",
-                "write it with other torch operations, or call it outside the traced function.",
-                function=name,
-                at=at,
-            )
+    return UnsupportedOpError(
+        report(
+            f"{_name(func)} has no lowering to XLA, or a result whose shape depends on data",
+            "write it with other torch operations, or call it outside the traced function.",
+            function=name,
+            at=at,
         )
-    return None
+    )
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
