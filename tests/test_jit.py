@@ -379,20 +379,6 @@ def test_stages() -> None:
         compiled(arguments[0], {"w": torch.ones(3, 4)})
 
 
-def test_the_rest_of_the_stages() -> None:
-    lowered = xf.jit(torch.matmul).lower(S((8, 16), torch.float32), S((16, 4), torch.float32))
-    assert "stablehlo.dot_general" in lowered.as_text("stablehlo")
-    assert lowered.cost_analysis()["flops"] == pytest.approx(2 * 8 * 16 * 4, rel=0.1)
-    compiled = lowered.compile()
-    assert "HloModule" in compiled.as_text()
-    memory = compiled.memory_analysis()
-    for field in ("argument", "output", "temp", "alias", "host_temp"):
-        size = getattr(memory, f"{field}_size_in_bytes")
-        assert size is None or size >= 0
-    assert memory.peak_memory_in_bytes is None or memory.peak_memory_in_bytes > 0
-    assert xf.export.deserialize(xf.export.serialize(lowered))
-
-
 def test_stages_with_static_and_donated_arguments() -> None:
     f = xf.jit(scaled, static_argnums=1, donate_argnums=0)
     compiled = f.lower(S((3,), torch.float32), 3).compile()

@@ -880,31 +880,8 @@ def leak(x):
     w = x.detach().requires_grad_()
     kept.append((w * w).grad_fn)
     return x
-for use in (lambda: xf.jit(leak)(x), lambda: kept[0](xf.device_put(x))[0].tolist()):
-    try:
-        use()
-    except (xf.errors.LeakError, RuntimeError):
-        pass
-    else:
-        raise AssertionError("no error")
-""",
-    "lazy torch_xla in another thread": """
-import threading
-going, wrong = True, []
-def plain():
-    while going:
-        y = torch.arange(4.0).to("xla")
-        for _ in range(20):
-            y = y + 1
-        if y.tolist() != [20.0, 21.0, 22.0, 23.0]:
-            wrong.append(y)
-thread = threading.Thread(target=plain, daemon=True)
-thread.start()
-for i in range(30):
-    assert xf.jit(lambda x, i=i: x * 2 + i)(x).tolist() == [2.0 + i, 4.0 + i, 6.0 + i]
-assert thread.is_alive() and not wrong
-going = False
-thread.join(20)
+xf.jit(leak)(x)
+assert kept == [None]  # The graph of a trace is not shown.
 """,
 }
 

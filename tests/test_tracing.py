@@ -145,6 +145,5 @@ def test_upstream_still_makes_zero_tangents_on_the_host() -> None:
 
 def test_inference_mode_still_turns_multithreaded_autograd_on() -> None:
     """Why `Trace` sets the mode of autograd's threads after the inference mode."""
-    with torch.autograd.set_multithreading_enabled(False):
-        with torch.inference_mode(False):
-            assert torch._C._is_multithreading_enabled()
+    with torch.autograd.set_multithreading_enabled(False), torch.inference_mode(False):
+        assert torch._C._is_multithreading_enabled()

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from xfunc import stages, tracing, tree
 from xfunc.cache import CacheInfo
 from xfunc.errors import report
@@ -151,12 +153,14 @@ class Jit(Transform):
 
     def _check_hashable(self, where: int | str, value: Any) -> None:
         try:
+            if isinstance(value, torch.Tensor):
+                raise TypeError("a tensor's hash does not go by value")
             hash(value)
         except TypeError:
             raise ValueError(
                 report(
-                    f"static argument {where!r} of {self._staged.name} is not hashable: {value!r} "
-                    f"(a {type(value).__name__})",
+                    f"static argument {where!r} of {self._staged.name} is not hashable by value: "
+                    f"{value!r} (a {type(value).__name__})",
                     "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
                     "leave the argument dynamic.",
                     at=user_location(),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tracing, tree
-from xfunc.avals import Aval
+from xfunc.avals import Aval, short
 from xfunc.bind import Call, bind
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
@@ -47,6 +47,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         outs, out_tree = tree.flatten(as_tensors(out))
         aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
         out_trees[:] = [out_tree, aux_tree]
+        _check_outputs(outs, out_tree, fun, name)
         return tuple(outs), tuple(aux_leaves)
 
     if staged:
@@ -54,11 +55,25 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     else:
         outs, pull, aux = functorch.vjp(flat, *leaves)
     out_tree, aux_tree = out_trees
+    _check_outputs(outs, out_tree, fun, name)
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
     )
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
+
+
+def _check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> None:
+    for o, accessor in zip(outs, out_tree.accessors(), strict=True):
+        if not differentiable(o):
+            raise TypeError(
+                report(
+                    f"{name}: {function_name(fun)} returned {short(o)} at "
+                    f"{accessor.codify('output')}, which is not floating",
+                    "return what is not differentiated through has_aux.",
+                    at=user_location(),
+                )
+            )
 
 
 class _Flat(Transform):

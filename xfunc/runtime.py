@@ -152,16 +152,19 @@ class Executable:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
-        try:
-            return self._launch(self._hash, inputs)
-        except RuntimeError as error:
-            message = str(error)
-            if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-                settle(inputs)
-            elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
-                self._compile()
-            else:
-                raise
+        for _ in range(3):  # Computing pending inputs may itself evict the program.
+            try:
+                return self._launch(self._hash, inputs)
+            except RuntimeError as error:
+                message = str(error)
+                if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
+                    settle(inputs)
+                elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
+                    order = self.order
+                    self._compile()
+                    assert self.order == order
+                else:
+                    raise
         return self._launch(self._hash, inputs)
 
 

@@ -94,7 +94,7 @@ class Trace:
         self.capture_inputs: list[torch.Tensor] = []
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
-        self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str]] = []
+        self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
         self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tokens: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
@@ -220,7 +220,8 @@ class Trace:
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-        self._placeholders.append((raw, view, view._version, label))
+            number = runtime.xla()._xla_get_tensor_id(view)
+        self._placeholders.append((raw, view, view._version, label, number))
         self._remember(view, None, sys._getframe(1))
         return view
 
@@ -262,12 +263,7 @@ class Trace:
             if tensor.device.type != "xla":
                 made = self._made.get(id(tensor))
                 return made is not None and made[0]() is tensor
-            if functorch.top_level() is None:
-                return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
-            # Asking for the number brings views up to date, by operations that must not be
-            # transformed.
-            with functorch.temporarily_clear_interpreter_stack():
-                return runtime.xla()._xla_get_tensor_id(tensor) >= self._first_id
+            return _number(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor in _constants:
@@ -475,8 +471,10 @@ class Trace:
 
     def check_unmutated(self, func: Any = None) -> None:
         """Raise if an input has been changed in place."""
-        for _, view, version, label in self._placeholders:
-            if view._version != version:
+        # Lists of tensors are changed without a sign to be seen but a new number.
+        numbered = func is None or func.__name__.startswith("_foreach_")
+        for _, view, version, label, number in self._placeholders:
+            if view._version != version or (numbered and number != _number(view)):
                 what = "something" if func is None else _name(func)
                 self._refuse(
                     PurityError,
@@ -515,6 +513,15 @@ def _tracing_switches() -> Iterator[None]:
         X._set_use_eager_mode(eager)
 
 
+def _number(tensor: torch.Tensor) -> int:
+    """torch_xla's number of an unwrapped tensor."""
+    if functorch.top_level() is None:
+        return runtime.xla()._xla_get_tensor_id(tensor)
+    # Asking for the number brings views up to date, by operations that must not be transformed.
+    with functorch.temporarily_clear_interpreter_stack():
+        return runtime.xla()._xla_get_tensor_id(tensor)
+
+
 def _refill(tensor: torch.Tensor) -> None:
     """Give a leaked tensor placeholder data.
 
@@ -531,7 +538,9 @@ def _refill(tensor: torch.Tensor) -> None:
 
 def _flush_user_work() -> None:
     """Let the user's own pending lazy tensors compute: see NOTE [defusing what leaks]."""
-    runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
+    # It fails on a tensor that lost its computation to a refused read and is still held somewhere.
+    with contextlib.suppress(RuntimeError):
+        runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
 
 
 def _refusal(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
