@@ -152,20 +152,29 @@ class Executable:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
-        for _ in range(3):  # Computing pending inputs may itself evict the program.
-            try:
-                return self._launch(self._hash, inputs)
-            except RuntimeError as error:
-                message = str(error)
-                if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-                    settle(inputs)
-                elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
-                    order = self.order
-                    self._compile()
-                    assert self.order == order
-                else:
-                    raise
-        return self._launch(self._hash, inputs)
+        try:
+            return self._launch(self._hash, inputs)
+        except RuntimeError as error:
+            return self._retry(inputs, error, 3)
+
+    def _retry(
+        self, inputs: Sequence[torch.Tensor], error: RuntimeError, times: int
+    ) -> list[torch.Tensor]:
+        message = str(error)
+        if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
+            settle(inputs)
+        elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
+            order = self.order
+            self._compile()
+            assert self.order == order
+        else:
+            raise error
+        try:
+            return self._launch(self._hash, inputs)
+        except RuntimeError as again:  # Computing pending inputs may itself evict the program.
+            if times == 0:
+                raise
+            return self._retry(inputs, again, times - 1)
 
 
 def compile_error(name: str, message: str) -> CompileError:

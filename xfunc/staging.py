@@ -33,6 +33,7 @@ from xfunc.program import Program, differentiable
 _AVAL = operator.attrgetter("shape", "dtype")
 _IS_XLA = operator.attrgetter("is_xla")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_TENSOR_ONLY = {torch.Tensor}
 _switches = threading.local()
 
 
@@ -447,8 +448,12 @@ def run_staged(
 ) -> Any:
     """Call a staged function with real tensors."""
     with runtime.lock:
-        given: Any = (args, kwargs)
-        leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
+        # Plain tensors are the common case of small functions, where flattening would show.
+        if not kwargs and set(map(type, args)) == _TENSOR_ONLY:
+            leaves, structure = list(args), _structure_of_leaves(len(args))
+        else:
+            given: Any = (args, kwargs)
+            leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
         try:
             ready = all(map(_IS_XLA, leaves))
         except AttributeError:
@@ -468,6 +473,11 @@ def run_staged(
         if entry._run is None:
             return _first_run(store, entry, leaves, held)
         return entry.out_tree.unflatten(entry.run(leaves, held))
+
+
+@functools.cache
+def _structure_of_leaves(n: int) -> tree.Structure:
+    return tree.structure(((0,) * n, {}))
 
 
 def _first_run(
