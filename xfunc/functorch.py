@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import _functorch
 from torch._functorch.autograd_function import custom_function_call as custom_function_call
-from torch._functorch.pyfunctorch import (
-    temporarily_clear_interpreter_stack as temporarily_clear_interpreter_stack,
-)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 Tensor = torch.Tensor
 
@@ -25,6 +24,14 @@ unwrapped: Callable[[Any], Any] = _functorch.get_unwrapped
 unwrap_if_dead: Callable[[Any], Any] = _functorch.unwrap_if_dead
 top_level: Callable[[], Any] = _functorch.peek_interpreter_stack
 swap_contents: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
+
+
+def bottom_level() -> contextlib.AbstractContextManager[Any]:
+    """Below all transforms in force."""
+    return _NOTHING if top_level() is None else temporarily_clear_interpreter_stack()
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def run_backward_in_this_thread() -> None:

@@ -113,7 +113,7 @@ class Trace:
                 _flush_user_work()
                 stack.callback(X._clear_pending_irs, str(runtime.device()))
                 stack.enter_context(_tracing_switches())
-            stack.enter_context(functorch.temporarily_clear_interpreter_stack())
+            stack.enter_context(functorch.bottom_level())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             # torch runs backward passes of XLA tensors in a thread of their own, where neither
@@ -215,7 +215,7 @@ class Trace:
         If `watched`, plain autograd differentiates with respect to it.
         """
         # The placeholder is of the bottom level, wherever a capture turns up.
-        with functorch.temporarily_clear_interpreter_stack():
+        with torch._C.DisableTorchFunction(), functorch.bottom_level():
             raw = runtime.placeholder(aval)
             if watched:
                 raw.requires_grad_()
@@ -515,10 +515,8 @@ def _tracing_switches() -> Iterator[None]:
 
 def _number(tensor: torch.Tensor) -> int:
     """torch_xla's number of an unwrapped tensor."""
-    if functorch.top_level() is None:
-        return runtime.xla()._xla_get_tensor_id(tensor)
     # Asking for the number brings views up to date, by operations that must not be transformed.
-    with functorch.temporarily_clear_interpreter_stack():
+    with functorch.bottom_level():
         return runtime.xla()._xla_get_tensor_id(tensor)
 
 
@@ -528,7 +526,7 @@ def _refill(tensor: torch.Tensor) -> None:
     One whose reading was refused half-way has neither data nor a computation: any later
     synchronisation would fail on it.
     """
-    with torch._C.DisableTorchFunction(), functorch.temporarily_clear_interpreter_stack():
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
         while functorch.is_wrapped(tensor):
             tensor = functorch.unwrapped(tensor)
         if tensor.device.type == "xla":
