@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
+from xfunc import functorch, tracing, tree
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
@@ -45,6 +45,24 @@ def value_and_grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = F
     return ValueAndGrad(fun, argnums, has_aux, with_value=True)
 
 
+def _plain(
+    trace: tracing.Trace, flat: Fun, leaves: list[Tensor]
+) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
+    """Value, gradients and aux by plain autograd, where nothing else differentiates.
+
+    A third cheaper than torch.func.vjp, which wraps every tensor and always builds the graph of
+    the backward pass too.
+    """
+    xs = [x.detach().requires_grad_() for x in leaves]
+    with trace.plain_autograd():
+        value, aux = flat(*xs)
+        grads: list[Tensor | None] = [None] * len(xs)
+        if value.requires_grad:
+            grads = list(torch.autograd.grad(value, xs, allow_unused=True))
+    full = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+    return value.detach(), full, tuple(a.detach() for a in aux)
+
+
 class ValueAndGrad(Transform):
     """What `grad` and `value_and_grad` return."""
 
@@ -72,11 +90,14 @@ class ValueAndGrad(Transform):
             rest[:] = [aux_tree]
             return self._scalar(value), tuple(aux_leaves)
 
-        if leaves:
+        trace = tracing.current()
+        if not leaves:
+            (value, aux), grads = flat(), ()
+        elif trace is not None and trace.may_use_plain_autograd():
+            value, grads, aux = _plain(trace, flat, leaves)
+        else:
             value, pull, aux = functorch.vjp(flat, *leaves)
             grads = pull(torch.ones_like(value))
-        else:
-            (value, aux), grads = flat(), ()
         gradient = tree.unflatten(structure, grads)
         result = gradient[0] if isinstance(self._argnums, int) else tuple(gradient)
         aux = tree.unflatten(rest[0], aux)

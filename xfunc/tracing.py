@@ -92,6 +92,7 @@ class Trace:
         self.name, self._defined_at = name, defined_at
         self.captures: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
+        self._in_plain_autograd = False
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
@@ -293,6 +294,20 @@ class Trace:
         while trace._parent is not None:
             trace = trace._parent
         return trace._owns(tensor)
+
+    def may_use_plain_autograd(self) -> bool:
+        """Whether nothing differentiates here yet, by plain autograd or a transform."""
+        busy = self.track_captures or self._in_plain_autograd
+        return not busy and functorch.top_level() is None
+
+    @contextlib.contextmanager
+    def plain_autograd(self) -> Iterator[None]:
+        """Differentiate by plain autograd; what is differentiated inside uses transforms."""
+        self._in_plain_autograd = True
+        try:
+            yield
+        finally:
+            self._in_plain_autograd = False
 
     # -- values -------------------------------------------------------------------------------
 
