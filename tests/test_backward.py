@@ -1,5 +1,8 @@
 """torch's own autograd through staged functions, against plain torch on the CPU in float64."""
 
+# torch declares gradients as optional.
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,7 @@
 """What makes a function trace again, and what must not."""
 
+# Misuse is the subject here.
+# pyright: reportFunctionMemberAccess=false, reportReturnType=false
 from __future__ import annotations
 
 import contextlib

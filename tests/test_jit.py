@@ -1,5 +1,7 @@
 """`jit`: forms, static and donated arguments, scalars, stages; and that lowering is abstract."""
 
+# Misuse is the subject here.
+# pyright: reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 import dataclasses

@@ -4,6 +4,8 @@ An error names the user's own file and line. Here that line is a lambda of the t
 `# bad`.
 """
 
+# Misuse is the subject here.
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportUnusedExpression=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import asyncio

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from xfunc.cache import cache_of, trace_count
+from xfunc import tracing
+from xfunc.cache import Wrapper, cache_of, trace_count
 from xfunc.errors import report
 from xfunc.locations import function_name
 
 
-def assert_max_traces(fun: Callable[..., Any], n: int) -> contextlib.AbstractContextManager[None]:
+def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:
     """Raise an AssertionError if `fun` has been traced more than `n` times.
 
-    Checks at once; used in a ``with`` statement, again at the end of the block.
+    The count is that of `trace_count`. It is checked at once; again at the end of the block, if
+    used in a ``with`` statement; and what is returned can be called in place of `fun`
+    (``xf.jit(xf.debug.assert_max_traces(f, 1))``): it raises when it is traced once too often.
+
+    Source: ``chex.assert_max_traces``.
     """
-    _check_traces(fun, n)
-    return _checked(fun, n)
+    _check(fun, trace_count(fun), n)
+    return MaxTraces(fun, n)
 
 
-@contextlib.contextmanager
-def _checked(fun: Callable[..., Any], n: int) -> Iterator[None]:
-    yield
-    _check_traces(fun, n)
+class MaxTraces(Wrapper):
+    """What `assert_max_traces` returns."""
+
+    def __init__(self, fun: Callable[..., Any], n: int):
+        self.fun, self.options, self._n, self._runs = fun, n, n, 0
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing.current() is not None:
+            self._runs += 1
+            _check(self.fun, self._runs, self._n)
+        return self.fun(*args, **kwargs)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            _check(self.fun, trace_count(self.fun), self._n)
 
 
-def _check_traces(fun: Callable[..., Any], n: int) -> None:
-    made = trace_count(fun)
+def _check(fun: Callable[..., Any], made: int, n: int) -> None:
     if made > n:
         raise AssertionError(
             report(

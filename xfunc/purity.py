@@ -43,6 +43,10 @@ def _getters(*names: str) -> list[Any]:
     return [getattr(torch.Tensor, n).__get__ for n in names]
 
 
+GRAD_FN, DATA = _getters("grad_fn", "data")
+SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
+
+
 @functools.cache
 def _table() -> dict[Any, Kind]:
     table: dict[Any, Kind] = {}
@@ -98,9 +102,8 @@ def _table() -> dict[Any, Kind]:
     )  # fmt: skip
     put(Kind.RANDOM, random)
     put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
-    put(Kind.GRAPH, _getters("grad_fn", "data"))
-    put(Kind.IN_PLACE, [torch.Tensor.__setitem__])
-    put(Kind.IN_PLACE, [torch.Tensor.data.__set__])  # pyright: ignore[reportAttributeAccessIssue]
+    put(Kind.GRAPH, [GRAD_FN, DATA])
+    put(Kind.IN_PLACE, [torch.Tensor.__setitem__, SET_DATA])
     put(Kind.PLAIN, [torch.Tensor.requires_grad_, torch.Tensor.retain_grad])
     return table
 

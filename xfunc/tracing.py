@@ -408,12 +408,12 @@ class Trace:
             )
         if not tensors:
             return False, None
-        if func == torch.Tensor.grad_fn.__get__:
+        if func == purity.GRAD_FN:
             # The graph belongs to the trace: a node kept beyond it would compute on nothing.
             return True, None
-        if func == torch.Tensor.data.__get__:
+        if func == purity.DATA:
             return True, self.call(torch.Tensor.detach, args, {})  # Shares the version counter.
-        if func == torch.Tensor.data.__set__:
+        if func == purity.SET_DATA:
             self._refuse(
                 PurityError,
                 f"assigning to .data changes a traced value ({short(args[0])}) in place",
