@@ -182,6 +182,8 @@ def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def has_mask(index: Any) -> bool:
     """Whether an index holds a boolean tensor, whose result has no fixed shape."""
     if isinstance(index, torch.Tensor):
+        if type(index) is not torch.Tensor:  # It may be a token, which does not know its dtype.
+            return True
         return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
 

@@ -330,14 +330,15 @@ class Trace:
             if type(args[0]) is Leaked:  # See NOTE [tokens].
                 args = (self.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
-        if kind is not Kind.PLAIN:
+        if kind is Kind.FACTORY:
+            if kwargs.get("device") is None and not _like(func):
+                kwargs = {**kwargs, "device": runtime.device()}
+        elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
             if any(type(t) is Leaked for t in _tensors(args, kwargs)):
                 args, kwargs = self._lift_all(args, kwargs)
             done, result = self._special(kind, func, args, kwargs)
             if done:
                 return result
-            if kind is Kind.FACTORY and kwargs.get("device") is None and not _like(func):
-                kwargs = {**kwargs, "device": runtime.device()}
         args, kwargs = self._lift_all(args, kwargs)
         try:
             out = func(*args, **kwargs)
