@@ -147,3 +147,23 @@ def test_inference_mode_still_turns_multithreaded_autograd_on() -> None:
     """Why `Trace` sets the mode of autograd's threads after the inference mode."""
     with torch.autograd.set_multithreading_enabled(False), torch.inference_mode(False):
         assert torch._C._is_multithreading_enabled()
+
+
+def test_grad_and_value_and_grad_do_not_share_programs() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).sum()
+
+    x = torch.ones(2)
+    value, gradient = xf.value_and_grad(f)(x)
+    assert value.item() == 2.0
+    assert xf.grad(f)(x).tolist() == gradient.tolist() == [2.0, 2.0]
+
+
+def test_block_until_ready_returns_its_argument() -> None:
+    y = xf.jit(lambda x: {"a": x + 1})(torch.ones(2))
+    assert xf.block_until_ready(y) is y
+
+
+def test_vjp_names_an_output_that_is_not_floating() -> None:
+    with pytest.raises(TypeError, match=r"returned int64\[2\] at output\['n'\], which is not fl"):
+        xf.vjp(lambda x: {"n": x.long(), "x": x}, torch.ones(2))

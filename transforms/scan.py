@@ -20,7 +20,7 @@ from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
 from xfunc.split import Policy, everything_saveable
 from xfunc.staging import Staged, Transform, is_eager
-from xfunc.tracing import is_tracked
+from xfunc.values import is_tracked
 
 from .common import Fun, arrays, as_tensors, check_same
 from .scan_primitive import Scan

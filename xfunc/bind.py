@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
-from xfunc import functorch, runtime, tracing
+from xfunc import functorch, runtime, tracing, values
 from xfunc.avals import Aval
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves, Policy, everything_saveable
@@ -131,7 +131,7 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     if watched == 0:
         return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
-        wrt = tuple(differentiable(a) and tracing.is_tracked(a) for a in args)
+        wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt):
             application = _Application(primitive, primitive.pair(wrt))
             return list(_apply(_PairFunction, application, *args))[: len(primitive.outputs)]

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from xfunc import functorch, tracing
+from xfunc import functorch, tracing, values
 from xfunc.avals import Aval, aval_of
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
@@ -208,7 +208,7 @@ class Program:
         """`wrt` for the captures too, if it covers the arguments only."""
         if len(wrt) == len(self.avals):
             return wrt
-        return (*wrt, *(tracing.is_tracked(c) and differentiable(c) for c in self.captures))
+        return (*wrt, *(values.is_tracked(c) and differentiable(c) for c in self.captures))
 
     def _trace_joint(self, wrt: tuple[bool, ...], zeros: frozenset[int]) -> Joint:
         with self._open() as trace:

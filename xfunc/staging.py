@@ -20,7 +20,7 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import cache, config, functorch, runtime, tracing, tree
+from xfunc import cache, config, functorch, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS, Aval, aval_of
 from xfunc.bind import Call, bind, differentiations
 from xfunc.cache import FunctionCache, Key, Wrapper
@@ -241,7 +241,7 @@ class Staged:
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
         labels = self.labels(key.tree, fixed)
         for a, label in zip(avals, labels, strict=True):
-            tracing.check_array(a, self.name, label)
+            values.check_array(a, self.name, label)
         out_tree: list[tree.Structure] = []
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -376,7 +376,7 @@ def prepare(
                 made.append(trace.lift(x))
             else:
                 if not _IS_XLA(x):
-                    tracing.check_array(x, staged.name, staged.labels(structure)[i])
+                    values.check_array(x, staged.name, staged.labels(structure)[i])
                 made.append(runtime.to_device(x))
         elif staged.arrays_only:
             raise TypeError(
@@ -497,7 +497,7 @@ def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
     """Which arguments a gradient of first order is being taken of; None if there is none."""
     if differentiations(leaves) != 1:
         return None
-    return tuple(differentiable(x) and tracing.is_tracked(x) for x in leaves)
+    return tuple(differentiable(x) and values.is_tracked(x) for x in leaves)
 
 
 def call_in_trace(

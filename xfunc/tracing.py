@@ -53,6 +53,16 @@ from xfunc.errors import (
 from xfunc.literals import literal
 from xfunc.locations import Location, in_user_code, raised_at, user_location
 from xfunc.purity import Kind
+from xfunc.refusals import operation_name, refusal_of
+from xfunc.values import (
+    check_array,
+    find_traced,
+    is_tracked,
+    number_of,
+    on_device,
+    refill,
+    tensors_in,
+)
 
 _LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device))
 _thread = threading.local()
@@ -79,7 +89,7 @@ class Leaked(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if purity.kind_of(func) is Kind.REPR:
             return "<traced value that outlived its trace>"
-        flat = [a for a in _tensors(args, kwargs or {}) if isinstance(a, Leaked)]
+        flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
         raise LeakError(flat[0]._xfunc_leak if flat else "a traced value outlived its trace")
 
 
@@ -182,9 +192,9 @@ class Trace:
         for tensor, func, code, line in leaks:
             with torch._C.DisableTorchFunction():
                 try:
-                    what = f"{short(tensor)} made by {_name(func)}"
+                    what = f"{short(tensor)} made by {operation_name(func)}"
                 except RuntimeError:  # Its reading was refused half-way.
-                    what = f"made by {_name(func)}"
+                    what = f"made by {operation_name(func)}"
             text = report(
                 f"a traced value, {what}, outlived its trace",
                 "return the value from the function instead of storing it outside: it stands for "
@@ -195,7 +205,7 @@ class Trace:
                 else self._defined_at,
             )
             first = first or text
-            _refill(tensor)
+            refill(tensor)
             tensor.__class__ = Leaked
             vars(tensor)["_xfunc_leak"] = text
         if not quiet:
@@ -204,7 +214,7 @@ class Trace:
     def _translate(self, error: BaseException) -> None:
         """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
         if isinstance(error, RuntimeError) and not isinstance(error, XfuncError):
-            refusal = _refusal(None, error, self.name, raised_at(error))
+            refusal = refusal_of(None, error, self.name, raised_at(error))
             if refusal is not None:
                 raise refusal from error
 
@@ -264,7 +274,7 @@ class Trace:
             if tensor.device.type != "xla":
                 made = self._made.get(id(tensor))
                 return made is not None and made[0]() is tensor
-            return _number(tensor) >= self._first_id
+            return number_of(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor in _constants:
@@ -334,7 +344,7 @@ class Trace:
             if kwargs.get("device") is None and not _like(func):
                 kwargs = {**kwargs, "device": runtime.device()}
         elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
-            if any(type(t) is Leaked for t in _tensors(args, kwargs)):
+            if any(type(t) is Leaked for t in tensors_in(args, kwargs)):
                 args, kwargs = self._lift_all(args, kwargs)
             done, result = self._special(kind, func, args, kwargs)
             if done:
@@ -343,7 +353,7 @@ class Trace:
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:
-            refusal = _refusal(func, error, self.name, user_location())
+            refusal = refusal_of(func, error, self.name, user_location())
             if refusal is None:
                 raise
             raise refusal from error
@@ -386,8 +396,8 @@ class Trace:
         self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
         """Calls that need more than lifting: (whether it was dealt with, the result)."""
-        name = _name(func)
-        tensors = [t for t in _tensors(args, kwargs) if self._is_traced(t)]
+        name = operation_name(func)
+        tensors = [t for t in tensors_in(args, kwargs) if self._is_traced(t)]
         if kind is Kind.LITERAL:
             return self._make_literal(func, args, kwargs)
         if kind is Kind.RANDOM and purity.is_random_call(func, args, kwargs):
@@ -470,13 +480,14 @@ class Trace:
         """A tensor of Python data becomes a constant of the program: nothing is transferred."""
         data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         where = kwargs.get("device")
-        if isinstance(data, torch.Tensor) or not _on_device(where):
+        if isinstance(data, torch.Tensor) or not on_device(where):
             return False, None
-        traced = _find_traced(data)
+        traced = find_traced(data)
         if traced is not None:
             self._refuse(
                 ConcretizationError,
-                f"{_name(func)} reads traced values ({short(traced)}) out of a Python sequence",
+                f"{operation_name(func)} reads traced values ({short(traced)}) out of a "
+                "Python sequence",
                 "use torch.stack.",
             )
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
@@ -490,8 +501,8 @@ class Trace:
         # Lists of tensors are changed without a sign to be seen but a new number.
         numbered = func is None or func.__name__.startswith("_foreach_")
         for _, view, version, label, number in self._placeholders:
-            if view._version != version or (numbered and number != _number(view)):
-                what = "something" if func is None else _name(func)
+            if view._version != version or (numbered and number != number_of(view)):
+                what = "something" if func is None else operation_name(func)
                 self._refuse(
                     PurityError,
                     f"{what} changes {label} ({short(view)}) in place",
@@ -529,27 +540,6 @@ def _tracing_switches() -> Iterator[None]:
         X._set_use_eager_mode(eager)
 
 
-def _number(tensor: torch.Tensor) -> int:
-    """torch_xla's number of an unwrapped tensor."""
-    # Asking for the number brings views up to date, by operations that must not be transformed.
-    with functorch.bottom_level():
-        return runtime.xla()._xla_get_tensor_id(tensor)
-
-
-def _refill(tensor: torch.Tensor) -> None:
-    """Give a leaked tensor placeholder data.
-
-    One whose reading was refused half-way has neither data nor a computation: any later
-    synchronisation would fail on it.
-    """
-    with torch._C.DisableTorchFunction(), functorch.bottom_level():
-        while functorch.is_wrapped(tensor):
-            tensor = functorch.unwrapped(tensor)
-        if tensor.device.type == "xla":
-            # Of any shape: nothing will look at it, and a broken one does not know its own.
-            runtime.xla()._replace_xla_tensor(tensor, runtime.placeholder(Aval((), tensor.dtype)))
-
-
 def _flush_user_work() -> None:
     """Let the user's own pending lazy tensors compute: see NOTE [defusing what leaks]."""
     # It fails on a tensor that lost its computation to a refused read and is still held somewhere.
@@ -557,108 +547,5 @@ def _flush_user_work() -> None:
         runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
 
 
-def _refusal(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
-    """torch_xla's refusal to execute, as an error of ours; None for any other error."""
-    message = str(error)
-    if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
-        what = "the code" if func is None else _name(func)
-        return PurityError(
-            report(
-                f"{what} changes in place an argument, or a tensor from outside the function",
-                "compute a new tensor and return it (x = x + 1 instead of x += 1).",
-                function=name,
-                at=at,
-            )
-        )
-    refused = ("Unexpected execution happens", "tensor_data", "HasValue()")
-    if not any(r in message for r in refused):
-        return None
-    if func is None or purity.reads_sizes(func):
-        what = "the code" if func is None else _name(func)
-        return ConcretizationError(
-            report(
-                f"{what} reads a traced value, or synchronises (torch_xla.sync); a traced value "
-                "has no data",
-                "compute with tensors, or return the value and read it outside.",
-                function=name,
-                at=at,
-            )
-        )
-    return UnsupportedOpError(
-        report(
-            f"{_name(func)} has no lowering to XLA, or a result whose shape depends on data",
-            "write it with other torch operations, or call it outside the traced function.",
-            function=name,
-            at=at,
-        )
-    )
-
-
-def is_tracked(tensor: torch.Tensor) -> bool:
-    """Whether some differentiation, at any level of torch.func, is watching a tensor."""
-    with torch._C.DisableTorchFunction():
-        while True:
-            if tensor.requires_grad:
-                return True
-            if not functorch.is_wrapped(tensor):
-                return False
-            tensor = functorch.unwrapped(tensor)
-
-
-_SUPPORTED = frozenset(
-    (
-        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
-        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-)  # fmt: skip
-
-
-def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
-    """Raise unless `x` is an array that XLA can hold."""
-    # uint16 and uint32 would silently become signed in torch_xla 2.9.
-    problem = None
-    if x.dtype not in _SUPPORTED:
-        problem = f"its dtype {x.dtype} is not supported"
-    elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
-        problem = f"its layout {x.layout} is not supported"
-    elif isinstance(x, torch.Tensor) and x.device.type == "meta":
-        problem = "it is on the meta device and has no data"
-    if problem:
-        raise UnsupportedOpError(
-            report(
-                f"{label} ({short(x)}) cannot be used: {problem}",
-                "convert it to a dense tensor of a supported dtype first.",
-                function=name,
-                at=user_location(),
-            )
-        )
-
-
-def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, torch.Tensor):
-            yield a
-        elif isinstance(a, (tuple, list)):
-            yield from _tensors(a, {})
-
-
-def _find_traced(data: Any) -> torch.Tensor | None:
-    return next((t for t in _tensors([data], {}) if t.device.type == "xla"), None)
-
-
-def _on_device(where: Any) -> bool:
-    return where is None or torch.device(where).type == "xla"
-
-
 def _like(func: Any) -> bool:
     return func.__name__.endswith("_like")
-
-
-def _name(func: Any) -> str:
-    if func is None:
-        return "an input"
-    name = getattr(func, "__name__", repr(func))
-    owner = getattr(func, "__self__", None)
-    if name in ("__get__", "__set__") and owner is not None:
-        return f"Tensor.{owner.__name__}"
-    return f"Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"

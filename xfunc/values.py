@@ -1,0 +1,92 @@
+"""Small questions about tensors that tracing asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, runtime
+from xfunc.avals import Aval, short
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
+
+_SUPPORTED = frozenset(
+    (
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+)  # fmt: skip
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """torch_xla's number of an unwrapped tensor."""
+    # Asking for the number brings views up to date, by operations that must not be transformed.
+    with functorch.bottom_level():
+        return runtime.xla()._xla_get_tensor_id(tensor)
+
+
+def refill(tensor: torch.Tensor) -> None:
+    """Give a leaked tensor placeholder data.
+
+    One whose reading was refused half-way has neither data nor a computation: any later
+    synchronisation would fail on it.
+    """
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        while functorch.is_wrapped(tensor):
+            tensor = functorch.unwrapped(tensor)
+        if tensor.device.type == "xla":
+            # Of any shape: nothing will look at it, and a broken one does not know its own.
+            runtime.xla()._replace_xla_tensor(tensor, runtime.placeholder(Aval((), tensor.dtype)))
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether some differentiation, at any level of torch.func, is watching a tensor."""
+    with torch._C.DisableTorchFunction():
+        while True:
+            if tensor.requires_grad:
+                return True
+            if not functorch.is_wrapped(tensor):
+                return False
+            tensor = functorch.unwrapped(tensor)
+
+
+def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
+    """Raise unless `x` is an array that XLA can hold."""
+    # uint16 and uint32 would silently become signed in torch_xla 2.9.
+    problem = None
+    if x.dtype not in _SUPPORTED:
+        problem = f"its dtype {x.dtype} is not supported"
+    elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+        problem = f"its layout {x.layout} is not supported"
+    elif isinstance(x, torch.Tensor) and x.device.type == "meta":
+        problem = "it is on the meta device and has no data"
+    if problem:
+        raise UnsupportedOpError(
+            report(
+                f"{label} ({short(x)}) cannot be used: {problem}",
+                "convert it to a dense tensor of a supported dtype first.",
+                function=name,
+                at=user_location(),
+            )
+        )
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of a call, inside tuples and lists too."""
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, torch.Tensor):
+            yield a
+        elif isinstance(a, (tuple, list)):
+            yield from tensors_in(a, {})
+
+
+def find_traced(data: Any) -> torch.Tensor | None:
+    """A tensor of the device somewhere in Python data, if there is one."""
+    return next((t for t in tensors_in([data], {}) if t.device.type == "xla"), None)
+
+
+def on_device(where: Any) -> bool:
+    """Whether a `device` argument means the device that programs run on."""
+    return where is None or torch.device(where).type == "xla"
