@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 from xfunc.bind import Call
+from xfunc.cache import Wrapper
+from xfunc.locations import function_name
 from xfunc.split import Policy, nothing_saveable
 from xfunc.staging import Staged, Transform, call_in_trace, is_eager
 
@@ -44,11 +46,10 @@ class Checkpoint(Transform):
         return call_in_trace(self._inner, args, kwargs, primitive=primitive)
 
 
-class _Body(Transform):
+class _Body(Wrapper):
     """The function inside, as the cache sees it: distinct from the checkpointed one."""
 
     def __init__(self, fun: Fun, policy: Policy):
-        super().__init__(fun, policy, "checkpointed")
-
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fun(*args, **kwargs)
+        self.fun, self.options = fun, policy
+        self.__wrapped__ = fun  # for its signature
+        self.__qualname__ = function_name(fun)
