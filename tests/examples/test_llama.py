@@ -80,6 +80,7 @@ def hugging_face_names(params: model.Params) -> Iterator[tuple[str, torch.Tensor
 @pytest.mark.usefixtures("loop")
 def test_matches_hugging_face(config: model.Config) -> None:
     import transformers
+
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab,
