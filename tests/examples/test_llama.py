@@ -81,8 +81,9 @@ def hugging_face_names(params: model.Params) -> Iterator[tuple[str, torch.Tensor
 def test_matches_hugging_face(config: model.Config) -> None:
     import transformers
 
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
+    hub: Any = transformers  # Its stubs know neither keyword of the configuration.
+    theirs = hub.LlamaForCausalLM(
+        hub.LlamaConfig(
             vocab_size=config.vocab,
             hidden_size=config.hidden,
             intermediate_size=config.intermediate,
