@@ -52,10 +52,10 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
 
     if staged:
         outs, pull, aux = _run(_Flat(fun, has_aux), args, leaves, out_trees)
+        _check_outputs(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = functorch.vjp(flat, *leaves)
     out_tree, aux_tree = out_trees
-    _check_outputs(outs, out_tree, fun, name)
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
     )

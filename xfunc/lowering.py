@@ -66,8 +66,9 @@ class Lowering:
         flat = [*args, *self.held()]
         inputs = [flat[i] for i in self.inputs]
         if trace is None:
-            run = self.executable(donated)
-            return run([inputs[i] for i in run.order])
+            with runtime.lock:  # A backward pass comes here without passing a transform.
+                run = self.executable(donated)
+                return run([inputs[i] for i in run.order])
         lifted = [trace.lift(t) for t in inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)

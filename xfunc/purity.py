@@ -66,7 +66,7 @@ def _table() -> dict[Any, Kind]:
             *_functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
             *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
             *_functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),
-            *_functions("is_inference", "is_signed", "is_neg", "result_type", "type_as_dtype"),
+            *_functions("is_inference", "is_signed", "is_neg", "result_type"),
         ],
     )
     put(
@@ -76,7 +76,7 @@ def _table() -> dict[Any, Kind]:
             "__index__", "__complex__", "__contains__", "__array__", "equal", "allclose",
             "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
             "to_dense", "to_sparse", "histogramdd", "pin_memory", "share_memory_", "storage_type",
-            "__cuda_array_interface__", "to_dlpack", "untyped_storage",
+            "__cuda_array_interface__", "to_dlpack",
         ),
     )  # fmt: skip
     put(Kind.REPR, [torch.Tensor.__repr__, torch.Tensor.__format__])
@@ -87,7 +87,7 @@ def _table() -> dict[Any, Kind]:
         Kind.DATA_SHAPED,
         _functions(
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
-            "combinations", "nonzero_static_dynamic", "repeat_interleave_dynamic",
+            "combinations",
         ),
     )  # fmt: skip
     random = _functions(

@@ -79,13 +79,13 @@ class Entry:
         if not self.captures:
             return leaves
         found = [held[c] if isinstance(c, int) else c for c in self.captures]
+        if tracing.current() is None:
+            found = [runtime.to_device(t) for t in found]
         return [*leaves, *found]
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the program with tensors on the device, outside of any trace."""
         flat = self.inputs(leaves, held)
-        if self.captures:
-            flat = [*leaves, *(runtime.to_device(t) for t in flat[len(leaves) :])]
         if functorch.top_level() is not None or (
             torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
         ):
