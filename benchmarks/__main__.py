@@ -13,9 +13,9 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices=["trace", "dispatch", "scan"],
+        choices=["trace", "dispatch", "scan", "second_process", "operations"],
         metavar="name",
-        help="trace, dispatch or scan",
+        help="trace, dispatch, scan, second_process, operations (which writes docs/operations.md)",
     )
     parser.add_argument(
         "--jax-python",
@@ -33,10 +33,18 @@ def main() -> None:
             from benchmarks import dispatch
 
             dispatch.main()
-        else:
+        elif name == "scan":
             from benchmarks import scan
 
             scan.main()
+        elif name == "operations":
+            from benchmarks import operations
+
+            operations.main()
+        else:
+            from benchmarks import second_process
+
+            second_process.main()
 
 
 if __name__ == "__main__":

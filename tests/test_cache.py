@@ -638,3 +638,31 @@ def test_a_program_that_torch_xla_has_evicted_is_compiled_again() -> None:
         timeout=240,
     )
     assert "survived" in done.stdout, done.stdout + done.stderr
+
+
+def _asks_a_shape(x: torch.Tensor) -> torch.Tensor:
+    """The functions inside hold a traced value of which they never compute with the data."""
+    k = x * 2
+
+    def outer(c: torch.Tensor, _: None) -> Any:
+        def inner(d: torch.Tensor) -> torch.Tensor:
+            return d * k.shape[0] + torch.zeros(k.shape, dtype=k.dtype, device=k.device)
+
+        return xf.scan(lambda d, _: (xf.jit(inner)(d), None), c, None, length=2)[0], None
+
+    return xf.scan(outer, x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("first", ["jit", "jacrev", "jvp", "vmap"])
+@pytest.mark.parametrize("second", ["jit", "jacrev", "jvp", "vmap"])
+def test_values_of_an_enclosing_trace_that_are_only_held(first: str, second: str) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    ways: dict[str, Any] = {
+        "jit": lambda f: f(x),
+        "jacrev": lambda f: xf.jacrev(f)(x).sum(0),
+        "jvp": lambda f: xf.jvp(f, (x,), (x,))[1],
+        "vmap": lambda f: xf.vmap(f)(torch.stack([x, x]))[1],
+    }
+    want = {k: torch.full((3,), 81.0) if k == "jacrev" else 81 * x for k in ways}
+    for name in (first, second):
+        torch.testing.assert_close(ways[name](xf.jit(_asks_a_shape)).cpu(), want[name])

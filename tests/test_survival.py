@@ -9,6 +9,7 @@ An error names the user's own file and line. Here that line is a lambda of the t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -343,14 +344,13 @@ HOSTILE: dict[str, Hostile] = {
         lambda x: torch.repeat_interleave(x, x.long()), UNSUPPORTED, "repeat_interleave"
     ),
     # Operations that torch_xla does on the host.
-    "cholesky": Hostile(torch.linalg.cholesky, UNSUPPORTED, "cholesky", matrix, False),
-    "qr": Hostile(lambda x: torch.linalg.qr(x), UNSUPPORTED, "qr", matrix),
-    "det": Hostile(lambda x: torch.linalg.det(x), UNSUPPORTED, "det", matrix),
-    "solve": Hostile(lambda x: torch.linalg.solve(x, x), UNSUPPORTED, "solve", matrix),
-    "fft": Hostile(lambda x: torch.fft.fft(x), UNSUPPORTED, "fft"),
-    "searchsorted": Hostile(lambda x: torch.searchsorted(x, x), UNSUPPORTED, "searchsorted"),
-    "histc": Hostile(lambda x: torch.histc(x), UNSUPPORTED, "histc"),
-    "fft in grad": Hostile(GRAD(lambda x: torch.fft.fft(x).real.sum()), UNSUPPORTED, "fft"),
+    "eig": Hostile(torch.linalg.eig, UNSUPPORTED, "eig", matrix, False),
+    "eigvals": Hostile(lambda x: torch.linalg.eigvals(x), UNSUPPORTED, "eigvals", matrix),
+    "ldl_factor": Hostile(lambda x: torch.linalg.ldl_factor(x), UNSUPPORTED, "ldl", matrix),
+    "hash_tensor": Hostile(lambda x: torch.hash_tensor(x), UNSUPPORTED, "hash_tensor"),
+    "eigvals in grad": Hostile(
+        GRAD(lambda x: torch.linalg.eigvals(x).real.sum()), UNSUPPORTED, "eigvals", matrix
+    ),
     # Mutation.
     "add_": Hostile(lambda x: x.add_(1), PURE, "Tensor.add_ changes x"),
     "x[0] = 1": Hostile(_set_item, PURE, "changes x"),
@@ -435,20 +435,42 @@ def test_hostile_function(name: str) -> None:
     assert "Traceback" not in message
 
 
-@pytest.mark.parametrize(
-    "transform", ["value_and_grad", "vmap", "checkpoint", "eval_shape", "scan"]
-)
-@pytest.mark.parametrize("name", ["float", "cholesky2", "mask", "add_", "rand", "recursion"])
+OTHER_TRANSFORMS = (
+    "value_and_grad", "vmap", "checkpoint", "eval_shape", "scan", "cond", "switch in vmap",
+    "while_loop", "while_loop condition", "fori_loop", "map", "map in batches", "associative_scan",
+    "custom_vjp", "custom_vjp forward rule", "custom_vjp backward rule", "custom_jvp rule",
+    "linearize",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", OTHER_TRANSFORMS)
+@pytest.mark.parametrize("name", ["float", "nonzero", "mask", "add_", "rand", "recursion", "leak"])
 def test_hostile_function_under_other_transforms(name: str, transform: str) -> None:
     bodies: dict[str, tuple[Callable[..., Any], type[Exception]]] = {
         "float": (lambda x: x.sum() * float(x.sum()), READ),
-        "cholesky2": (lambda x: torch.linalg.cholesky(x.outer(x)).sum(), UNSUPPORTED),
+        "nonzero": (lambda x: torch.nonzero(x).sum() * x.sum(), UNSUPPORTED),
         "mask": (lambda x: x[x > 1].sum(), UNSUPPORTED),
         "add_": (lambda x: x.add_(1).sum(), PURE),
         "rand": (lambda x: (x * torch.rand(3)).sum(), PURE),
         "recursion": (lambda x: _jitted_recursive(x).sum(), RecursionError),
+        "leak": (lambda x: [kept.append(x * 2), x.sum()][1], LeakError),
     }
+    kept: list[torch.Tensor] = []
     fun, error = bodies[name]
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * fun(x)
+
+    def ruled(fwd: Any, bwd: Any) -> Any:
+        f = xf.custom_vjp(lambda x: x * 1)
+        f.defvjp(fwd, bwd)
+        return xf.grad(lambda x: f(x).sum())(vector())
+
+    def pushed() -> Any:
+        f = xf.custom_jvp(lambda x: x * 1)
+        f.defjvp(lambda p, t: (p[0] * 1, same(t[0])))
+        return xf.grad(lambda x: f(x).sum())(vector())
+
     stack = torch.stack([vector(), vector()])
     calls: dict[str, Callable[[], Any]] = {
         "value_and_grad": lambda: xf.value_and_grad(fun)(vector()),
@@ -456,10 +478,28 @@ def test_hostile_function_under_other_transforms(name: str, transform: str) -> N
         "checkpoint": lambda: xf.grad(xf.checkpoint(fun))(vector()),
         "eval_shape": lambda: xf.eval_shape(fun, vector()),
         "scan": lambda: xf.scan(lambda c, x: (c + fun(x), None), torch.zeros(()), stack),
+        "cond": lambda: xf.cond(True, fun, lambda x: x.sum(), vector()),
+        "switch in vmap": lambda: xf.vmap(lambda i, x: xf.switch(i, [fun, lambda y: y.sum()], x))(
+            torch.tensor([0, 1]), stack
+        ),
+        "while_loop": lambda: xf.while_loop(lambda x: x.sum() < 9, same, vector()),
+        "while_loop condition": lambda: xf.while_loop(lambda x: fun(x) < 9, torch.sin, vector()),
+        "fori_loop": lambda: xf.fori_loop(0, 3, lambda i, x: same(x), vector()),
+        "map": lambda: xf.map(fun, stack),
+        "map in batches": lambda: xf.map(fun, torch.cat([stack, stack]), batch_size=2),
+        "associative_scan": lambda: xf.associative_scan(lambda a, b: a + b * fun(b[0]), stack),
+        "custom_vjp": lambda: ruled(lambda x: (x * 1, fun(x)), lambda r, ct: (ct * r,)),
+        "custom_vjp forward rule": lambda: ruled(lambda x: (same(x), None), lambda _, ct: (ct,)),
+        "custom_vjp backward rule": lambda: ruled(lambda x: (x * 1, x), lambda r, ct: (same(ct),)),
+        "custom_jvp rule": pushed,
+        "linearize": lambda: xf.linearize(fun, vector()),
     }
     with pytest.raises(error, match=HERE) as caught:
         calls[transform]()
     assert_names_this_file(str(caught.value))
+    with contextlib.suppress(LeakError):
+        kept.clear()
+    assert xf.grad(lambda x: x.sin().sum())(vector()).shape == (3,)
 
 
 # ---------------------------------------------------------------------------------- what is allowed

@@ -3,8 +3,14 @@
 if __name__ != "xfunc.transforms":  # A second copy would have a cache and errors of its own.
     raise ImportError("import this package as xfunc.transforms, not as " + __name__)
 
+from .associative_scan import associative_scan as associative_scan
 from .checkpoint import checkpoint as checkpoint
 from .checkpoint import remat as remat
+from .cond import cond as cond
+from .cond import switch as switch
+from .custom_jvp import custom_jvp as custom_jvp
+from .custom_vjp import custom_vjp as custom_vjp
+from .fori_loop import fori_loop as fori_loop
 from .grad import grad as grad
 from .grad import value_and_grad as value_and_grad
 from .inspect import eval_shape as eval_shape
@@ -14,6 +20,10 @@ from .jacobian import jacfwd as jacfwd
 from .jacobian import jacrev as jacrev
 from .jit import jit as jit
 from .jvp import jvp as jvp
+from .linearize import linearize as linearize
+from .map import map as map
 from .scan import scan as scan
+from .stop_gradient import stop_gradient as stop_gradient
 from .vjp import vjp as vjp
 from .vmap import vmap as vmap
+from .while_loop import while_loop as while_loop

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from xfunc.bind import Call
-from xfunc.cache import Wrapper
-from xfunc.locations import function_name
+from xfunc.call import Call
+from xfunc.identity import Part
 from xfunc.split import Policy, nothing_saveable
 from xfunc.staging import Staged, Transform, call_in_trace, is_eager
 
@@ -36,7 +35,7 @@ class Checkpoint(Transform):
     def __init__(self, fun: Fun, policy: Policy):
         super().__init__(fun, policy, "checkpoint")
         self._policy = policy
-        self._inner = Staged(fun, value=_Body(fun, policy))
+        self._inner = Staged(fun, value=Part(fun, ("checkpoint", policy)))
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         if is_eager():
@@ -44,12 +43,3 @@ class Checkpoint(Transform):
         # The barrier keeps XLA from merging what is recomputed with the first computation.
         primitive = functools.partial(Call, policy=self._policy, barrier=True)
         return call_in_trace(self._inner, args, kwargs, primitive=primitive)
-
-
-class _Body(Wrapper):
-    """The function inside, as the cache sees it: distinct from the checkpointed one."""
-
-    def __init__(self, fun: Fun, policy: Policy):
-        self.fun, self.options = fun, policy
-        self.__wrapped__ = fun  # for its signature
-        self.__qualname__ = function_name(fun)

@@ -10,8 +10,8 @@ import torch
 
 from xfunc import runtime, tracing, tree
 from xfunc.avals import NUMBERS, short
-from xfunc.errors import TreeMismatchError, report
-from xfunc.locations import user_location
+from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.locations import function_name, user_location
 
 Tensor = torch.Tensor
 Fun = Callable[..., Any]
@@ -39,7 +39,7 @@ def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tens
         if not isinstance(x, Tensor):
             raise TypeError(
                 report(
-                    f"{name} was given {x!r} (a {type(x).__name__}) at {label}",
+                    f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
                     "pass tensors and Python numbers.",
                     at=user_location(),
                 )
@@ -67,7 +67,7 @@ def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> N
     """Raise unless every leaf is a tensor of a real floating dtype."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            what = short(x) if isinstance(x, Tensor) else f"{x!r} (a {type(x).__name__})"
+            what = short(x) if isinstance(x, Tensor) else f"{shown(x)} (a {type(x).__name__})"
             raise TypeError(
                 report(
                     f"{name} differentiates with respect to {label}, which is {what}, not floating",
@@ -75,6 +75,11 @@ def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> N
                     at=user_location(),
                 )
             )
+
+
+def labels_in(t: Any, root: str) -> list[str]:
+    """Key paths of the leaves of a tree."""
+    return [f"{root}{path}" for path, _ in tree.leaves_with_path(t)]
 
 
 def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
@@ -85,6 +90,22 @@ def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]
         names = []
     roots = {i: names[i] if i < len(names) else f"argument {i}" for i in nums}
     return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+
+
+def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """``(out, aux)`` of what a function returned; aux is None if it has none."""
+    if not has_aux:
+        return out, None
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(
+            report(
+                f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "
+                f"returned a {type(out).__name__}",
+                "return (value, aux), or leave has_aux out.",
+                at=user_location(),
+            )
+        )
+    return out
 
 
 def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: str = "") -> None:

@@ -13,7 +13,7 @@ from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select
+from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select, split_aux
 
 
 def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
@@ -85,7 +85,7 @@ class ValueAndGrad(Transform):
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
             out = self.fun(*full, **kwargs)
-            value, aux = self._take_aux(out)
+            value, aux = split_aux(out, self.fun, self._has_aux, name)
             aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
             rest[:] = [aux_tree]
             return self._scalar(value), tuple(aux_leaves)
@@ -104,20 +104,6 @@ class ValueAndGrad(Transform):
         if self._with_value:
             return ((value, aux), result) if self._has_aux else (value, result)
         return (result, aux) if self._has_aux else result
-
-    def _take_aux(self, out: Any) -> tuple[Any, Any]:
-        if not self._has_aux:
-            return out, None
-        if not isinstance(out, tuple) or len(out) != 2:
-            raise TypeError(
-                report(
-                    f"{self.__name__} with has_aux=True needs a pair (value, aux), but "
-                    f"{function_name(self.fun)} returned a {type(out).__name__}",
-                    "return (value, aux), or leave has_aux out.",
-                    at=user_location(),
-                )
-            )
-        return out
 
     def _scalar(self, value: Any) -> Tensor:
         if type(value) is float:

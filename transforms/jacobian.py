@@ -10,7 +10,7 @@ import torch
 from xfunc import functorch, tree
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select
+from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select, split_aux
 
 
 def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
@@ -69,7 +69,7 @@ class Jacobian(Transform):
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
             out = self.fun(*full, **kwargs)
-            out, aux = out if self._has_aux else (out, None)
+            out, aux = split_aux(out, self.fun, self._has_aux, self.__name__)
             outs, out_tree = tree.flatten(as_tensors(out))
             aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
             trees[:] = [out_tree, aux_tree]
@@ -94,7 +94,9 @@ def _basis(x: Tensor) -> Tensor:
 
 def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
     columns, aux = [], ()
-    out_dims: Any = (-1, None)  # aux does not depend on the tangent
+    # Aux does not depend on the tangent. Not -1: for an output that does not either, torch reads
+    # beyond its shape.
+    out_dims: Any = (0, None)
     for i, x in enumerate(leaves):
 
         def push(tangent: Tensor, i: int = i) -> Any:
@@ -105,7 +107,7 @@ def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
             return dots, aux
 
         dots, aux = torch.func.vmap(push, out_dims=out_dims)(_basis(x))
-        columns.append([d.reshape(*d.shape[:-1], *x.shape) for d in dots])
+        columns.append([d.movedim(0, -1).reshape((*d.shape[1:], *x.shape)) for d in dots])
     return [list(row) for row in zip(*columns, strict=True)], aux
 
 
@@ -119,5 +121,5 @@ def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
             return pull((*zeros[:i], ct, *zeros[i + 1 :]))
 
         grads = torch.func.vmap(pull_row)(_basis(o))
-        rows.append([g.reshape(*o.shape, *x.shape) for g, x in zip(grads, leaves, strict=True)])
+        rows.append([g.reshape((*o.shape, *x.shape)) for g, x in zip(grads, leaves, strict=True)])
     return rows, aux

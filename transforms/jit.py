@@ -11,7 +11,7 @@ import torch
 
 from xfunc import stages, tracing, tree
 from xfunc.cache import CacheInfo
-from xfunc.errors import report
+from xfunc.errors import report, shown
 from xfunc.locations import function_name, user_location
 from xfunc.staging import (
     Staged,
@@ -160,7 +160,7 @@ class Jit(Transform):
             raise ValueError(
                 report(
                     f"static argument {where!r} of {self._staged.name} is not hashable by value: "
-                    f"{value!r} (a {type(value).__name__})",
+                    f"{shown(value)} (a {type(value).__name__})",
                     "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
                     "leave the argument dynamic.",
                     at=user_location(),

@@ -11,10 +11,10 @@ from xfunc.errors import report
 from xfunc.locations import user_location
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, as_tensors, check_same
+from .common import Fun, Tensor, as_tensors, check_same, split_aux
 
 
-def jvp(fun: Fun, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """The value of `fun` at `primals` and its derivative along `tangents`.
 
     Args:
@@ -22,9 +22,11 @@ def jvp(fun: Fun, primals: Any, tangents: Any) -> tuple[Any, Any]:
         primals: a tuple or list of arguments.
         tangents: for each argument a tree of the same structure, shapes and dtypes; where the
             argument is not floating, the tangent is ignored and may be anything of its shape.
+        has_aux: whether `fun` returns ``(outputs, aux)``.
 
     Returns:
-        ``(outputs, output_tangents)``; the tangent of an output that is not floating is zero.
+        ``(outputs, output_tangents)``, or ``(outputs, output_tangents, aux)``; the tangent of an
+        output that is not floating is zero.
 
     Source: ``jax.jvp``.
     """
@@ -36,24 +38,28 @@ def jvp(fun: Fun, primals: Any, tangents: Any) -> tuple[Any, Any]:
                 at=user_location(),
             )
         )
-    return Jvp(fun)(tuple(primals), tuple(tangents))
+    return Jvp(fun, has_aux)(tuple(primals), tuple(tangents))
 
 
 class Jvp(Transform):
     """``(primals, tangents) -> (outputs, output tangents)``."""
 
-    def __init__(self, fun: Fun):
-        super().__init__(fun, None, "jvp")
+    def __init__(self, fun: Fun, has_aux: bool):
+        self._has_aux = has_aux
+        super().__init__(fun, has_aux, "jvp")
 
     def apply(self, primals: Any, tangents: Any) -> Any:
         primals, tangents = as_tensors(primals), as_tensors(tangents)
-        return push(self.fun, primals, tangents, self.__name__)
+        found = push(self.fun, primals, tangents, self.__name__, self._has_aux)
+        return found if self._has_aux else found[:2]
 
 
-def push(fun: Fun, primals: Any, tangents: Any, name: str) -> tuple[Any, Any]:
-    """`jvp` inside a trace."""
+def push(
+    fun: Fun, primals: Any, tangents: Any, name: str, has_aux: bool = False
+) -> tuple[Any, Any, Any]:
+    """`jvp` inside a trace: outputs, their tangents, aux."""
     leaves, structure = tree.flatten(primals)
-    dots = _tangents(leaves, structure, tangents, name)
+    dots = tangents_of(leaves, structure, tangents, name)
     floating = [i for i, x in enumerate(leaves) if dots[i] is not None]
     out_trees: list[tree.Structure] = []
     picks: list[bool] = []
@@ -62,11 +68,14 @@ def push(fun: Fun, primals: Any, tangents: Any, name: str) -> tuple[Any, Any]:
         full = list(leaves)
         for i, x in zip(floating, xs, strict=True):
             full[i] = x
-        outs, out_tree = tree.flatten(as_tensors(fun(*tree.unflatten(structure, full))))
-        out_trees[:] = [out_tree]
+        out, aux = split_aux(fun(*tree.unflatten(structure, full)), fun, has_aux, name)
+        outs, out_tree = tree.flatten(as_tensors(out))
+        aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+        out_trees[:] = [out_tree, aux_tree]
         picks[:] = [_has_tangent(o) for o in outs]
         smooth = tuple(o for o, p in zip(outs, picks, strict=True) if p)
-        return smooth, tuple(o for o, p in zip(outs, picks, strict=True) if not p)
+        rest = (o for o, p in zip(outs, picks, strict=True) if not p)
+        return smooth, (*rest, *aux_leaves)
 
     xs = tuple(leaves[i] for i in floating)
     ts = tuple(t for t in dots if t is not None)
@@ -82,16 +91,22 @@ def push(fun: Fun, primals: Any, tangents: Any, name: str) -> tuple[Any, Any]:
         o = next(values) if is_smooth else next(others)
         outs.append(o)
         tangents_out.append(next(derivatives) if is_smooth else torch.zeros_like(o))
-    return tree.unflatten(out_trees[0], outs), tree.unflatten(out_trees[0], tangents_out)
+    out_tree, aux_tree = out_trees
+    return (
+        tree.unflatten(out_tree, outs),
+        tree.unflatten(out_tree, tangents_out),
+        tree.unflatten(aux_tree, others),
+    )
 
 
 def _has_tangent(x: Tensor) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
 
 
-def _tangents(
+def tangents_of(
     leaves: list[Any], structure: tree.Structure, tangents: Any, name: str
 ) -> list[Tensor | None]:
+    """The tangent of each leaf, None for those that are not floating; checked."""
     if tree.structure(tangents) != structure:
         check_same(
             tangents,

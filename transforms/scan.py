@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from xfunc import tree
+from xfunc import effects, tree
 from xfunc.avals import Aval, aval_of
 from xfunc.bind import Tensor, bind, differentiations
-from xfunc.cache import Wrapper
 from xfunc.errors import TreeMismatchError, report
+from xfunc.identity import Part
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
 from xfunc.split import Policy, everything_saveable
 from xfunc.staging import Staged, Transform, is_eager
 from xfunc.values import is_tracked
 
-from .common import Fun, arrays, as_tensors, check_same
+from .common import Fun, arrays, as_tensors, check_same, labels_in
 from .scan_primitive import Scan
 
 
@@ -90,15 +90,15 @@ class ScanTransform(Transform):
         self._length, self._reverse, self._policy = length, bool(reverse), policy
         self._unroll = unroll
         super().__init__(fun, (length, self._reverse, (type(unroll), unroll), policy), "scan")
-        self._body = Staged(fun, value=_Body(fun))
+        self._body = Staged(fun, value=Part(fun, "scan"))
 
     def apply(self, init: Any, xs: Any) -> Any:
         name = f"scan of {function_name(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)
-        carry = arrays(carry, name, ["init" + p for p, _ in tree.leaves_with_path(init)])
-        slices = arrays(slices, name, ["xs" + p for p, _ in tree.leaves_with_path(xs)])
+        carry = arrays(carry, name, labels_in(init, "init"))
+        slices = arrays(slices, name, labels_in(xs, "xs"))
         length = self._check_length(xs, name)
         if is_eager():
             return self._loop(init, xs, length)
@@ -116,8 +116,8 @@ class ScanTransform(Transform):
                 for i, a in enumerate(args)
             )
         structure = tree.structure(((init, xs), {}))
-        entry, held = self._body.find(structure, avals, wrt, zeros=smooth)
-        ys_tree = self._check_result(entry.out_tree, entry.program.outputs, carry, carry_tree, name)
+        entry, held = self._body.find(structure, avals, wrt, zeros=smooth, effects_allowed=True)
+        ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
         unroll = self._unroll if type(self._unroll) is int else (length if self._unroll else 1)
         primitive = Scan(
             entry.program,
@@ -129,6 +129,8 @@ class ScanTransform(Transform):
             self._policy or everything_saveable,
         )
         outs = bind(primitive, entry.inputs(args, held))
+        if entry.effects:
+            outs = effects.take([effects.Steps(entry.effects, self._reverse)], outs)
         n = len(carry)
         return tree.unflatten(carry_tree, outs[:n]), tree.unflatten(ys_tree, outs[n:])
 
@@ -222,15 +224,3 @@ def _describe(structure: tree.Structure) -> str:
     if structure.is_leaf():
         return "a single array"
     return f"a {getattr(structure.type, '__name__', 'None')} of {len(structure.children())}"
-
-
-class _Body(Wrapper):
-    """A scan's body, as the cache sees it."""
-
-    def __init__(self, fun: Fun):
-        self.fun, self.options = fun, None
-        self.__wrapped__ = fun  # for its signature
-        self.__qualname__ = function_name(fun)
-
-    def __call__(self, carry: Any, x: Any) -> Any:
-        return self.fun(carry, x)

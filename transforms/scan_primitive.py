@@ -22,7 +22,7 @@ import torch
 
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
-from xfunc.lowering import Lowering, with_parameter
+from xfunc.lowering import UNUSED, Lowering, with_parameter
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves, Policy
 
@@ -259,7 +259,7 @@ class ScanPair:
             avals[role].append(_stacked(aval, scan.length) if role == "xs" else aval)
             return (role, len(sources[role]) - 1)
 
-        params: list[Role] = []
+        params: list[Role] = [] if halves.sources else [("zero", UNUSED)]
         for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]
@@ -321,8 +321,10 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
     params: list[Role] = []
     for i in body.inputs:
-        role = ("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x)
-        params.append(role)
+        if body.is_unused(i):
+            params.append(("zero", UNUSED))
+        else:
+            params.append(("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x))
     spec = LoopSpec(
         tuple(params),
         (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),

@@ -8,13 +8,14 @@ import torch
 
 from xfunc import functorch, tracing, tree
 from xfunc.avals import Aval, short
-from xfunc.bind import Call, bind
+from xfunc.bind import bind
+from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
 from xfunc.staging import Staged, Transform, is_eager, prepare
 
-from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of
+from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of, split_aux
 
 
 def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
@@ -43,7 +44,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
 
     def flat(*xs: Tensor) -> Any:
         out = fun(*tree.unflatten(structure, xs))
-        out, aux = out if has_aux else (out, None)
+        out, aux = split_aux(out, fun, has_aux, name)
         outs, out_tree = tree.flatten(as_tensors(out))
         aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
         out_trees[:] = [out_tree, aux_tree]
@@ -51,7 +52,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         return tuple(outs), tuple(aux_leaves)
 
     if staged:
-        outs, pull, aux = _run(_Flat(fun, has_aux), args, leaves, out_trees)
+        outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
         _check_outputs(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = functorch.vjp(flat, *leaves)
@@ -79,13 +80,13 @@ def _check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> 
 class _Flat(Transform):
     """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
 
-    def __init__(self, fun: Fun, has_aux: bool):
-        self._has_aux = has_aux
+    def __init__(self, fun: Fun, has_aux: bool, name: str):
+        self._has_aux, self._name = has_aux, name
         super().__init__(fun, has_aux, "vjp")
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         out = self.fun(*args, **kwargs)
-        return out if self._has_aux else (out, None)
+        return split_aux(out, self.fun, self._has_aux, self._name)
 
 
 def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> Any:
@@ -150,5 +151,7 @@ class Pullback:
         )
         cts = tree.leaves(ct)
         if self._trace is None and tracing.current() is None and not is_eager():
-            cts, _ = prepare(Staged(self.__call__, arrays_only=True), cts, tree.structure((ct,)))
+            cts, _ = prepare(
+                Staged(self.__call__, arrays_only=True), cts, tree.structure(((ct,), {}))
+            )
         return tuple(tree.unflatten(self._structure, self._pull(tuple(cts))))

@@ -92,9 +92,9 @@ class Vmap(Transform):
 
         if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
             anchor = torch.zeros(size, device=leaves[0].device if leaves else None)
-            outs = torch.func.vmap(lambda _, *xs: flat(*xs), in_dims=(0, *dims))(anchor, *leaves)
+            outs = functorch.vmap(lambda _, *xs: flat(*xs), (0, *dims), (anchor, *leaves))
         else:
-            outs = torch.func.vmap(flat, in_dims=tuple(dims))(*leaves)
+            outs = functorch.vmap(flat, dims, leaves)
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
                 raise TreeMismatchError(

@@ -3,7 +3,7 @@
 """Applying primitives, so that every transform of torch.func finds its rule.
 
 A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
-(`Call`) or a loop over one (`xfunc.transforms.scan.Scan`). `bind` applies one. If nobody watches
+(`xfunc.call.Call`), or a loop over one, or a choice. `bind` applies one. If nobody watches
 the arguments that is one HLO call; otherwise it goes through one of three
 ``torch.autograd.Function``, whose rules end in another `bind`, so that grad of grad, vmap of grad,
 jvp of grad and so on compose without further code.
@@ -31,8 +31,7 @@ import torch
 
 from xfunc import functorch, runtime, tracing, values
 from xfunc.avals import Aval
-from xfunc.program import Joint, Program, differentiable
-from xfunc.split import Halves, Policy, everything_saveable
+from xfunc.program import differentiable
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
@@ -109,9 +108,9 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     if not primitive.outputs:
         return []
     trace = tracing.current()
-    args = alive(args)
-    if trace is not None:
+    if trace is not None:  # First: what the trace stands in for, it knows by its wrapper.
         args = [trace.lift(a) for a in args]
+    args = alive(args)
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
@@ -135,7 +134,27 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         if any(wrt):
             application = _Application(primitive, primitive.pair(wrt))
             return list(_apply(_PairFunction, application, *args))[: len(primitive.outputs)]
+    rule = getattr(primitive, "rule", None)
+    if rule is not None and functorch.levels() and functorch.levels()[-1] != functorch.VMAP:
+        # A function with rules of its own: what is below the innermost level that watches it sees
+        # what the rule does, as in JAX.
+        if any(map(functorch.watched_here, args)):
+            return list(functorch.apply_here(rule, args))[: len(primitive.outputs)]
+        return list(functorch.apply_here(_Below(primitive), args))
     return list(_apply(_PrimitiveFunction, primitive, *args))
+
+
+class _Below:
+    """The rule of a primitive that the innermost level does not watch."""
+
+    def __init__(self, primitive: Primitive):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return bind(self._primitive, args)
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return ()
 
 
 def differentiations(args: Sequence[Tensor]) -> int:
@@ -316,8 +335,8 @@ def _batched_pullback(
         cts = [given.get(i) for i in range(n_args + n_residuals, len(flat))]
         return tuple(application.primitive.vjp(args, cts, application.pair.wrt))
 
-    in_dims = tuple(dims[i] for i in present)
-    grads = torch.func.vmap(pull, in_dims)(*(flat[i] for i in present))
+    tensors: list[Any] = [flat[i] for i in present]
+    grads = functorch.vmap(pull, [dims[i] for i in present], tensors)
     return grads, tuple(0 for _ in grads)
 
 
@@ -343,88 +362,6 @@ def _differentiable_backward(
         for i, g in zip(wrt, primitive.vjp(args, cts, wrt), strict=True):
             full[i] = g
     return (None, *full)
-
-
-class Call:
-    """The primitive that applies a `Program`; see `Primitive` for its methods."""
-
-    def __init__(
-        self, program: Program, policy: Policy = everything_saveable, barrier: bool = False
-    ):
-        self.program, self.name = program, program.name
-        self._policy, self._barrier = policy, barrier
-
-    @property
-    def outputs(self) -> tuple[Aval, ...]:
-        return self.program.outputs
-
-    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.program.lowering.apply(args)
-
-    def pair(self, wrt: tuple[bool, ...]) -> CallPair:
-        return CallPair(self.program.joint(wrt), self._policy, self._barrier)
-
-    def vjp(
-        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
-        present = tuple(i for i, c in enumerate(cts) if c is not None)
-        pullback = Call(self.program.pullback(wrt, present), self._policy, self._barrier)
-        return bind(pullback, [*args, *(c for c in cts if c is not None)])
-
-    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        wrt = tuple(
-            i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])
-        )
-        pushforward = Call(self.program.pushforward(wrt), self._policy, self._barrier)
-        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
-        out_dots = iter(bind(pushforward, [*args, *dots])[len(self.outputs) :])
-        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
-
-    @property
-    def avals(self) -> tuple[Aval, ...]:
-        return self.program.avals
-
-    def batch(
-        self, dims: Dims, n: int, args: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[int | None]]:
-        batched = Call(self.program.batched(dims, n), self._policy, self._barrier)
-        return bind(batched, args), [0] * len(self.outputs)
-
-
-class CallPair:
-    """The two passes of a program; see `Pair` for its methods."""
-
-    def __init__(self, joint: Joint, policy: Policy, barrier: bool):
-        self._joint, self._policy, self._barrier = joint, policy, barrier
-        self.name, self.wrt, self.cts = joint.source.name, joint.wrt, joint.cts
-        self.n_outputs = len(joint.outputs)
-
-    @property
-    def halves(self) -> Halves:
-        return self._joint.split(self._policy, frozenset(), frozenset(), self._barrier)
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.halves.forward.apply(args)
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        joint, halves = self._joint, self.halves
-        inputs = [*args, *halves.forward.consts]
-        flat: list[Tensor] = []
-        for kind, k in halves.sources:
-            if kind == "input":
-                flat.append(inputs[k])
-            elif kind == "residual":
-                flat.append(residuals[k])
-            else:
-                ct = cts[joint.cts[k]]
-                flat.append(zeros(joint.outputs[joint.cts[k]]) if ct is None else ct)
-        return halves.backward.apply(flat)
-
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
-        inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)
-        return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
 def zeros(aval: Any) -> Tensor:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
+from xfunc.errors import report, shown
+from xfunc.locations import user_location
+
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 
@@ -18,7 +21,11 @@ def set_platform(platform: str) -> None:
     """Run on ``"cpu"`` or ``"tpu"``."""
     if platform not in ("cpu", "tpu"):
         raise ValueError(
-            f"unknown platform {platform!r}\nRepair: set_platform takes 'cpu' or 'tpu'."
+            report(
+                f"config.set_platform was given {shown(platform)}",
+                "pass 'cpu' or 'tpu'.",
+                at=user_location(),
+            )
         )
     _check_not_started("set_platform")
     os.environ["PJRT_DEVICE"] = platform.upper()
@@ -28,7 +35,13 @@ def set_cpu_devices(n: int) -> None:
     """Give the CPU `n` virtual devices (1 to 128), for sharded programs without an accelerator."""
     # 128: the device index of torch's autograd engine is a signed byte.
     if not 1 <= n <= 128:
-        raise ValueError(f"{n} CPU devices asked for\nRepair: set_cpu_devices takes 1 to 128.")
+        raise ValueError(
+            report(
+                f"config.set_cpu_devices was given {shown(n)}",
+                "pass a number from 1 to 128.",
+                at=user_location(),
+            )
+        )
     _check_not_started("set_cpu_devices")
     os.environ["PJRT_DEVICE"] = "CPU"
     os.environ["CPU_NUM_DEVICES"] = str(n)
@@ -40,6 +53,9 @@ def _check_not_started(setting: str) -> None:
     backend = sys.modules.get("torch_xla")
     if backend is not None and backend._XLAC._xla_runtime_is_initialized():
         raise RuntimeError(
-            f"config.{setting} came after the device client had started\n"
-            f"Repair: call it before the first trace, transfer or use of an 'xla' device."
+            report(
+                f"config.{setting} came after the device client had started",
+                "call it before the first trace, transfer or use of an 'xla' device.",
+                at=user_location(),
+            )
         )

@@ -1,15 +1,102 @@
-"""Help with finding out what xfunc does."""
+"""Help with finding out what a traced function does: prints, callbacks, NaNs, counts of traces."""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from xfunc import tracing
-from xfunc.cache import Wrapper, cache_of, trace_count
+import torch
+
+from xfunc import effects, staging, tracing, tree
+from xfunc import nans as _nans
+from xfunc.cache import cache_of, trace_count
 from xfunc.errors import report
-from xfunc.locations import function_name
+from xfunc.identity import Wrapper
+from xfunc.locations import function_name, user_location
+
+
+def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Call ``fun(*args, **kwargs)`` with the values that traced arguments have in each run.
+
+    `fun` receives tensors on the CPU in the place of traced ones, and everything else as it is;
+    what it returns is dropped, and what it raises comes out of the call of the compiled function.
+    It is called after the program has ended, once for each time the place is passed, in the order
+    of the program: inside `scan` step by step, under `vmap` example by example. Under `grad` it is
+    called for the forward pass.
+
+    Values are kept until the program ends: inside a loop, those of all its steps.
+
+    Raises:
+        UnsupportedOpError: inside a branch, a while loop or a custom rule.
+
+    Source: ``jax.debug.callback``.
+    """
+    leaves, structure = tree.flatten((args, kwargs))
+    fixed = tuple((i, x) for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor))
+    effects.emit(
+        effects.Callback(fun, structure, fixed),
+        [x for x in leaves if isinstance(x, torch.Tensor)],
+    )
+
+
+def print(fmt: str, *args: Any, **kwargs: Any) -> None:
+    """Print ``fmt.format(*args, **kwargs)`` with the values that traced arguments have in each run.
+
+    See `callback` for when and how often.
+
+    Raises:
+        ValueError: `fmt` does not fit the arguments.
+
+    Source: ``jax.debug.print``.
+    """
+    try:
+        fmt.format(*(_Any() for _ in args), **{name: _Any() for name in kwargs})
+    except (IndexError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(
+            report(
+                f"debug.print was given {fmt!r}, which does not fit its arguments: {error!r}",
+                "write {} for each positional argument and {name} for each named one.",
+                at=user_location(),
+            )
+        ) from None
+    callback(lambda *a, **k: builtins.print(fmt.format(*a, **k)), *args, **kwargs)
+
+
+class _Any:
+    """Stands for any value in a format string."""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> _Any:
+        return self
+
+    def __getitem__(self, key: Any) -> _Any:
+        return self
+
+
+@contextlib.contextmanager
+def nans(enable: bool = True) -> Iterator[None]:
+    """Raise where a transformed function called in the block returns a NaN.
+
+    The function is then run again on the CPU, operation by operation (`disable_jit`), to find the
+    first operation that makes a NaN out of numbers; in a backward pass, the forward operation that
+    it belongs to. Every call waits for its result to be looked at.
+
+    Raises:
+        FloatingPointError: names the result, the operation and the user's line.
+
+    Source: ``jax.debug_nans``.
+    """
+    before = staging.inspect_result
+    staging.inspect_result = _nans.search if enable else None
+    try:
+        yield
+    finally:
+        staging.inspect_result = before
 
 
 def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:

@@ -58,6 +58,12 @@ class OutOfMemoryError(CompileError):
         self.limit_bytes = limit_bytes
 
 
+def shown(value: object) -> str:
+    """A value of the user's in a message: its repr, on one line and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def report(
     problem: str, repair: str, *, function: str | None = None, at: Location | None = None
 ) -> str:

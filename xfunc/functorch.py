@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C import _functorch
 from torch._functorch.autograd_function import custom_function_call as custom_function_call
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._functorch.pyfunctorch import (
+    retrieve_current_functorch_interpreter,
+    temporarily_clear_interpreter_stack,
+)
+from torch.autograd import forward_ad
 
 Tensor = torch.Tensor
 
 GRAD: Any = _functorch.TransformType.Grad
 JVP: Any = _functorch.TransformType.Jvp
+VMAP: Any = _functorch.TransformType.Vmap
+VMAP: Any = _functorch.TransformType.Vmap
 
 is_wrapped: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
 unwrapped: Callable[[Any], Any] = _functorch.get_unwrapped
@@ -39,6 +46,14 @@ def run_backward_in_this_thread() -> None:
     torch._C._set_multithreading_enabled(False)
 
 
+def never_compile(fun: Any) -> None:
+    """Keep torch.compile from compiling a function and what it calls, without importing dynamo."""
+    dynamo = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    dynamo.set_code_exec_strategy(fun.__code__, dynamo._FrameExecStrategy(skip, skip))
+    fun._torchdynamo_disable = True  # nor to inline it
+
+
 def levels() -> list[Any]:
     """The kinds of the transforms in force, outermost first."""
     return [level.key() for level in _functorch.get_interpreter_stack() or ()]
@@ -50,6 +65,31 @@ def is_batched_here(t: Tensor) -> bool:
     return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level
 
 
+def innermost(t: Tensor) -> Tensor:
+    """A tensor without the wrappers of all levels: all examples of a batch at once."""
+    while is_wrapped(t):
+        t = unwrapped(t)
+    return t
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether a tensor is batched at any level."""
+    while is_wrapped(t):
+        if _functorch.is_batchedtensor(t):
+            return True
+        t = unwrapped(t)
+    return False
+
+
+def vmap(fun: Callable[..., Any], dims: Sequence[int | None], args: Sequence[Tensor]) -> Any:
+    """``torch.func.vmap(fun, dims)(*args)``; one of the dims at least is not None."""
+    # A batch dimension that is not the first leaves each example with strides of its own, and
+    # forward mode copies a tangent whose strides differ by an operation that has no lowering.
+    moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
+    in_dims = tuple(None if d is None else 0 for d in dims)
+    return torch.func.vmap(fun, in_dims=in_dims)(*moved)
+
+
 def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
     """torch.func.vjp of ``fun(*primals) -> (out, aux)``: (out, pullback, aux)."""
     return torch.func.vjp(fun, *primals, has_aux=True)  # pyright: ignore[reportReturnType]
@@ -58,3 +98,94 @@ def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any, Any]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
     return torch.func.jvp(fun, primals, tangents, has_aux=True)  # pyright: ignore[reportReturnType]
+
+
+def watched_here(t: Tensor) -> bool:
+    """Whether the innermost transform, a grad or jvp, differentiates with respect to a tensor."""
+    top = top_level()
+    if not is_wrapped(t) or _functorch.maybe_get_level(t) != top.level():
+        return False
+    if top.key() == GRAD:
+        return t.requires_grad
+    return forward_ad.unpack_dual(t, level=0).tangent is not None
+
+
+def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Apply a function that has rules of its own at the innermost level, a grad or jvp.
+
+    Args:
+        rule: has ``forward(*args)``, which is run below the level, and ``keep(args, outputs)``,
+            which says what ``backward(kept, cotangents)`` or ``jvp(kept, tangents)`` get.
+        args: of the innermost level.
+
+    Unlike with torch's ``custom_function_call``, levels further down see what `forward` does, not
+    the function again.
+    """
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+
+    def forward(*args: Tensor) -> tuple[Tensor, ...]:
+        lower = [_functorch._unwrap_for_grad(a, level) for a in args]
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
+            outputs = rule.forward(*lower)
+        return tuple(_functorch._wrap_for_grad(o, level) for o in outputs)
+
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        kept = rule.keep(inputs, output)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for o in output if not _is_smooth(o)))
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    def backward(ctx: Any, *cts: Tensor | None) -> Any:
+        kept = [unwrap_if_dead(t) for t in ctx.saved_tensors]
+        return rule.backward(kept, [c if c is None else unwrap_if_dead(c) for c in cts])
+
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        return rule.jvp(ctx.saved_tensors, tangents)
+
+    members: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(jvp),
+    }
+    here: Any = type("CustomRule", (torch.autograd.function._SingleLevelFunction,), members)
+    # torch would see the tangent of an argument of a level further down.
+    own = [
+        a if _functorch.maybe_get_level(a) == level else _functorch._wrap_for_grad(a, level)
+        for a in args
+    ]
+    with enable_single_level_autograd_function():
+        return here.apply(*own)
+
+
+def _is_smooth(t: Tensor) -> bool:
+    return t.dtype.is_floating_point or t.dtype.is_complex
+
+
+def has_tangent(t: Tensor) -> bool:
+    """Whether some jvp, at any level, differentiates along a tensor."""
+    top = top_level()
+    if top is None:
+        return False
+    if is_wrapped(t) and _functorch.maybe_get_level(t) == top.level():
+        if top.key() == JVP and forward_ad.unpack_dual(t, level=0).tangent is not None:
+            return True
+        t = unwrapped(t)
+    # Only the innermost level can be asked.
+    with retrieve_current_functorch_interpreter().lower():
+        return has_tangent(t)
+
+
+def level_numbers() -> list[int]:
+    """The numbers of the transforms in force, outermost first."""
+    return [level.level() for level in _functorch.get_interpreter_stack() or ()]
+
+
+def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
+    """A tensor without its wrapper of a level, and where its batch dimension is, if it has one."""
+    if not is_wrapped(t) or _functorch.maybe_get_level(t) != level:
+        return t, None
+    dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else None
+    return unwrapped(t), dim

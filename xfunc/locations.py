@@ -9,6 +9,7 @@ import sysconfig
 import types
 from typing import NamedTuple
 
+import numpy
 import optree
 import torch
 
@@ -24,6 +25,7 @@ _LIBRARIES = tuple(
         os.path.dirname(torch.__file__),
         os.path.join(_SITE, "torch_xla"),
         os.path.dirname(optree.__file__),
+        os.path.dirname(numpy.__file__),
     )
 )
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
@@ -46,11 +48,23 @@ def in_user_code(code: types.CodeType) -> bool:
     """Whether a code object belongs to the user rather than to a library under it."""
     known = _is_user_code.get(code)
     if known is None:
-        file = code.co_filename
-        # Without a virtual environment, third-party packages lie below the standard library.
-        stdlib = file.startswith((_STDLIB, "<frozen")) and "site-packages" not in file
-        known = _is_user_code[code] = not (stdlib or file.startswith(_LIBRARIES))
+        known = _is_user_code[code] = in_user_file(code.co_filename)
     return known
+
+
+def in_user_file(file: str) -> bool:
+    """Whether a source file is the user's rather than a library's under it."""
+    # Without a virtual environment, third-party packages lie below the standard library.
+    stdlib = file.startswith((_STDLIB, "<frozen")) and "site-packages" not in file
+    return not (stdlib or file.startswith(_LIBRARIES))
+
+
+def line_of(code: types.CodeType, instruction: int) -> int:
+    """The line of an instruction of a code object, given by its offset."""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 def user_location(frame: types.FrameType | None = None) -> Location | None:

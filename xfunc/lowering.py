@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime, tracing
+from xfunc import purity, runtime, scopes, tracing
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
 from xfunc.hlo import Builder, Module
+from xfunc.promotion import as_said
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,9 +75,18 @@ class Lowering:
         trace.register(outputs)
         return outputs
 
+    def _stamped_out(self) -> Any:
+        """The HLO for the compiler: with files, lines and scopes for the stamps of `scopes`."""
+        hlo = scopes.resolve(Module.from_bytes(self.hlo)).to_bytes()
+        return runtime.builder().computation_from_module_proto(self.name, hlo)
+
+    def is_unused(self, flat: int) -> bool:
+        """Whether a flat input feeds the parameter that `with_parameter` adds."""
+        return flat >= len(self.avals) + len(self.consts)
+
     def held(self) -> tuple[torch.Tensor, ...]:
         """The inputs behind the arguments: `consts`, and what feeds an unused parameter."""
-        if max(self.inputs) < len(self.avals) + len(self.consts):
+        if not self.is_unused(max(self.inputs)):
             return self.consts
         unused = torch.zeros((), dtype=torch.bool, device=runtime.device())
         if tracing.current() is None:
@@ -90,11 +100,14 @@ class Lowering:
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
             params = [k for k, i in enumerate(self.inputs) if i in donated]
             found = self._executables[donated] = runtime.Executable(
-                self.name, self.computation, [avals[i] for i in self.inputs], params
+                self.name, self._stamped_out(), [avals[i] for i in self.inputs], params
             )
             compiled()
         return found
 
+
+UNUSED = hlo_shape(Aval((), torch.bool))
+"""Shape of the parameter that `with_parameter` adds."""
 
 _on_compile = threading.local()
 
@@ -125,7 +138,8 @@ def lower(
         return Lowering(name, b"", (), tuple(avals), (), ())
     X = runtime.xla()
     context = X.lowering.LoweringContext(name)
-    context.build(list(outputs))
+    with scopes.written():
+        context.build([as_said(o) for o in outputs])
     hoisted = context.device_parameter_id_tensor_mapping()
     inputs: list[int] = [-1] * len(hoisted)
     for i, raw in enumerate(raw_inputs):
@@ -135,11 +149,12 @@ def lower(
             del hoisted[k]
     consts = []
     for k in sorted(hoisted):
-        _refuse_generator_state(name, hoisted[k])
         inputs[k] = len(raw_inputs) + len(consts)
         consts.append(tracing.as_constant(hoisted[k]))
+    hlo = context.hlo()
+    _refuse_generator(name, hlo)
     return with_parameter(
-        Lowering(name, context.hlo(), tuple(inputs), tuple(avals), tuple(consts), out_avals)
+        Lowering(name, hlo, tuple(inputs), tuple(avals), tuple(consts), out_avals)
     )
 
 
@@ -149,20 +164,21 @@ def with_parameter(lowering: Lowering) -> Lowering:
         return lowering
     b = Builder(lowering.name)
     body = b.computation(lowering.name)
-    body.parameter(hlo_shape(Aval((), torch.bool)))
-    module = b.build(body.build(body.call(b.embed(lowering.module), [])))
+    body.parameter(UNUSED)
+    found = body.call(b.embed(lowering.module), [])
+    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
+    module = b.build(body.build(body.tuple(outputs)))
     unused = len(lowering.avals) + len(lowering.consts)
     return dataclasses.replace(lowering, hlo=module.to_bytes(), inputs=(unused,))
 
 
-def _refuse_generator_state(name: str, tensor: torch.Tensor) -> None:
-    X = runtime.xla()
-    ids, _ = X._get_tensors_xla_device_data_node([tensor])
-    if X._get_seed_info_id() in ids:
+def _refuse_generator(name: str, hlo: bytes) -> None:
+    # The state of torch_xla's generator is a constant by now: each call would draw the same.
+    if b"\x12\x11rng-bit-generator" in hlo:  # as an opcode: field 2, of 17 bytes
         raise PurityError(
             report(
                 "something draws from the global random generator, which a traced function may not",
-                "pass the random numbers in as an argument.",
+                purity.KEYED,
                 function=name,
             )
         )

@@ -112,6 +112,8 @@ class Joint:
                     outs = fn(*args)
                     return tuple(outs[i] for i in cts), tuple(outs)
 
+                if not wrt:
+                    return fn(*args)
                 _, pull, outs = functorch.vjp(outputs_of, *(args[i] for i in wrt))
                 return [*outs, *pull(tuple(flat[n:]))]
 
@@ -295,6 +297,9 @@ class Program:
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat[:n])
+            if not wrt:  # torch.func.jvp needs something to differentiate by.
+                outs = self.fn(*args)
+                return [*outs, *(torch.zeros_like(outs[i]) for i in floats)]
 
             def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
                 for i, d in zip(wrt, diff, strict=True):
@@ -316,7 +321,9 @@ class Program:
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             if not self.outputs:
                 return []
-            return list(torch.func.vmap(lambda *a: tuple(self.fn(*a)), in_dims=dims)(*flat))
+            if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
+                return [o.expand(n, *o.shape) for o in self.fn(*flat)]
+            return list(functorch.vmap(lambda *a: tuple(self.fn(*a)), dims, flat))
 
         avals = [
             a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)

@@ -44,6 +44,7 @@ def _getters(*names: str) -> list[Any]:
 
 
 GRAD_FN, DATA = _getters("grad_fn", "data")
+DEVICE = _getters("device", "is_xla")
 SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 
 
@@ -97,8 +98,9 @@ def _table() -> dict[Any, Kind]:
         "native_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d",
         "fractional_max_pool3d", "scaled_dot_product_attention", "bernoulli_", "normal_",
         "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "rrelu_",
-        "dropout_", "alpha_dropout_", "manual_seed", "seed",
-        "multi_head_attention_forward",
+        "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
+        "manual_seed", "seed",
+        "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu",
     )  # fmt: skip
     put(Kind.RANDOM, random)
     put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
@@ -125,9 +127,25 @@ def kind_of(func: Any) -> Kind:
     return kind
 
 
+# See NOTE [numbers in forward mode] in tracing.py.
+ARITHMETIC = frozenset(
+    _functions(
+        "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub",
+        "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__div__", "__rdiv__",
+        "__truediv__", "__rtruediv__",
+    )
+)  # fmt: skip
+
 _AUGMENTED = frozenset(
     "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or div".split()
 )
+
+
+KEYED = (
+    "draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: "
+    "`with xf.random.implicit(key):`."
+)
+"""How to mend a draw from the global generator."""
 
 
 def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -141,7 +159,13 @@ def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if "dropout" in name:
         default = 0.0 if name == "native_dropout" else 0.5
         rate = _argument(args, kwargs, 1, "p", default)
-        return bool(_argument(args, kwargs, 2, "training", True)) and rate > 0.0
+        # Written in Python the argument is `training`, else `train`, where None means True.
+        training = _argument(args, kwargs, 2, "train", kwargs.get("training", True))
+        return (training is None or bool(training)) and rate > 0.0
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        first = 3 if isinstance(args[2], (tuple, list)) else 4  # Packed sequences come as two.
+        layers, rate, training = args[first + 1 : first + 4]
+        return bool(training) and layers > 1 and rate > 0.0
     if name in ("rrelu", "rrelu_"):
         return bool(_argument(args, kwargs, 3, "training", False))
     return True
@@ -163,8 +187,16 @@ def reads_sizes(func: Any) -> bool:
 
 _SIZED = frozenset(
     "reshape view expand repeat narrow tile unflatten new_zeros new_ones new_full new_empty item "
-    "_local_scalar_dense copy_".split()
+    "_local_scalar_dense copy_ __setitem__ narrow select".split()
 )
+
+
+def reads_arguments(func: Any) -> bool:
+    """Whether a factory reads every tensor that it is given: they are sizes and bounds."""
+    return getattr(func, "__name__", "") in _READING_FACTORIES
+
+
+_READING_FACTORIES = frozenset("zeros ones empty eye arange range linspace logspace".split())
 
 
 def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from xfunc import purity
-from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
-from xfunc.locations import Location
+from xfunc.avals import short
+from xfunc.errors import (
+    CompileError,
+    ConcretizationError,
+    OutOfMemoryError,
+    PurityError,
+    UnsupportedOpError,
+    XfuncError,
+    report,
+)
+from xfunc.locations import Location, in_user_code, user_location
+
+# What torch says of an autograd.Function that a transform cannot take, and what that means.
+_FUNCTION_RULES = {
+    "must override the setup_context staticmethod": (
+        "a torch.autograd.Function whose forward takes ctx cannot be transformed",
+        "split it into forward(*inputs) and setup_context(ctx, inputs, output), or use "
+        "xf.custom_vjp.",
+    ),
+    "but it does not have vmap support": (
+        "a torch.autograd.Function has no rule for batching",
+        "set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.",
+    ),
+    "You must implement the jvp function": (
+        "a torch.autograd.Function has no rule for forward-mode differentiation",
+        "give the class a `jvp` staticmethod, or use xf.custom_jvp.",
+    ),
+}
 
 
-def refusal_of(func: Any, error: RuntimeError, name: str, at: Location | None) -> XfuncError | None:
+def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
+    if isinstance(error, XfuncError) or not isinstance(error, RuntimeError):
+        return None
     message = str(error)
+    for says, (problem, repair) in _FUNCTION_RULES.items():
+        if says in message:
+            return UnsupportedOpError(report(problem, repair, function=name, at=at))
     if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
         what = "the code" if func is None else operation_name(func)
         return PurityError(
@@ -27,11 +60,21 @@ def refusal_of(func: Any, error: RuntimeError, name: str, at: Location | None) -
     refused = ("Unexpected execution happens", "tensor_data", "HasValue()")
     if not any(r in message for r in refused):
         return None
-    if func is None or purity.reads_sizes(func):
-        what = "the code" if func is None else operation_name(func)
+    if func is not None and purity.reads_sizes(func):
         return ConcretizationError(
             report(
-                f"{what} reads a traced value, or synchronises (torch_xla.sync); a traced value "
+                f"{operation_name(func)} reads a traced value, as a size, an index or a number; a "
+                "traced value has no data",
+                "make it a static argument (static_argnums, static_argnames), or compute with "
+                "tensors of fixed size.",
+                function=name,
+                at=at,
+            )
+        )
+    if func is None:
+        return ConcretizationError(
+            report(
+                "the code reads a traced value, or synchronises (torch_xla.sync); a traced value "
                 "has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
@@ -49,6 +92,93 @@ def refusal_of(func: Any, error: RuntimeError, name: str, at: Location | None) -
     )
 
 
+def explain(
+    error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """Note on an error of torch's own which operation met it, on what, and where.
+
+    The error itself stays as it is; what the user's own code raised gets no note.
+    """
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None or in_user_code(innermost.tb_frame.f_code):
+        return
+    if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
+        return
+    shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
+    error.add_note(
+        report(
+            f"raised by {operation_name(func)}({', '.join(shown)})",
+            "make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.",
+            function=name,
+            at=user_location(),
+        )
+    )
+
+
+def _show(x: Any) -> str:
+    """An argument of an operation; never by way of a traced value's data."""
+    if isinstance(x, torch.Tensor):
+        return short(x)
+    if isinstance(x, (tuple, list)):
+        inside = ", ".join(map(_show, x))
+        return f"[{inside}]" if isinstance(x, list) else f"({inside})"
+    if isinstance(x, slice):
+        parts = (x.start, x.stop) if x.step is None else (x.start, x.stop, x.step)
+        return ":".join("" if p is None else _show(p) for p in parts)
+    if isinstance(x, (int, float, complex, str, type(None), torch.dtype, torch.device)):
+        return repr(x)
+    return "..." if x is ... else type(x).__name__
+
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)"
+_OUT_OF_MEMORY = tuple(
+    re.compile(text)
+    for text in (
+        rf"Used {_SIZE}i?B? of {_SIZE}i?B? hbm",  # the TPU's compiler
+        rf"Attempting to allocate {_SIZE}i?B?\..* There are {_SIZE}i?B? free",  # its allocator
+        r"Out of memory allocating (\d+)() bytes",  # the CPU
+        r"RESOURCE_EXHAUSTED",
+        r"std::bad_alloc",
+    )
+)
+
+
+def compile_error(name: str, message: str) -> CompileError:
+    """The words of XLA, which refused a program or ran out of memory, as an error of ours."""
+    for pattern in _OUT_OF_MEMORY:
+        found = pattern.search(message)
+        if found:
+            given = found.groups()
+            sizes = [
+                int(float(n) * _UNITS[u]) for n, u in zip(given[::2], given[1::2], strict=True)
+            ]
+            return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
+    return CompileError(
+        report(
+            f"XLA could not compile {name}: {message}",
+            "write the operation that it names differently; if it names none, please report the "
+            "program.",
+            at=user_location(),
+        )
+    )
+
+
+def out_of_memory(
+    problem: str, required: int | None = None, limit: int | None = None
+) -> OutOfMemoryError:
+    """The error of a program that does not fit on the device."""
+    text = report(
+        problem,
+        "use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over "
+        "layers, or a narrower dtype.",
+        at=user_location(),
+    )
+    return OutOfMemoryError(text, required, limit)
+
+
 def operation_name(func: Any) -> str:
     """How to call a torch function in a message."""
     if func is None:
@@ -57,4 +187,11 @@ def operation_name(func: Any) -> str:
     owner = getattr(func, "__self__", None)
     if name in ("__get__", "__set__") and owner is not None:
         return f"Tensor.{owner.__name__}"
-    return f"Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"
+    if hasattr(func, "__objclass__") or getattr(func, "__module__", None) == "torch._tensor":
+        return f"Tensor.{name}"
+    for module in ("linalg", "fft", "special"):  # torch.linalg.norm is called linalg_norm.
+        if name.startswith(f"{module}_"):
+            return f"torch.{module}.{name.removeprefix(f'{module}_')}"
+    if not hasattr(torch, name) and hasattr(torch.nn.functional, name):
+        return f"torch.nn.functional.{name}"
+    return f"torch.{name}"

@@ -6,20 +6,22 @@ then only ever run; `Executable` is the seam behind which another runtime would 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from xfunc.avals import Aval
-from xfunc.errors import CompileError, OutOfMemoryError, report
+from xfunc.errors import CompileError
+from xfunc.refusals import compile_error, out_of_memory
 
 
 @functools.cache
@@ -29,21 +31,22 @@ def xla() -> ModuleType:
         # torch_xla guesses too, with a warning on every machine without an accelerator.
         chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
         os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_cpu_enable_fast_min_max" not in flags:
+        # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
+    unpatched = "torch_xla" not in sys.modules
+    before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
     import torch_xla
 
+    if unpatched:  # It puts slower ones with fewer options in their place, for all of torch.
+        torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
     torch_xla.device()
-    _patches.append(torch.library.Library("aten", "IMPL"))
-    _patches[-1].impl("_efficientzerotensor", _zeros, "XLA")
+    # The one look upwards: every way into torch_xla comes by here, and none may miss the kernels.
+    from xfunc import ops
+
+    ops.start()
     return torch_xla._XLAC
-
-
-_patches: list[Any] = []  # A library's overrides last as long as the library object.
-
-
-def _zeros(size: list[int], **options: Any) -> torch.Tensor:
-    # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 has no
-    # lowering: it would make the zeros on the host and transfer them.
-    return torch.zeros(size, **options)
 
 
 @functools.cache
@@ -124,6 +127,7 @@ class Executable:
 
     Attributes:
         order: the order in which the compiled program takes the parameters.
+        graph: the name under which XLA knows the compiled program.
     """
 
     def __init__(self, name: str, computation: Any, avals: Sequence[Aval], donated: Sequence[int]):
@@ -142,8 +146,16 @@ class Executable:
             outputs = user_computation(self._name, holders, self._computation)
             self._hash = X._get_graph_hash(outputs)
             try:
-                X._xla_warm_up_cache(outputs, [])
-            except RuntimeError as error:
+                _check_memory(self._name, outputs)
+                self.graph = _graphs.setdefault(self._hash, _unused_name(self._name))
+                with _graph_name(self.graph):
+                    X._xla_warm_up_cache(outputs, [])
+            except Exception as error:  # torch_xla raises whatever XLA's status code maps to.
+                # The traceback keeps this frame; placeholders in it would break the next trace.
+                outputs.clear()
+                holders.clear()
+                if isinstance(error, CompileError):
+                    raise
                 raise compile_error(self._name, str(error)) from error
         ids, _ = X._get_tensors_xla_device_data_node(outputs)
         places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in holders]
@@ -167,6 +179,8 @@ class Executable:
             order = self.order
             self._compile()
             assert self.order == order
+        elif "RESOURCE_EXHAUSTED" in message or "Out of memory" in message:
+            raise compile_error(self._name, message) from error
         else:
             raise error
         try:
@@ -177,13 +191,55 @@ class Executable:
             return self._retry(inputs, again, times - 1)
 
 
-def compile_error(name: str, message: str) -> CompileError:
-    """The compiler's words as an error of ours."""
-    text = report(
-        f"XLA could not compile {name}: {message}",
-        "if it names an operation, write that one differently; else please report the program.",
-    )
-    return (OutOfMemoryError if "RESOURCE_EXHAUSTED" in message else CompileError)(text)
+def _check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:
+    """Refuse results that the CPU's memory cannot hold.
+
+    XLA would allocate them later, in a thread of its own: the kernel kills the process for it, or
+    torch_xla 2.9 does, with SIGSEGV, when such a result is next used.
+    """
+    if os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    required = sum(o.numel() * o.element_size() for o in outputs)
+    limit = host_memory()
+    if required > limit:
+        raise out_of_memory(
+            f"the results of {name} take {required} bytes, and the machine has {limit}",
+            required,
+            limit,
+        )
+
+
+@functools.cache
+def host_memory() -> int:
+    """Bytes of memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            limits.append(int(file.read()))  # Not a number: no limit.
+    return min(limits)
+
+
+_graphs: dict[bytes, str] = {}  # Equal programs are compiled once, under the name of the first.
+
+
+def _unused_name(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    taken, n, found = set(_graphs.values()), 1, plain
+    while found in taken:
+        n += 1
+        found = f"{plain}_{n}"
+    return found
+
+
+@contextlib.contextmanager
+def _graph_name(name: str) -> Iterator[None]:
+    """Let torch_xla compile under a name."""
+    before = xla()._get_current_graph_name()
+    xla()._set_current_graph_name(name)
+    try:
+        yield
+    finally:
+        xla()._set_current_graph_name(before)
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing import Literal
 
 from xfunc.avals import Aval
 from xfunc.hlo import Instruction, extract
-from xfunc.lowering import Lowering
+from xfunc.lowering import Lowering, with_parameter
 
 Policy = Callable[[Instruction], bool]
 """Whether a forward value may be kept for the backward pass."""
@@ -196,7 +196,8 @@ def split(
         (),
         joint.outputs[n_outputs:],
     )
-    return Halves(forward, backward, tuple(sources), len(residuals))
+    halves = with_parameter(forward), with_parameter(backward)
+    return Halves(*halves, tuple(sources), len(residuals))
 
 
 def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
@@ -210,7 +211,8 @@ def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowe
         _skip_cts(joint.inputs[p.parameter_number], n_inputs, len(joint.avals)) for p in params
     )
     outs = joint.outputs[:n_outputs]
-    return Lowering(name, module.to_bytes(), inputs, joint.avals[:n_inputs], joint.consts, outs)
+    avals = joint.avals[:n_inputs]
+    return with_parameter(Lowering(name, module.to_bytes(), inputs, avals, joint.consts, outs))
 
 
 def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:

@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
-from xfunc import tree
+from xfunc import export, portable, tree
+from xfunc.analysis import MemoryAnalysis, Optimised, optimised
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.errors import TreeMismatchError, report
 from xfunc.hlo import Module
+from xfunc.hlo.cost import cost
 from xfunc.locations import user_location
+from xfunc.lowering import Lowering
+from xfunc.scopes import resolve
 from xfunc.staging import Entry, Staged, avals_of, prepare, run_staged
 
 
@@ -38,7 +42,12 @@ class Traced:
     @property
     def out_info(self) -> Any:
         """The result as a tree of `ShapeDtypeStruct`."""
-        return tree.unflatten(self.out_tree, self._entry.program.outputs)
+        return tree.unflatten(self.out_tree, self._entry.outputs)
+
+    @property
+    def static_positions(self) -> list[int]:
+        """Positions of the arguments that are part of the program."""
+        return [i for i, *_ in self._options.get("static") or () if isinstance(i, int)]
 
     def lower(self) -> Lowered:
         """The HLO of the function."""
@@ -54,21 +63,75 @@ class Lowered:
     @property
     def module(self) -> Module:
         """The HLO as data."""
-        return self.traced._entry.program.lowering.module
+        return resolve(self._lowering.module)
+
+    @property
+    def _lowering(self) -> Lowering:
+        return self.traced._entry.program.lowering
 
     def as_text(self, dialect: str = "hlo") -> str:
-        """The HLO as XLA prints it."""
-        if dialect != "hlo":
+        """The program as text.
+
+        Args:
+            dialect: ``"hlo"`` as XLA prints it, or ``"stablehlo"``.
+
+        Raises:
+            ValueError: another dialect.
+        """
+        if dialect not in ("hlo", "stablehlo"):
             raise ValueError(
-                report(f"unknown dialect {dialect!r}", "use 'hlo'.", at=user_location())
+                report(
+                    f"unknown dialect {dialect!r}",
+                    "use 'hlo' or 'stablehlo'.",
+                    at=user_location(),
+                )
             )
+        if dialect == "stablehlo":
+            return portable.stablehlo(portable.whole(self._lowering, {}))
         return str(self.module)
 
-    def compile(self) -> Compiled:
-        """Compile for the running device; runs nothing."""
+    def cost_analysis(self) -> dict[str, float]:
+        """Operations and memory traffic of the program before it is optimised.
+
+        ``flops`` (a multiply-add is two), ``transcendentals`` and ``bytes accessed``, as XLA counts
+        them; but a loop counts for each of its steps, where their number is known.
+
+        Source: ``jax.stages.Lowered.cost_analysis``.
+        """
+        return _as_dict(self.module) if self._lowering.outputs else dict.fromkeys(_COSTS, 0.0)
+
+    def compile(
+        self, target: str | None = None, compiler_options: dict[str, Any] | None = None
+    ) -> Compiled:
+        """Compile; runs nothing.
+
+        Args:
+            target: None: the running device.
+            compiler_options: None: torch_xla has no options for a single program.
+
+        Raises:
+            ValueError: any other target or option.
+            CompileError: the compiler refuses the program.
+        """
+        if target is not None:
+            raise ValueError(
+                report(
+                    f"unknown target {target!r}",
+                    "leave it out, to compile for the running device.",
+                    at=user_location(),
+                )
+            )
+        if compiler_options:
+            raise ValueError(
+                report(
+                    f"torch_xla takes no compiler options for a single program: {compiler_options}",
+                    "set them for the process, in the environment variable XLA_FLAGS.",
+                    at=user_location(),
+                )
+            )
         entry = self.traced._entry
-        if entry.program.lowering.outputs:
-            entry.program.lowering.executable(entry.donated)
+        if self._lowering.outputs:
+            self._lowering.executable(entry.donated)
         return Compiled(self)
 
 
@@ -78,11 +141,50 @@ class Compiled:
 
     lowered: Lowered
 
+    def _optimised(self) -> Optimised | None:
+        lowering = self.lowered._lowering
+        if not lowering.outputs:
+            return None
+        return optimised(lowering.executable(self.lowered.traced._entry.donated))
+
+    def as_text(self) -> str | None:
+        """The HLO that the compiler made, after its optimisations.
+
+        None where the device's client does not tell, and while `xfunc.profiler.trace` is recording.
+        """
+        found = self._optimised()
+        return None if found is None else found.text()
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        """Like `Lowered.cost_analysis`, of the program that the compiler made.
+
+        A fusion of several operations reads and writes memory only at its edges. None as in
+        `as_text`.
+
+        Source: ``jax.stages.Compiled.cost_analysis``.
+        """
+        found = self._optimised()
+        return None if found is None else _as_dict(found.module)
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """What the program takes of the device's memory; see `MemoryAnalysis`.
+
+        Source: ``jax.stages.Compiled.memory_analysis``.
+        """
+        found = self._optimised()
+        return MemoryAnalysis() if found is None else found.memory
+
+    def serialize(self) -> bytes:
+        """The program as bytes, for another process: see `xfunc.export.serialize`.
+
+        It is compiled again where it is loaded: torch_xla offers no way to load what it compiled.
+        """
+        return export.serialize(self.lowered)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = self.lowered.traced
-        for where, *_ in traced._options.get("static") or ():
-            if isinstance(where, int):  # Static arguments are part of the program.
-                args = (*args[:where], None, *args[where:])
+        for where in traced.static_positions:
+            args = (*args[:where], None, *args[where:])
         leaves, structure = tree.flatten((args, kwargs))
         given = _avals(traced._staged, leaves, structure)
         if structure != traced.in_tree or given != avals_of(traced.in_avals):
@@ -96,6 +198,15 @@ class Compiled:
                 )
             )
         return run_staged(traced._staged, args, kwargs, **traced._options)
+
+
+_COSTS = ("flops", "transcendentals", "bytes accessed")
+
+
+def _as_dict(module: Module) -> dict[str, float]:
+    found = cost(module)
+    numbers = (found.flops, found.transcendentals, found.bytes_accessed)
+    return {name: float(n) for name, n in zip(_COSTS, numbers, strict=True)}
 
 
 def _show(structure: tree.Structure, avals: Any) -> str:
@@ -115,5 +226,5 @@ def trace(staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], **optio
     """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s."""
     leaves, structure = tree.flatten((args, kwargs))
     avals = _avals(staged, leaves, structure)
-    entry, _ = staged.find(structure, avals, None, **options)
+    entry, _ = staged.find(structure, avals, None, effects_allowed=True, **options)
     return Traced(structure, tuple(Aval(*a) for a in avals), staged, entry, options)

@@ -20,11 +20,16 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import cache, config, functorch, runtime, tracing, tree, values
+from xfunc import cache, config, effects, functorch, identity, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS, Aval, aval_of
-from xfunc.bind import Call, bind, differentiations
-from xfunc.cache import FunctionCache, Key, Wrapper
-from xfunc.errors import report
+from xfunc.bind import bind, differentiations
+from xfunc.cache import FunctionCache, Key
+from xfunc.call import Call
+from xfunc.effects import Effect
+from xfunc.errors import report, shown
+from xfunc.globals import Globals
+from xfunc.guards import collect_guards, depend_on
+from xfunc.identity import Wrapper
 from xfunc.literals import literal
 from xfunc.locations import Location, function_name, in_user_code, user_location
 from xfunc.lowering import count_compiles
@@ -63,6 +68,7 @@ class Entry:
         captures: for each capture, where to find it: among the tensors that the function holds
             (an index), or as itself.
         donated: flat arguments whose buffers the program may take over.
+        effects: to be had when it has run; their tensors are the program's last outputs.
     """
 
     program: Program
@@ -70,9 +76,22 @@ class Entry:
     out_tree: tree.Structure
     captures: tuple[int | torch.Tensor, ...]
     donated: frozenset[int] = frozenset()
+    effects: tuple[Effect, ...] = ()
     _run: runtime.Executable | None = None
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        """Avals of the results, without what the effects take."""
+        outs = self.program.outputs
+        return outs[: len(outs) - sum(e.size for e in self.effects)]
+
+    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+        """The tree of results; has the effects."""
+        if self.effects:
+            outs = effects.take(self.effects, outs)
+        return self.out_tree.unflatten(outs)
 
     def inputs(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[Any]:
         """Arguments and captures, in the program's order."""
@@ -160,7 +179,7 @@ class Staged:
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
-        self._constant = cache.is_constant(self.value)
+        self._constant = identity.is_constant(self.value)
         # The value of a function that holds nothing that can change, once it has been taken.
         self.known_value: tuple[Hashable, list[torch.Tensor]] | None = None
 
@@ -182,8 +201,8 @@ class Staged:
         return [_path(a, names) for i, a in enumerate(accessors) if i not in skip]
 
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
-        """See `xfunc.cache.function_value`."""
-        found = cache.function_value(self.value)
+        """See `xfunc.identity.function_value`."""
+        found = identity.function_value(self.value)
         if self._constant:
             self.known_value = found
         return found
@@ -219,6 +238,7 @@ class Staged:
         donated: Callable[[], frozenset[int]] = frozenset,
         zeros: frozenset[int] = frozenset(),
         primitive: Callable[[Program], Call] = Call,
+        effects_allowed: bool = False,
     ) -> Entry:
         """Trace the function for a new key.
 
@@ -232,6 +252,7 @@ class Staged:
             donated: gives the flat arguments to donate.
             zeros: see `Program.joint`.
             primitive: how the program is applied.
+            effects_allowed: whether the caller has the effects: see `Entry.result`.
         """
         key = Key(*key_parts)
         run = call or self.fun
@@ -243,6 +264,7 @@ class Staged:
         for a, label in zip(avals, labels, strict=True):
             values.check_array(a, self.name, label)
         out_tree: list[tree.Structure] = []
+        had: list[Effect] = []
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             store.traces += 1
@@ -250,27 +272,35 @@ class Staged:
             for i, x in fixed:
                 full.insert(i, x)
             args, kwargs = tree.unflatten(key.tree, full)
-            outs, structure = tree.flatten(run(*args, **kwargs))
-            out_tree[:] = [structure]
-            return as_outputs(self.name, outs, structure)
+            with effects.collected(effects_allowed) as found:
+                outs, structure = tree.flatten(run(*args, **kwargs))
+            out_tree[:], had[:] = [structure], found.effects
+            return [*as_outputs(self.name, outs, structure), *found.tensors]
 
         program = Program(self.name, flat, avals, labels)
         program.defined_at = definition(self.value)
-        places = cache.places_of(self.value)
-        with _being_traced(self, key):
+        places = identity.places_of(self.value)
+        store.globals = store.globals or Globals()
+        named = store.globals.watch(self.value)
+        before = store.globals.snapshot()
+        with _being_traced(self, key), collect_guards() as guards:
+            if named:
+                depend_on(store.globals)
             if wrt is not None and any(wrt):
                 program.joint(wrt, zeros)
             else:
                 program.trace()
-        if cache.note_changes(self.value, places):
+        store.globals.note_changes(before)
+        collects = [identity.let_change(f) for e in had for f in e.functions]
+        if identity.note_changes(self.value, places) or any(collects):
             value, held = self.function_value()
             key = key._replace(values=value)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        entry = Entry(program, primitive(program), out_tree[0], captures, donated())
+        entry = Entry(program, primitive(program), out_tree[0], captures, donated(), tuple(had))
         # A value of an enclosing trace that the key does not see is good for this trace only.
         if not any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures):
-            store.add(key, entry)
+            store.add(key, entry, guards)
             if (trace := tracing.current()) is not None:
                 trace.keep_tokens([*held, *program.captures])
         return entry
@@ -278,7 +308,7 @@ class Staged:
 
 def definition(fun: Any) -> Location | None:
     """Where a function is written."""
-    code = getattr(cache.root_of(fun), "__code__", None)
+    code = getattr(identity.root_of(fun), "__code__", None)
     if code is None:
         return None
     return Location(code.co_filename, code.co_firstlineno, code.co_name)
@@ -300,7 +330,7 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
             path = structure.accessors()[i].codify("output")
             raise TypeError(
                 report(
-                    f"{name} returned {o!r} (a {type(o).__name__}) at {path}",
+                    f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
                     "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
                     "registered classes.",
                     at=user_location(),
@@ -381,7 +411,7 @@ def prepare(
         elif staged.arrays_only:
             raise TypeError(
                 report(
-                    f"{staged.name} was given {x!r} (a {type(x).__name__}) as "
+                    f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
                     f"{staged.labels(structure)[i]}",
                     "pass tensors and Python numbers (torch.from_numpy for arrays); register your "
                     "own class with xf.tree.register; make anything else static with "
@@ -413,7 +443,7 @@ class Transform(Wrapper):
         if not callable(fun):
             raise TypeError(
                 report(
-                    f"{name} was given {fun!r}, which is not callable",
+                    f"{name} was given {shown(fun)}, which is not callable",
                     f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
                     at=user_location(),
                 )
@@ -459,9 +489,11 @@ def run_staged(
         except AttributeError:
             ready = False
         if not ready:
+            if tree.adopt(leaves):
+                leaves, structure = tree.flatten((args, kwargs))
             leaves, fixed = prepare(staged, leaves, structure)
             if fixed:
-                static = (static, cache.function_value(fixed)[0])
+                static = (static, identity.function_value(fixed)[0])
                 options["fixed"] = fixed
         avals = tuple(map(_AVAL, leaves))
         value, held = staged.known_value or staged.function_value()
@@ -469,10 +501,18 @@ def run_staged(
         key = (value, structure, avals, static, _modes())
         entry = store.find(key)
         if entry is None:
-            entry = staged.make(key, held, watched(leaves), **options)
-        if entry._run is None:
+            entry = staged.make(key, held, watched(leaves), effects_allowed=True, **options)
+        if entry._run is None and inspect_result is None:
             return _first_run(store, entry, leaves, held)
-        return entry.out_tree.unflatten(entry.run(leaves, held))
+        if inspect_result is None:
+            return entry.result(entry.run(leaves, held))
+        result = entry.result(entry.run(leaves, held))
+        inspect_result(staged.name, options.get("call") or staged.fun, args, kwargs, result)
+        return result
+
+
+# Called after each run with the function's name, the function, its arguments and its result.
+inspect_result: Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None
 
 
 @functools.cache
@@ -488,7 +528,7 @@ def _first_run(
 
     before = count_compiles(count)
     try:
-        return entry.out_tree.unflatten(entry.run(leaves, held))
+        return entry.result(entry.run(leaves, held))
     finally:
         count_compiles(before)
 
@@ -511,11 +551,17 @@ def call_in_trace(
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)
     if fixed:
-        static = (static, cache.function_value(fixed)[0])
+        static = (static, identity.function_value(fixed)[0])
     entry, held = staged.find(
-        structure, avals_of(leaves), watched(leaves), static=static, fixed=fixed, **options
+        structure,
+        avals_of(leaves),
+        watched(leaves),
+        static=static,
+        fixed=fixed,
+        effects_allowed=True,
+        **options,
     )
-    return tree.unflatten(entry.out_tree, bind(entry.call, entry.inputs(leaves, held)))
+    return entry.result(bind(entry.call, entry.inputs(leaves, held)))
 
 
 def hide_library_frames(error: Exception) -> Exception:

@@ -22,8 +22,9 @@ still alive into placeholder data, which is safe to synchronise over; and each l
 becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
 NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
-its closure. They outlive it as mere tokens, emptied of what they held: whenever the function is run
-again, `lift` puts the value that then takes their place.
+its closure. They outlive it as mere tokens, emptied of all but shape and dtype: whenever the
+function is run again, `lift` puts the value that then takes their place. There is none for a value
+of which the function only asks the shape, or that it only holds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc import functorch, purity, runtime
+from xfunc import functorch, purity, runtime, scopes
 from xfunc.avals import Aval, short
 from xfunc.errors import (
     ConcretizationError,
@@ -51,9 +52,10 @@ from xfunc.errors import (
     report,
 )
 from xfunc.literals import literal
-from xfunc.locations import Location, in_user_code, raised_at, user_location
+from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
 from xfunc.purity import Kind
-from xfunc.refusals import operation_name, refusal_of
+from xfunc.refusals import explain, operation_name, refusal_of
+from xfunc.replacements import REPLACEMENTS
 from xfunc.values import (
     check_array,
     find_traced,
@@ -65,6 +67,10 @@ from xfunc.values import (
 )
 
 _LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device))
+# What may return its argument as it is: the line that made the value stays.
+_SAME_VALUE = frozenset(
+    (torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach)
+)
 _thread = threading.local()
 _constants: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -80,6 +86,13 @@ def current() -> Trace | None:
     return getattr(_thread, "trace", None)
 
 
+def set_implicit(source: Any) -> Any:
+    """Let torch functions of this thread draw from `source` (None: not at all); the one before."""
+    before = getattr(_thread, "implicit", None)
+    _thread.implicit = source
+    return before
+
+
 class Leaked(torch.Tensor):
     """A traced value whose trace has ended: any use raises."""
 
@@ -91,6 +104,19 @@ class Leaked(torch.Tensor):
             return "<traced value that outlived its trace>"
         flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
         raise LeakError(flat[0]._xfunc_leak if flat else "a traced value outlived its trace")
+
+
+class _Token(Leaked):
+    """What is left of a value that a cached function holds: see NOTE [tokens]."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if purity.kind_of(func) is Kind.METADATA:
+            if func in purity.DEVICE:
+                return runtime.device() if func == purity.DEVICE[0] else True
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class Trace:
@@ -108,10 +134,13 @@ class Trace:
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
         self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tokens: set[int] = set()
+        self._wrapped: list[weakref.ref[torch.Tensor]] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
         self.is_open = False
+        # What collects the effects of the function being run (`effects.Collected`), if they may be.
+        self.effects: Any = None
 
     # -- opening and closing ------------------------------------------------------------------
 
@@ -124,6 +153,7 @@ class Trace:
                 _flush_user_work()
                 stack.callback(X._clear_pending_irs, str(runtime.device()))
                 stack.enter_context(_tracing_switches())
+                stack.enter_context(_young_garbage_only())
             stack.enter_context(functorch.bottom_level())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -131,6 +161,8 @@ class Trace:
             # the mode nor the lock of this one would hold.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(_Mode(self))
+            self._stamps = scopes.Stamps()
+            stack.callback(scopes.enter, scopes.enter(""))  # XLA puts the caller's in front.
             self._first_id = X._xla_get_tensor_id(runtime.placeholder(Aval((), torch.bool)))
             _thread.trace = self
             self.is_open = True
@@ -155,14 +187,15 @@ class Trace:
     def _empty_tokens(self) -> None:
         """See NOTE [tokens]."""
         with torch._C.DisableTorchFunction():
-            for key in self._tokens & self._made.keys():
-                token = self._made[key][0]()
-                if token is None or id(token) != key:
+            found = [self._made.pop(key)[0] for key in self._tokens & self._made.keys()]
+            for ref in (*found, *self._wrapped):
+                token = ref()
+                if token is None:
                     continue
-                del self._made[key]
                 with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
-                    functorch.swap_contents(token, torch.empty(0))
-                token.__class__ = Leaked
+                    empty = torch.empty(token.shape, dtype=token.dtype, device="meta")
+                    functorch.swap_contents(token, empty)
+                token.__class__ = _Token
                 vars(token)["_xfunc_leak"] = report(
                     "a traced value, kept by a cached function, was used outside of its trace",
                     "return the value from the function instead of storing it outside.",
@@ -172,8 +205,8 @@ class Trace:
     def _survivors(self, collect: bool) -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
         def alive() -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
             return [
-                (t, func, code, line)
-                for ref, func, code, line in self._made.values()
+                (t, func, code, line_of(code, instruction))
+                for ref, func, code, instruction in self._made.values()
                 if (t := ref()) is not None and t.device.type == "xla"
             ]
 
@@ -183,13 +216,19 @@ class Trace:
                 del found[:]
                 gc.collect()  # Reference cycles are no leak.
                 found = alive()
+                if found and gc.get_freeze_count():  # A cycle through something older?
+                    del found[:]
+                    gc.unfreeze()
+                    gc.collect()
+                    found = alive()
         return found
 
     def _defuse(
         self, leaks: list[tuple[torch.Tensor, Any, types.CodeType, int]], quiet: bool
     ) -> None:
         first = None
-        for tensor, func, code, line in leaks:
+        # The message tells of one: rather of a value that the user's own line made.
+        for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
             with torch._C.DisableTorchFunction():
                 try:
                     what = f"{short(tensor)} made by {operation_name(func)}"
@@ -214,7 +253,7 @@ class Trace:
     def _translate(self, error: BaseException) -> None:
         """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
         if isinstance(error, RuntimeError) and not isinstance(error, XfuncError):
-            refusal = refusal_of(None, error, self.name, raised_at(error))
+            refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
             if refusal is not None:
                 raise refusal from error
 
@@ -249,6 +288,10 @@ class Trace:
         trace: Trace | None = self
         while trace is not None:
             trace._tokens.update(map(id, tensors))
+            # Wrappers of torch.func are made without passing the mode.
+            trace._wrapped += [
+                weakref.ref(t) for t in tensors if functorch.is_wrapped(t) and trace._owns(t)
+            ]
             trace = trace._parent
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -266,7 +309,7 @@ class Trace:
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
-        if type(tensor) is Leaked:
+        if isinstance(tensor, Leaked):
             raise LeakError(tensor._xfunc_leak)
         with torch._C.DisableTorchFunction():
             while functorch.is_wrapped(tensor):
@@ -325,11 +368,12 @@ class Trace:
         """Remember values made in this trace without passing the mode."""
         frame = sys._getframe(1)
         for t in outputs:
+            self._stamps.stamp(t, frame)
             self._remember(t, None, frame)
 
     def _remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
-        # One of these for each operation traced: no walk over frames here.
-        self._made[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lineno)
+        # One of these for each operation traced: no walk over frames here, no count of lines.
+        self._made[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
 
     # -- what the mode does -------------------------------------------------------------------
 
@@ -337,35 +381,63 @@ class Trace:
         """A torch function called by traced code."""
         kind = purity.kind_of(func)
         if kind is Kind.METADATA:
-            if type(args[0]) is Leaked:  # See NOTE [tokens].
+            if type(args[0]) is _Token and id(args[0]) in self._substitutes:
                 args = (self.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
         if kind is Kind.FACTORY:
+            if purity.reads_arguments(func):
+                for t in tensors_in(args, {}):
+                    self._refuse_read(operation_name(func), t)
             if kwargs.get("device") is None and not _like(func):
                 kwargs = {**kwargs, "device": runtime.device()}
         elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
-            if any(type(t) is Leaked for t in tensors_in(args, kwargs)):
+            if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
                 args, kwargs = self._lift_all(args, kwargs)
             done, result = self._special(kind, func, args, kwargs)
             if done:
                 return result
         args, kwargs = self._lift_all(args, kwargs)
+        if func in purity.ARITHMETIC and functorch.JVP in functorch.levels():
+            args = self._typed_numbers(args)
         try:
-            out = func(*args, **kwargs)
-        except RuntimeError as error:
+            out = REPLACEMENTS.get(func, func)(*args, **kwargs)
+        except Exception as error:
             refusal = refusal_of(func, error, self.name, user_location())
             if refusal is None:
+                explain(error, func, args, kwargs, self.name)
                 raise
             raise refusal from error
         if isinstance(out, torch.Tensor):
-            self._remember(out, func, sys._getframe(2))
+            frame = sys._getframe(2)
+            if func not in _SAME_VALUE:
+                self._stamps.stamp(out, frame)
+            self._remember(out, func, frame)
         elif isinstance(out, (tuple, list)):
+            frame = sys._getframe(2)
+            stamped = func is torch.autograd.grad and self._stamps.watching
             for o in out:
                 if isinstance(o, torch.Tensor):
-                    self._remember(o, func, sys._getframe(2))
+                    if not stamped:
+                        self._stamps.stamp(o, frame)
+                    self._remember(o, func, frame)
         if kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
             self.check_unmutated(func)
         return out
+
+    # NOTE [numbers in forward mode]
+    # torch.func.jvp makes the tangent of `0.5 * x` float64 where x is a 0-d float32 tensor: the
+    # tangent meets the number as a tensor that decides the dtype as much as x does. A 0-d tensor
+    # of the dtype of x in place of the number has no say.
+    def _typed_numbers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of arithmetic, numbers beside a 0-d floating tensor as tensors of its dtype."""
+        like = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if like is None or like.ndim or not like.is_floating_point():
+            return args
+        typed = {"dtype": like.dtype}
+        return tuple(
+            self.call(torch.full, ((), a), typed) if type(a) in (int, float, bool) else a
+            for a in args
+        )
 
     def _lift_all(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -401,11 +473,7 @@ class Trace:
         if kind is Kind.LITERAL:
             return self._make_literal(func, args, kwargs)
         if kind is Kind.RANDOM and purity.is_random_call(func, args, kwargs):
-            self._refuse(
-                PurityError,
-                f"{name} draws from the global random generator, which a traced function may not",
-                "pass the random numbers in as an argument.",
-            )
+            return True, self._draw(func, args, kwargs)
         if func is torch.Tensor.__setitem__ and purity.is_masked_fill(args):
             # torch_xla would look for the places of the mask; a fill needs no places.
             x, mask, value = args
@@ -451,6 +519,42 @@ class Trace:
                 "torch.topk instead of unique or nonzero.",
             )
         return False, None
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A draw from the global generator: from the implicit key, if there is one."""
+        name, source = operation_name(func), getattr(_thread, "implicit", None)
+        if source is not None and source.trace is not None and not source.trace.is_open:
+            source = None  # Left open by a trace that has ended.
+        if kwargs.get("generator") is not None:
+            self._refuse(
+                PurityError,
+                f"{name} was given a torch.Generator, whose state cannot be traced",
+                purity.KEYED,
+            )
+        if source is not None and source.trace is not self:
+            self._refuse(
+                PurityError,
+                f"{name} draws from a key of xf.random.implicit in a function that began to be "
+                "traced after that, and would draw the same numbers each time it runs",
+                "open `with xf.random.implicit(key):` inside that function, with a key that is "
+                "passed in (for a scan, one for each step: xs=xf.random.split(key, n)).",
+            )
+        out = NotImplemented
+        if source is not None:
+            args, kwargs = self._lift_all(args, kwargs)
+            with _Mode(self):
+                out = source.draw(func, args, kwargs)
+        if out is NotImplemented:
+            covered = "" if source is None else ", and xf.random.implicit does not cover it"
+            self._refuse(
+                PurityError,
+                f"{name} draws from the global random generator, which a traced function may not"
+                f"{covered}",
+                purity.KEYED
+                if source is None
+                else "draw with a key: xf.random.uniform(key, shape).",
+            )
+        return out
 
     def _show(self, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
         if func is torch.Tensor.__format__ and args[1]:
@@ -523,6 +627,10 @@ class _Mode(TorchFunctionMode):
         return self._trace.call(func, args, kwargs or {})
 
 
+# Where traced code uses torch.compile: dynamo is to compile neither the tracer nor what it calls.
+functorch.never_compile(_Mode.__torch_function__)
+
+
 @contextlib.contextmanager
 def _tracing_switches() -> Iterator[None]:
     """torch_xla's process-wide switches, as tracing needs them."""
@@ -538,6 +646,23 @@ def _tracing_switches() -> Iterator[None]:
         X._set_xla_all_numbers_special_scalars(numbers)
         X._set_allow_execution(allowed)
         X._set_use_eager_mode(eager)
+
+
+@contextlib.contextmanager
+def _young_garbage_only() -> Iterator[None]:
+    """Let the garbage collector look only at objects made from now on.
+
+    Half of all traces leave reference cycles behind. Collecting them takes 4 ms then; with all the
+    objects of torch and its friends to look through it takes 260.
+    """
+    if gc.get_freeze_count():  # Someone else has frozen objects, and may not want them back.
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _flush_user_work() -> None:

@@ -1,16 +1,22 @@
 """Pytrees: nested tuples, lists, dicts, dataclasses and registered classes of leaves.
 
 A thin layer over optree, with JAX's names. ``None`` is a node without children; dict keys are
-visited in sorted order.
+visited in sorted order. Classes that torch's own pytrees know (as the outputs of models of the
+transformers package) become nodes when they are first met.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import optree
+from torch.utils import _pytree as torch_pytree
+
+from xfunc.errors import TreeMismatchError, report
+from xfunc.locations import user_location
 
 NAMESPACE = "xfunc"
 Tree = Any
@@ -22,7 +28,51 @@ def flatten(
     tree: Tree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[Any], Structure]:
     """The leaves of a tree, and its structure."""
-    return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+    found = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+    if is_leaf is None and adopt(found[0]):
+        return flatten(tree, is_leaf)
+    return found[0], found[1]
+
+
+def adopt(leaves: Iterable[Any]) -> bool:
+    """Make nodes of the classes that torch's own pytrees know; whether there were any."""
+    known = torch_pytree.SUPPORTED_NODES
+    classes = [
+        c
+        for c in set(builtins.map(type, leaves)) - _adopted
+        if c in known and not c.__module__.startswith("torch")  # torch.Size stays a leaf.
+    ]
+    for cls in classes:
+        _adopt(cls, known[cls])
+    return bool(classes)
+
+
+_adopted: set[type] = set()  # A class may stay a leaf: where `is_leaf` says so.
+
+
+def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
+    def take_apart(x: Any) -> tuple[Iterable[Any], Any]:
+        children, context = node.flatten_fn(x)
+        return children, _Context(context)
+
+    _adopted.add(cls)
+    register(cls, take_apart, lambda context, xs: node.unflatten_fn(list(xs), context.value))
+
+
+class _Context:
+    """What torch keeps of a node beside its children: compared by value, hashable or not."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Context and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash(_Context)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
@@ -43,8 +93,39 @@ def structure(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Struc
 def map(
     fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
 ) -> Tree:
-    """`fun` of each leaf of `tree`, and of what stands in its place in each tree of `rest`."""
-    return optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+    """`fun` of each leaf of `tree`, and of what stands in its place in each tree of `rest`.
+
+    Raises:
+        TreeMismatchError: a tree of `rest` differs in structure.
+    """
+    try:
+        return optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+    except (ValueError, TypeError):  # of optree, or of `fun`
+        for i, other in enumerate(rest):
+            _check_fits(tree, other, is_leaf, i + 1)
+        raise
+
+
+def _check_fits(
+    tree: Tree, other: Tree, is_leaf: Callable[[Any], bool] | None, number: int
+) -> None:
+    """Raise unless `other` has a subtree wherever `tree` has a leaf."""
+    try:
+        structure(tree, is_leaf).flatten_up_to(other)
+    except (ValueError, TypeError):
+        need, have = (dict(leaves_with_path(t, is_leaf)) for t in (tree, other))
+        lines = [f"  tree{p}: missing" for p in need if not any(q.startswith(p) for q in have)]
+        lines += [f"  tree{q}: unexpected" for q in have if not any(q.startswith(p) for p in need)]
+        if not lines:
+            lines = [f"  {structure(other)} instead of {structure(tree, is_leaf)}"]
+        problem = f"tree.map: tree {number + 1} differs from the first tree:"
+        raise TreeMismatchError(
+            report(
+                "\n".join([problem, *lines]),
+                "give trees of one structure.",
+                at=user_location(),
+            )
+        ) from None
 
 
 def map_with_path(

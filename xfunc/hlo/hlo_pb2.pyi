@@ -44,6 +44,13 @@ class PrimitiveType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPAQUE_TYPE: _ClassVar[PrimitiveType]
     TOKEN: _ClassVar[PrimitiveType]
 
+class FftType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FFT: _ClassVar[FftType]
+    IFFT: _ClassVar[FftType]
+    RFFT: _ClassVar[FftType]
+    IRFFT: _ClassVar[FftType]
+
 PRIMITIVE_TYPE_INVALID: PrimitiveType
 PRED: PrimitiveType
 S2: PrimitiveType
@@ -76,6 +83,10 @@ C128: PrimitiveType
 TUPLE: PrimitiveType
 OPAQUE_TYPE: PrimitiveType
 TOKEN: PrimitiveType
+FFT: FftType
+IFFT: FftType
+RFFT: FftType
+IRFFT: FftType
 
 class LayoutProto(_message.Message):
     __slots__ = ("minor_to_major",)
@@ -338,12 +349,48 @@ class OpSharding(_message.Message):
         shard_group_type: OpSharding.ShardGroupType | str | None = ...,
     ) -> None: ...
 
+class TriangularSolveOptions(_message.Message):
+    __slots__ = ("left_side", "lower", "transpose_a", "unit_diagonal")
+    class Transpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TRANSPOSE_INVALID: _ClassVar[TriangularSolveOptions.Transpose]
+        NO_TRANSPOSE: _ClassVar[TriangularSolveOptions.Transpose]
+        TRANSPOSE: _ClassVar[TriangularSolveOptions.Transpose]
+        ADJOINT: _ClassVar[TriangularSolveOptions.Transpose]
+
+    TRANSPOSE_INVALID: TriangularSolveOptions.Transpose
+    NO_TRANSPOSE: TriangularSolveOptions.Transpose
+    TRANSPOSE: TriangularSolveOptions.Transpose
+    ADJOINT: TriangularSolveOptions.Transpose
+    LEFT_SIDE_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UNIT_DIAGONAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSPOSE_A_FIELD_NUMBER: _ClassVar[int]
+    left_side: bool
+    lower: bool
+    unit_diagonal: bool
+    transpose_a: TriangularSolveOptions.Transpose
+    def __init__(
+        self,
+        left_side: bool = ...,
+        lower: bool = ...,
+        unit_diagonal: bool = ...,
+        transpose_a: TriangularSolveOptions.Transpose | str | None = ...,
+    ) -> None: ...
+
+class CholeskyOptions(_message.Message):
+    __slots__ = ("lower",)
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    lower: bool
+    def __init__(self, lower: bool = ...) -> None: ...
+
 class HloInstructionProto(_message.Message):
     __slots__ = (
         "backend_config",
         "batch_group_count",
         "called_computation_ids",
         "channel_id",
+        "cholesky_options",
         "comparison_direction",
         "comparison_type",
         "control_predecessor_ids",
@@ -354,6 +401,8 @@ class HloInstructionProto(_message.Message):
         "dot_dimension_numbers",
         "dynamic_slice_sizes",
         "feature_group_count",
+        "fft_length",
+        "fft_type",
         "frontend_attributes",
         "id",
         "literal",
@@ -365,6 +414,7 @@ class HloInstructionProto(_message.Message):
         "shape",
         "sharding",
         "slice_dimensions",
+        "triangular_solve_options",
         "tuple_index",
     )
     class SliceDimensions(_message.Message):
@@ -392,6 +442,8 @@ class HloInstructionProto(_message.Message):
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_CALL_TARGET_FIELD_NUMBER: _ClassVar[int]
     DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    FFT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    FFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OPERAND_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTROL_PREDECESSOR_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +452,8 @@ class HloInstructionProto(_message.Message):
     BACKEND_CONFIG_FIELD_NUMBER: _ClassVar[int]
     FEATURE_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRIANGULAR_SOLVE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CHOLESKY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_CALL_HAS_SIDE_EFFECT_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +474,8 @@ class HloInstructionProto(_message.Message):
     channel_id: int
     custom_call_target: str
     dot_dimension_numbers: DotDimensionNumbers
+    fft_type: FftType
+    fft_length: _containers.RepeatedScalarFieldContainer[int]
     id: int
     operand_ids: _containers.RepeatedScalarFieldContainer[int]
     control_predecessor_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -428,6 +484,8 @@ class HloInstructionProto(_message.Message):
     backend_config: bytes
     feature_group_count: int
     batch_group_count: int
+    triangular_solve_options: TriangularSolveOptions
+    cholesky_options: CholeskyOptions
     comparison_direction: str
     custom_call_has_side_effect: bool
     frontend_attributes: FrontendAttributes
@@ -448,6 +506,8 @@ class HloInstructionProto(_message.Message):
         channel_id: int | None = ...,
         custom_call_target: str | None = ...,
         dot_dimension_numbers: DotDimensionNumbers | _Mapping | None = ...,
+        fft_type: FftType | str | None = ...,
+        fft_length: _Iterable[int] | None = ...,
         id: int | None = ...,
         operand_ids: _Iterable[int] | None = ...,
         control_predecessor_ids: _Iterable[int] | None = ...,
@@ -456,6 +516,8 @@ class HloInstructionProto(_message.Message):
         backend_config: bytes | None = ...,
         feature_group_count: int | None = ...,
         batch_group_count: int | None = ...,
+        triangular_solve_options: TriangularSolveOptions | _Mapping | None = ...,
+        cholesky_options: CholeskyOptions | _Mapping | None = ...,
         comparison_direction: str | None = ...,
         custom_call_has_side_effect: bool = ...,
         frontend_attributes: FrontendAttributes | _Mapping | None = ...,

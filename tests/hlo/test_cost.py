@@ -1,0 +1,61 @@
+"""Costs against what ``jax.jit(f).lower(...).cost_analysis()`` of JAX 0.7.1 says on the CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+from xfunc.hlo.cost import Cost, cost
+
+# Recorded: (flops, transcendentals, bytes accessed), of jnp or lax functions of the same meaning.
+CASES = {
+    "matmul": (torch.matmul, [(64, 128), (128, 32)], (524288, 0, 57344)),
+    "bmm": (torch.bmm, [(4, 16, 32), (4, 32, 8)], (32768, 0, 14336)),
+    "multiply": (torch.mul, [(64, 128), (64, 128)], (8192, 0, 98304)),
+    "tanh": (torch.tanh, [(64, 128)], (0, 8192, 65536)),
+    "power": (torch.pow, [(64,), (64,)], (0, 64, 768)),
+    "reshape": (lambda x: x.reshape(8192), [(64, 128)], (0, 0, 65536)),
+    "slice": (lambda x: x[:8], [(64, 128)], (0, 0, 8192)),
+    "sum": (torch.sum, [(64, 128)], (8191, 0, 32776)),
+    "sum of rows": (lambda x: x.sum(1), [(64, 128)], (8128, 0, 33028)),
+    "conv": (F.conv2d, [(2, 3, 16, 16), (8, 3, 5, 5)], (345600, 0, 17760)),
+    "conv, padded": (
+        lambda x, k: F.conv2d(x, k, padding=2),
+        [(2, 3, 16, 16), (8, 3, 5, 5)],
+        (525696, 0, 24928),
+    ),
+    "conv, strided, grouped": (
+        lambda x, k: F.conv2d(x, k, stride=2, padding=1, groups=2),
+        [(2, 4, 16, 16), (8, 2, 3, 3)],
+        (33856, 0, 12864),
+    ),
+}
+
+
+def lowered(fun, *shapes):
+    return xf.jit(fun).lower(*(xf.ShapeDtypeStruct(s, torch.float32) for s in shapes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_jax(name):
+    fun, shapes, want = CASES[name]
+    assert cost(lowered(fun, *shapes).module) == Cost(*want)
+
+
+def scanned(length):
+    def fun(c, w):
+        return xf.scan(lambda c, _: (torch.tanh(c @ w), None), c, None, length=length)[0]
+
+    return cost(lowered(fun, (16, 16), (16, 16)).module)
+
+
+def test_a_loop_counts_for_each_step():
+    # JAX counts a step once: 8194 operations (two are of the counter) and 256 tanh.
+    assert (scanned(5).flops, scanned(5).transcendentals) == (5 * 8194, 5 * 256)
+    assert scanned(50) == scanned(5) * 10
+
+
+def test_called_functions_count():
+    inner = xf.jit(torch.tanh)
+    found = cost(lowered(lambda x: inner(inner(x)), (8,)).module)
+    assert (found.flops, found.transcendentals) == (0, 16)

@@ -1,0 +1,264 @@
+"""Prints and callbacks through every transform, and the search for NaNs."""
+
+import re
+
+import pytest
+import torch
+
+import xfunc as xf
+
+X = torch.arange(3.0)
+XS = torch.arange(6.0).reshape(2, 3)
+A, B = [0.0, 1.0, 2.0], [3.0, 4.0, 5.0]
+
+
+class Log(list):
+    """A function that notes in its log what it is called with."""
+
+    def fun(self, x):
+        xf.debug.callback(lambda x, **named: self.append(x.tolist()), x, name="x")
+        return x * x
+
+    def body(self, c, x):
+        xf.debug.callback(lambda c, x: self.append((c.item(), x.item())), c, x)
+        return c + x, c
+
+
+def sums(fun):
+    return lambda x: fun(x).sum()
+
+
+CASES = {
+    "jit": (lambda f: xf.jit(f), X, [A]),
+    "nested jit": (lambda f: xf.jit(lambda x: xf.jit(f)(x) + xf.jit(f)(x + 3)), X, [A, B]),
+    "grad": (lambda f: xf.grad(sums(f)), X, [A]),
+    "jit of grad": (lambda f: xf.jit(xf.grad(sums(f))), X, [A]),
+    "grad of jit": (lambda f: xf.grad(sums(xf.jit(f))), X, [A]),
+    "hessian": (lambda f: xf.hessian(sums(f)), X, [A]),
+    "jvp": (lambda f: lambda x: xf.jvp(f, (x,), (x,)), X, [A]),
+    "vmap": (lambda f: xf.vmap(f), XS, [A, B]),
+    "vmap of jit": (lambda f: xf.vmap(xf.jit(f)), XS, [A, B]),
+    "jit of vmap": (lambda f: xf.jit(xf.vmap(xf.jit(f))), XS, [A, B]),
+    "vmap of grad": (lambda f: xf.vmap(xf.grad(sums(f))), XS, [A, B]),
+    "grad of vmap": (lambda f: xf.grad(lambda x: xf.vmap(f)(x).sum()), XS, [A, B]),
+    "vmap over columns": (lambda f: xf.vmap(f, in_axes=1), XS.T, [A, B]),
+    "vmap of vmap": (lambda f: xf.vmap(xf.vmap(f)), XS[None], [A, B]),
+    "checkpoint": (lambda f: xf.grad(sums(xf.checkpoint(f))), X, [A]),
+    "disable_jit": (lambda f: lambda x: eagerly(f, x), X, [A]),
+    "no transform": (lambda f: f, X, [A]),
+}
+
+
+def eagerly(fun, x):
+    with xf.disable_jit():
+        return xf.jit(fun)(x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_callbacks(name):
+    transform, x, want = CASES[name]
+    log = Log()
+    fun = transform(log.fun)
+    fun(x)
+    assert log == want
+    fun(x)  # not traced again
+    assert log == want + want
+
+
+STEPS = [(0.0, 0.0), (0.0, 1.0), (1.0, 2.0)]
+LOOPS = {
+    "scan": (lambda b: lambda c: xf.scan(b, c, X), torch.tensor(0.0), STEPS),
+    "reverse": (
+        lambda b: lambda c: xf.scan(b, c, X, reverse=True),
+        torch.tensor(0.0),
+        [(0.0, 2.0), (2.0, 1.0), (3.0, 0.0)],
+    ),
+    "grad": (lambda b: xf.grad(lambda c: xf.scan(b, c, X)[0]), torch.tensor(0.0), STEPS),
+    "jit of grad": (
+        lambda b: xf.jit(xf.grad(lambda c: xf.scan(xf.jit(b), c, X)[0])),
+        torch.tensor(0.0),
+        STEPS,
+    ),
+    "vmap": (
+        lambda b: xf.vmap(lambda c: xf.scan(b, c, X)[0]),
+        torch.tensor([0.0, 10.0]),
+        [*STEPS, (10.0, 0.0), (10.0, 1.0), (11.0, 2.0)],
+    ),
+    "scan of scan": (
+        lambda b: lambda c: xf.scan(lambda c, _: (xf.scan(b, c, X)[0], None), c, length=2),
+        torch.tensor(0.0),
+        [*STEPS, (3.0, 0.0), (3.0, 1.0), (4.0, 2.0)],
+    ),
+    "no steps": (lambda b: lambda c: xf.scan(b, c, X[:0]), torch.tensor(0.0), []),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_callbacks_in_loops(name):
+    transform, c, want = LOOPS[name]
+    log = Log()
+    xf.jit(transform(log.body))(c)
+    assert log == want
+
+
+def test_print(capsys):
+    @xf.jit
+    def fun(x):
+        xf.debug.print("x={} mean={mean:.2f} {what}", x, mean=x.mean(), what="text")
+        xf.debug.print("no tensors")
+
+    fun(X)
+    fun(X + 1)
+    assert capsys.readouterr().out.splitlines() == [
+        "x=tensor([0., 1., 2.]) mean=1.00 text",
+        "no tensors",
+        "x=tensor([1., 2., 3.]) mean=2.00 text",
+        "no tensors",
+    ]
+
+
+def test_tracing_alone_calls_nothing():
+    log = Log()
+    assert xf.eval_shape(log.fun, X) == xf.ShapeDtypeStruct((3,), torch.float32)
+    xf.jit(log.fun).lower(X).compile()
+    assert log == []
+
+
+def test_values_of_the_function_stay_the_same():
+    def plain(x):
+        return {"a": x * 2, "b": (x.sum(), None)}
+
+    def calling(x):
+        xf.debug.print("{}", x)
+        return plain(x)
+
+    for transform in (xf.jit, xf.vmap):
+        want, got = transform(plain)(XS), transform(calling)(XS)
+        assert xf.tree.all(xf.tree.map(lambda a, b: torch.equal(a.cpu(), b.cpu()), want, got))
+
+
+def test_what_a_callback_raises_comes_out_and_breaks_nothing():
+    def refuse(x):
+        raise KeyError(f"got {x.item()}")
+
+    @xf.jit
+    def fun(x):
+        xf.debug.callback(refuse, x[1])
+        return x
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match=r"got 1\.0"):
+            fun(X)
+    assert torch.equal(xf.jit(torch.neg)(X).cpu(), -X)
+
+
+def test_a_callback_may_call_transforms():
+    log = []
+    xf.jit(lambda x: xf.debug.callback(lambda x: log.append(xf.jit(torch.sum)(x).item()), x))(X)
+    assert log == [3.0]
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda log, x: xf.cond(x.sum() > 0, log.fun, torch.neg, x),
+        lambda log, x: xf.while_loop(lambda x: x.sum() < 9, log.fun, x),
+    ],
+)
+def test_no_callbacks_where_values_cannot_be_brought_out(fun):
+    log = Log()
+    with pytest.raises(xf.errors.UnsupportedOpError, match="callback") as raised:
+        xf.jit(lambda x: fun(log, x))(X)
+    assert re.search(
+        r"callback \(xf\.debug\) stands where (.|\n)*a branch, a while loop(.|\n)*"
+        r"test_debug\.py:\d+ in fun(.|\n)*Repair: return the value",
+        str(raised.value),
+    )
+    eagerly(lambda x: fun(log, x), X)
+    assert log
+
+
+@pytest.mark.parametrize(
+    ("fmt", "args", "named"), [("{} {}", [X], {}), ("{x}", [], {"y": X}), ("{", [], {})]
+)
+def test_a_format_that_does_not_fit(fmt, args, named):
+    with pytest.raises(ValueError, match=r"debug.print was given .*does not fit its arguments"):
+        xf.debug.print(fmt, *args, **named)
+
+
+# -- NaNs -----------------------------------------------------------------------------------------
+
+
+def logs(x):
+    y = x * 2
+    z = torch.log(y - 4)  # the line of log
+    return {"z": z.sum()}
+
+
+def roots(x):
+    root = torch.sqrt(x)  # the line of sqrt
+    return (root * 0).sum()
+
+
+def steps(x):
+    def body(c, x):
+        return c / x * x, c  # the line of mul
+
+    return xf.scan(body, x[1], x)
+
+
+NANS = {
+    "forward": (xf.jit(logs), r"result\['z'\] of logs", "log made the first\n", "log"),
+    "captured": (
+        xf.jit(lambda x: x + logs(X)["z"]),
+        "result of .*",
+        "log made the first\n",
+        "log",
+    ),
+    "backward": (xf.grad(roots), r"result of grad\(roots\)", "div .* in the backward pass", "sqrt"),
+    "jit of vmap of grad": (
+        xf.jit(lambda x: xf.vmap(xf.grad(lambda x: roots(x[None])))(x)),
+        "result of .*",
+        "div .* in the backward pass",
+        "sqrt",
+    ),
+    "scan": (steps, r"result.*", "mul made the first\n", "mul"),
+}
+
+
+@pytest.mark.parametrize("name", NANS)
+def test_the_line_that_made_a_nan(name):
+    fun, result, operation, line = NANS[name]
+    if name == "scan":
+        fun = xf.jit(fun)
+    fun(X)  # Outside of the block nothing is looked at; inside, nothing is traced again.
+    with xf.debug.nans():
+        with pytest.raises(FloatingPointError, match=result + " holds a NaN") as raised:
+            fun(X)
+        assert re.search(operation, str(raised.value))
+        assert f"# the line of {line}" in str(raised.value)
+        fun_of_good = xf.jit(logs)(X + 3)
+    assert fun_of_good["z"].isfinite()
+    fun(X)
+
+
+def test_a_nan_that_was_passed_in():
+    with xf.debug.nans(), pytest.raises(FloatingPointError, match=r"so does its argument 0\['a'\]"):
+        xf.jit(lambda p: p["a"] * 2)({"a": X / 0 - X / 0})
+
+
+def test_nans_that_are_no_result_are_let_be():
+    def masked(x):
+        return torch.where(x > 0, torch.log(x - 1).nan_to_num(), 0.0)
+
+    with xf.debug.nans():
+        xf.jit(masked)(X)
+        with xf.debug.nans(False):
+            xf.jit(logs)(X)
+
+
+def test_the_search_has_no_effects():
+    log = Log()
+    with xf.debug.nans(), pytest.raises(FloatingPointError, match="log made the first"):
+        xf.jit(lambda x: logs(log.fun(x)))(X)
+    assert log == [A]

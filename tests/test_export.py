@@ -1,0 +1,246 @@
+"""Exported programs: round trips, other processes, JAX, and what is refused.
+
+Run as a script, it writes the files of tests/data/export anew: see export_in_jax.py.
+"""
+
+import collections
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import xfunc as xf
+
+DATA = Path(__file__).parent / "data" / "export"
+S = xf.ShapeDtypeStruct
+Point = collections.namedtuple("Point", "x y")
+HELD = torch.linspace(0.0, 1.0, 4)
+
+
+def inputs(shapes):
+    return [torch.arange(torch.Size(s).numel()).cos().reshape(s) for s in shapes]
+
+
+def mlp(x, w, v):
+    return torch.softmax(torch.relu(x @ w + HELD) @ v, -1)
+
+
+def loop(x, w, v):
+    last, each = xf.scan(lambda c, _: (torch.tanh(c @ w), c.sum()), x[:, :4] @ w, length=3)
+    return last @ v, each, torch.sort(each)[1]
+
+
+def gradients(x, w, v):
+    return xf.grad(lambda w, v: (loop(x[:, :4], w, v)[0] ** 2).sum(), argnums=(0, 1))(w, v)
+
+
+SHAPES = [(2, 4), (4, 4), (4, 3)]
+PROGRAMS = {"mlp": mlp, "loop": loop, "gradients": gradients}
+
+
+def exported(name):
+    avals = [S(s, torch.float32) for s in SHAPES]
+    return xf.export.serialize(xf.jit(PROGRAMS[name]).lower(*avals))
+
+
+def equal(got, want):
+    pairs = zip(xf.tree.leaves(got), xf.tree.leaves(want), strict=True)
+    for g, w in pairs:
+        torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equal_to_jax(name):
+    """What JAX computed from the StableHLO in a file is what we compute from its HLO."""
+    want = json.loads((DATA / "results.json").read_text())[name]
+    got = xf.export.deserialize((DATA / f"{name}.xfunc").read_bytes())(*inputs(SHAPES))
+    equal(
+        [x.ravel().to(torch.float64) for x in xf.tree.leaves(got)],
+        [torch.tensor(w, dtype=torch.float64) for w in want],
+    )
+    with xf.disable_jit():
+        equal(got, PROGRAMS[name](*inputs(SHAPES)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_jax_ran_what_is_exported_now(name):
+    """The recorded files hold the StableHLO that would be exported today."""
+    with zipfile.ZipFile(DATA / f"{name}.xfunc") as archive:
+        recorded = archive.read("program.stablehlo")
+    assert xf.export.deserialize(exported(name)).stablehlo == recorded
+
+
+def test_another_process_needs_no_code_of_the_first(tmp_path):
+    x, w, v = inputs(SHAPES)
+    file = tmp_path / "program"
+    file.write_bytes(exported("gradients"))
+    torch.save([x, w, v], tmp_path / "inputs")
+    script = """if True:
+        import sys, torch, xfunc as xf
+        fun = xf.export.deserialize(open(sys.argv[1], "rb").read())
+        out = fun(*torch.load(sys.argv[2]))
+        torch.save(xf.device_get(out), sys.argv[3])
+    """
+    command = [sys.executable, "-c", script, file, tmp_path / "inputs", tmp_path / "outputs"]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run(command, check=True, cwd=tmp_path, env=env)
+    equal(torch.load(tmp_path / "outputs"), gradients(x, w, v))
+
+
+def trees(p, pair, n, *, scale=None):
+    out = p["a"] * pair.x - pair.y * n
+    return {"out": [out, None], "point": Point(out, n), 3: () if scale is None else out * scale}
+
+
+def test_trees_and_numbers():
+    p, pair = {"a": torch.ones(3), "none": None}, Point(torch.arange(3.0), torch.ones(3))
+    low = xf.jit(trees).lower(p, pair, 2, scale=0.5)
+    fun = xf.export.deserialize(xf.export.serialize(low))
+    got, want = fun(p, pair, 2, scale=0.5), trees(p, pair, torch.tensor(2), scale=0.5)
+    equal(got, want)
+    assert type(got["point"]).__name__ == "Point"
+    assert got["point"]._fields == ("x", "y")
+    assert fun.name == "trees"
+    assert fun.out_info["out"][0] == S((3,), torch.float32)
+
+
+def test_static_arguments_and_captures_are_part_of_the_program():
+    held = torch.arange(3.0)
+    fun = xf.jit(lambda n, x: x * n + held, static_argnums=0)
+    x = torch.ones(3)
+    loaded = xf.export.deserialize(xf.export.serialize(fun.lower(3, x)))
+    held += 1
+    equal(loaded(x), torch.tensor([3.0, 4.0, 5.0]))
+    equal(xf.jit(lambda x: loaded(x) + 1)(x), torch.tensor([4.0, 5.0, 6.0]))
+
+
+def test_without_arguments_and_without_results():
+    for fun in (lambda: torch.arange(3.0), lambda: None, lambda x: {"a": None}):
+        args = [torch.ones(2)] * fun.__code__.co_argcount
+        loaded = xf.export.deserialize(xf.export.serialize(xf.jit(fun).lower(*args)))
+        equal(loaded(*args), fun(*args))
+
+
+def test_bytes_are_the_same_each_time():
+    assert exported("mlp") == exported("mlp")
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def loaded():
+    return xf.export.deserialize(
+        xf.export.serialize(xf.jit(lambda p, n: p["a"] * n).lower({"a": torch.ones(3)}, n=2.0))
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (
+            ({"a": torch.ones(4)},),
+            {"n": 2.0},
+            r"argument 0\['a'\]: float32\[4\] instead of float32\[3\]",
+        ),
+        (({"a": torch.ones(3)},), {"n": 2}, r"n: int64\[\] instead of float32\[\]"),
+        (({"b": torch.ones(3)},), {"n": 2.0}, r"\['a'\]: missing\n  argument 0\['b'\]: unexpected"),
+        (([torch.ones(3)],), {"n": 2.0}, r"\['a'\]: missing\n  argument 0\[0\]: unexpected"),
+        ((), {"n": 2.0}, r"argument 0\['a'\]: missing"),
+    ],
+)
+def test_other_arguments(args, kwargs, message):
+    with pytest.raises(xf.errors.TreeMismatchError, match=message):
+        loaded()(*args, **kwargs)
+
+
+def test_no_array():
+    with pytest.raises(TypeError, match=r"given 'two' \(a str\) as n"):
+        loaded()({"a": torch.ones(3)}, n="two")
+
+
+@pytest.mark.parametrize("transform", [xf.grad, xf.vmap, xf.jacfwd])
+def test_loaded_programs_have_no_rules(transform):
+    fun = xf.export.deserialize(xf.export.serialize(xf.jit(torch.sum).lower(torch.ones(3))))
+    with pytest.raises(
+        xf.errors.UnsupportedOpError, match="no longer be differentiated or batched"
+    ):
+        transform(fun)(torch.ones(2, 3) if transform is xf.vmap else torch.ones(3))
+    with pytest.raises(
+        xf.errors.UnsupportedOpError, match="no longer be differentiated or batched"
+    ):
+        fun(torch.ones(3, requires_grad=True))
+    equal(fun(torch.ones(3)), torch.tensor(3.0))
+
+
+class Own:
+    def __init__(self, x):
+        self.x = x
+
+
+xf.tree.register(Own, lambda o: ([o.x], None), lambda _, xs: Own(*xs))
+
+
+def test_other_classes_in_trees():
+    with pytest.raises(
+        TypeError, match=r"the arguments of .* hold a Own(.|\n)*dicts, lists, tuples"
+    ):
+        xf.export.serialize(xf.jit(lambda o: o.x).lower(Own(torch.ones(2))))
+    with pytest.raises(TypeError, match=r"the result of .* hold a Own"):
+        xf.export.serialize(xf.jit(Own).lower(torch.ones(2)))
+
+
+def test_callbacks():
+    def fun(x):
+        xf.debug.print("{}", x)
+        return x
+
+    with pytest.raises(xf.errors.UnsupportedOpError, match="calls back to Python"):
+        xf.export.serialize(xf.jit(fun).lower(torch.ones(2)))
+
+
+def damaged():
+    whole = exported("mlp")
+    yield "empty", b""
+    yield "text", b"not a program"
+    yield "cut", whole[: len(whole) // 2]
+    yield "flipped", whole[:60] + bytes([whole[60] ^ 255]) + whole[61:]
+    contents = {}
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        contents = {n: archive.read(n) for n in archive.namelist()}
+    for name in contents:
+        yield f"without {name}", packed({k: v for k, v in contents.items() if k != name})
+    header = json.loads(contents["header.json"])
+    yield "format", packed(contents | {"header.json": json.dumps(header | {"format": 2}).encode()})
+    wrong = {"input_avals": [[[2], "float32"]], "outputs": ["odd", []], "inputs": 7, "static": "x"}
+    for key in (*wrong, "output_avals"):
+        changed = header | {key: wrong.get(key, [[[2], "no_dtype"]])}
+        yield f"wrong {key}", packed(contents | {"header.json": json.dumps(changed).encode()})
+    yield "hlo", packed(contents | {"program.hlo": contents["program.hlo"][:-100]})
+    yield "no hlo", packed(contents | {"program.hlo": b"\x0a\xff"})
+
+
+def packed(contents):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def test_damaged_files():
+    for what, data in damaged():
+        with pytest.raises(ValueError, match="no program exported by xfunc") as raised:
+            xf.export.deserialize(data)
+        assert type(raised.value) is ValueError, what
+
+
+if __name__ == "__main__":
+    DATA.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS:
+        (DATA / f"{name}.xfunc").write_bytes(exported(name))

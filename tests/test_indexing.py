@@ -1,0 +1,100 @@
+"""Indexing with traced numbers gives what Python numbers give in eager torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+X = torch.arange(24.0).reshape(2, 3, 4)
+ROWS = torch.tensor([1, 0])
+READS: dict[str, Callable[..., Any]] = {
+    "x[i]": lambda x, i, j: x[i],
+    "x[i, j]": lambda x, i, j: x[i, j],
+    "x[:, j]": lambda x, i, j: x[:, j],
+    "x[i, :, j]": lambda x, i, j: x[i, :, j],
+    "x[..., j]": lambda x, i, j: x[..., j],
+    "x[i, ..., j]": lambda x, i, j: x[i, ..., j],
+    "x[None, i, 1:]": lambda x, i, j: x[None, i, 1:],
+    "x[i, None, :, j]": lambda x, i, j: x[i, None, :, j],
+    "x[1, j]": lambda x, i, j: x[1, j],
+    "x[i, :, rows]": lambda x, i, j: x[i, :, ROWS.to(x.device)],
+    "x[rows, j]": lambda x, i, j: x[ROWS.to(x.device), j],
+    "x[i][j]": lambda x, i, j: x[i][j],
+    "x.narrow(2, i, 2)": lambda x, i, j: x.narrow(2, i, 2),
+    "torch.narrow(x, -1, j, 1)": lambda x, i, j: torch.narrow(x, -1, j, 1),
+}
+
+
+def _write(put: Callable[..., None]) -> Callable[..., Any]:
+    def run(x: torch.Tensor, i: Any, j: Any) -> torch.Tensor:
+        y = x.clone()
+        put(y, i, j)
+        return y
+
+    return run
+
+
+def _set(index: Callable[..., Any], value: Any) -> Callable[..., Any]:
+    return _write(lambda y, i, j: y.__setitem__(index(i, j), value))
+
+
+WRITES = {
+    "y[i] = 1": _set(lambda i, j: i, 1.0),
+    "y[i, j] = row": _set(lambda i, j: (i, j), torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "y[i, :, j] = 1": _set(lambda i, j: (i, slice(None), j), 1.0),
+    "y[:, j, 1:] = 1": _set(lambda i, j: (slice(None), j, slice(1, None)), 1.0),
+    "y[..., j] = column": _set(lambda i, j: (..., j), torch.ones(2, 3)),
+    "y[i] += 1": _write(lambda y, i, j: y.__setitem__(i, y[i] + 1)),
+}
+
+
+@pytest.mark.parametrize(("i", "j"), [(0, 2), (1, 1), (-1, -2)])
+@pytest.mark.parametrize("name", [*READS, *WRITES])
+def test_as_with_python_numbers(name: str, i: int, j: int) -> None:
+    if "narrow" in name:
+        i, j = abs(i), abs(j)
+    run = READS.get(name) or WRITES[name]
+    f = xf.jit(run)
+    torch.testing.assert_close(f(X, i, j).cpu(), run(X, i, j))
+    made = f.cache_info().traces
+    f(X, 0, 0)
+    assert f.cache_info().traces == made  # The numbers are arguments of the program.
+
+
+def test_out_of_bounds() -> None:
+    x = torch.arange(4.0)
+    read = xf.jit(lambda x, i: x[i])
+    assert [read(x, i).item() for i in (3, 4, 9, -9)] == [3.0, 3.0, 3.0, 0.0]
+    put = xf.jit(_write(lambda y, i, j: y.__setitem__(i, 9.0)))
+    assert put(x, 7, 0).tolist() == x.tolist()
+    window = xf.jit(lambda x, i: x.narrow(0, i, 2))
+    assert [window(x, i).tolist() for i in (0, 3, 9)] == [[0.0, 1.0], [2.0, 3.0], [2.0, 3.0]]
+
+
+def test_under_transforms() -> None:
+    x = torch.arange(4.0)
+    assert xf.grad(lambda x, i: x[i] ** 2)(x, 3).tolist() == [0.0, 0.0, 0.0, 6.0]
+    assert xf.vmap(lambda i: x[i])(torch.tensor([2, 0])).tolist() == [2.0, 0.0]
+
+    def body(c: Any, _: None) -> Any:
+        i, total = c
+        return (i + 1, total + x[i]), x[i]
+
+    (_, total), seen = xf.scan(body, (0, 0.0), length=4)
+    assert total.item() == 6.0
+    assert seen.tolist() == x.tolist()
+
+    def cumulative(x: torch.Tensor) -> torch.Tensor:
+        def step(c: Any, _: None) -> Any:
+            i, out = c
+            out = out.clone()
+            out[i] = x[i] + torch.where(i > 0, out[i - 1], 0.0)
+            return (i + 1, out), None
+
+        return xf.scan(step, (0, torch.zeros(4)), length=4)[0][1]
+
+    assert cumulative(x).tolist() == x.cumsum(0).tolist()
+    assert xf.grad(lambda x: cumulative(x).sum())(x).tolist() == [4.0, 3.0, 2.0, 1.0]

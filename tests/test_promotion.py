@@ -1,0 +1,88 @@
+"""Operands of different dtypes: results have the dtypes of eager torch, in name and in fact."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.promotion import result_type
+
+HALF = torch.tensor([1.5, 2.0]).bfloat16()
+INTS = torch.tensor([1, 2], dtype=torch.int32)
+OPERANDS = {
+    "bfloat16, float32 scalar": (HALF, torch.tensor(1.25)),
+    "float32 scalar, bfloat16": (torch.tensor(1.25), HALF),
+    "int32, float32 scalar": (INTS, torch.tensor(1.5)),
+    "int32, int64 scalar": (INTS, torch.tensor(2)),
+    "int64 scalar, int32": (torch.tensor(2), INTS),
+    "bfloat16, int32": (HALF, INTS),
+    "int8, int32": (INTS.to(torch.int8), INTS),
+    "bfloat16, float32": (HALF, torch.tensor([1.25, 2.5])),
+    "int32, int64": (INTS, torch.tensor([3, 1])),
+    "bool, int64 scalar": (INTS > 1, torch.tensor(2)),
+    "scalars": (torch.tensor(1.25).bfloat16(), torch.tensor(3)),
+}
+ALL = (
+    "add sub subtract rsub mul div pow maximum minimum max min atan2 arctan2 remainder fmod xlogy "
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift clamp eq lt "
+    "floor_divide"
+).split()
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in ALL},
+    "where": lambda x, y: torch.where(torch.tensor([True, False]), x, y),
+    "Tensor.where": lambda x, y: x.where(torch.tensor([True, False]), y),
+    "x + y": lambda x, y: x + y,
+    "x - y": lambda x, y: x - y,
+    "x ** y": lambda x, y: x**y,
+    "alpha": lambda x, y: torch.add(x, y, alpha=2),
+    "other=": lambda x, y: torch.sub(x, other=y),
+    "max=": lambda x, y: torch.clamp(x, max=y),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y),
+    "add_": lambda x, y: x.clone().add_(y),
+    "sub_": lambda x, y: x.clone().sub_(y),
+    "two steps": lambda x, y: torch.stack([x + y, x + y]).sum(0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_as_in_eager_torch(name: str) -> None:
+    operation = OPERATIONS[name]
+
+    def every(operands: dict[str, Any]) -> dict[str, Any]:
+        return {kind: operation(x, y) for kind, (x, y) in operands.items()}
+
+    allowed = {}
+    for kind, (x, y) in OPERANDS.items():
+        try:
+            operation(x, y)
+        except (RuntimeError, NotImplementedError, IndexError):  # Eager torch refuses.
+            continue
+        allowed[kind] = (x, y)
+    assert allowed
+    expected = every(allowed)
+    said = xf.eval_shape(every, allowed)
+    got = xf.device_get(xf.jit(every)(allowed))
+    for kind, want in expected.items():
+        assert (said[kind].dtype, got[kind].dtype) == (want.dtype, want.dtype), kind
+        torch.testing.assert_close(got[kind], want, rtol=2e-2, atol=1e-2, msg=kind)
+
+
+def test_under_transforms() -> None:
+    scale = torch.tensor(0.5)
+    grads = xf.grad(lambda x: (x + scale).float().sum())(HALF)
+    assert grads.dtype == torch.bfloat16
+    assert xf.vmap(lambda x: x + scale)(HALF).dtype == torch.float32  # Two scalars, as in torch.
+    carry, _ = xf.scan(lambda c, x: (c + x, None), HALF, torch.ones(3))
+    assert carry.dtype == torch.bfloat16
+    assert carry.tolist() == [4.5, 5.0]
+
+
+def test_result_type_of_many() -> None:
+    scalar, half, whole = torch.tensor(1.0), HALF, INTS
+    assert result_type([half, scalar]) == torch.bfloat16
+    assert result_type([whole, scalar]) == torch.float32
+    assert result_type([whole, torch.tensor(2), half]) == torch.bfloat16
+    assert result_type([scalar, torch.tensor(1.0, dtype=torch.float64)]) == torch.float64
+    assert result_type([whole, torch.tensor(1j)]) == torch.complex64

@@ -1,0 +1,119 @@
+"""`associative_scan`: all prefixes of an associative operation, in logarithmic depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.avals import short
+from xfunc.errors import TreeMismatchError, report
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Transform
+
+from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+
+
+def associative_scan(f: Fun, xs: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """``[x0, f(x0, x1), f(f(x0, x1), x2), ...]`` along an axis.
+
+    Args:
+        f: an associative function of two trees like `xs`, vectorised along `axis`: it is called
+            with slices that hold many elements, and combines them element by element.
+        xs: a tree of tensors of one size along `axis`.
+        reverse: whether to combine from the end.
+        axis: the axis to scan over.
+
+    Returns:
+        A tree like `xs`: element i combines the elements up to i. Work is linear in the length n;
+        the depth is about ``2 log2(n)`` calls of `f`.
+
+    Raises:
+        TreeMismatchError: the leaves of `xs` differ in length, or `f` changes shapes or dtypes.
+
+    Source: ``jax.lax.associative_scan``; Blelloch, "Prefix Sums and Their Applications", 1990.
+    """
+    return AssociativeScan(f, bool(reverse), axis)(xs)
+
+
+class AssociativeScan(Transform):
+    """``xs -> prefixes``."""
+
+    def __init__(self, f: Fun, reverse: bool, axis: int):
+        self._reverse, self._axis = reverse, axis
+        super().__init__(f, (reverse, axis), "associative_scan")
+
+    def apply(self, xs: Any) -> Any:
+        name = f"associative_scan of {function_name(self.fun)}"
+        xs = as_tensors(xs)
+        leaves, self_tree = tree.flatten(xs)
+        labels = labels_in(xs, "xs")
+        leaves = arrays(leaves, name, labels)
+        for x, label in zip(leaves, labels, strict=True):
+            if type(self._axis) is not int or not -x.ndim <= self._axis < x.ndim:
+                raise TreeMismatchError(
+                    report(
+                        f"{name} has axis={self._axis!r}, but {label} is {short(x)}",
+                        "give an axis that every leaf has.",
+                        at=user_location(),
+                    )
+                )
+        lengths = {x.shape[self._axis] for x in leaves}
+        if len(lengths) != 1:
+            lines = "".join(
+                f"\n  {p}: {x.shape[self._axis]}" for p, x in zip(labels, leaves, strict=True)
+            )
+            raise TreeMismatchError(
+                report(
+                    f"{name}: the leaves differ in length along axis {self._axis}:{lines}",
+                    "give all leaves the same length.",
+                    at=user_location(),
+                )
+            )
+        # From here on the axis is the first, and is put back where `f` sees the values.
+        moved = [x.movedim(self._axis, 0) for x in leaves]
+        if self._reverse:
+            moved = [x.flip(0) for x in moved]
+
+        def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+            a_tree, b_tree = (
+                tree.unflatten(self_tree, [x.movedim(0, self._axis) for x in t]) for t in (a, b)
+            )
+            out = as_tensors(self.fun(a_tree, b_tree))
+            check_same(
+                out,
+                a_tree,
+                what="what the function returns and what it receives",
+                name=name,
+                root="result",
+                repair="return a tree of the same structure, shapes and dtypes.",
+            )
+            return [x.movedim(self._axis, 0) for x in tree.leaves(out)]
+
+        outs = _prefixes(combine, moved)
+        if self._reverse:
+            outs = [x.flip(0) for x in outs]
+        return tree.unflatten(self_tree, [x.movedim(0, self._axis) for x in outs])
+
+
+def _prefixes(combine: Any, xs: list[Tensor]) -> list[Tensor]:
+    """All prefixes along the first axis: those of the pairs, then the ones in between."""
+    n = xs[0].shape[0]
+    if n < 2:
+        return xs
+    paired = combine([x[0 : n - 1 : 2] for x in xs], [x[1:n:2] for x in xs])
+    odd = _prefixes(combine, paired)
+    if n == 2:
+        even = [x[:1] for x in xs]
+    else:
+        before = [o[: (n - 1) // 2] for o in odd]
+        rest = combine(before, [x[2:n:2] for x in xs])
+        even = [torch.cat([x[:1], r]) for x, r in zip(xs, rest, strict=True)]
+    return [_interleave(e, o) for e, o in zip(even, odd, strict=True)]
+
+
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    m = odd.shape[0]
+    mixed = torch.stack([even[:m], odd], dim=1).reshape(2 * m, *odd.shape[1:])
+    return mixed if even.shape[0] == m else torch.cat([mixed, even[m:]])

@@ -1,0 +1,161 @@
+"""`cond` and `switch`: run one of several functions, chosen by a traced value.
+
+How a choice is differentiated and batched is in `switch_primitive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tree
+from xfunc.avals import Aval, aval_of, short
+from xfunc.bind import Tensor, bind
+from xfunc.errors import report
+from xfunc.identity import Bundle, Part
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Staged, Transform, avals_of, is_eager, watched
+
+from .common import Fun, arrays, as_tensors, check_same, labels_in
+from .switch_primitive import Switch
+
+
+def cond(pred: Any, true_fun: Fun, false_fun: Fun, *operands: Any) -> Any:
+    """``true_fun(*operands)`` if `pred`, else ``false_fun(*operands)``.
+
+    Only the chosen function runs. Both are traced, and must return trees of the same structure,
+    shapes and dtypes. Batched over `pred` (by `vmap`) both run and each example selects.
+
+    Args:
+        pred: a scalar boolean (or a number: whether it is not zero).
+        true_fun: a pure function of trees of tensors; it may close over traced values.
+        false_fun: likewise.
+        operands: what the chosen function is called with.
+
+    Raises:
+        TypeError: `pred` is no scalar.
+        TreeMismatchError: the two results differ; every path that does is listed.
+
+    Source: ``jax.lax.cond``.
+    """
+    return Choice((false_fun, true_fun), "cond")(pred, *operands)
+
+
+def switch(index: Any, branches: Sequence[Fun], *operands: Any) -> Any:
+    """``branches[index](*operands)``, the index clamped into range.
+
+    Args:
+        index: an integer scalar.
+        branches: at least one pure function; see `cond`.
+        operands: what the chosen function is called with.
+
+    Raises:
+        TypeError: `index` is no integer scalar.
+        ValueError: there are no branches.
+        TreeMismatchError: the results differ; every path that does is listed.
+
+    Source: ``jax.lax.switch``.
+    """
+    if not branches:
+        raise ValueError(
+            report("switch has no branches", "give at least one function.", at=user_location())
+        )
+    return Choice(tuple(branches), "switch")(index, *operands)
+
+
+class Choice(Transform):
+    """``(index or predicate, *operands) -> result``."""
+
+    def __init__(self, funs: tuple[Fun, ...], kind: str):
+        for f in funs:
+            if not callable(f):
+                raise TypeError(
+                    report(
+                        f"{kind} was given {f!r} as a function, which is not callable",
+                        "pass functions, and their arguments after them: "
+                        f"{'cond(pred, f, g, x)' if kind == 'cond' else 'switch(i, [f, g], x)'}.",
+                        at=user_location(),
+                    )
+                )
+        self._funs, self._kind = funs, kind
+        super().__init__(Bundle(funs), kind, kind)
+        self.__name__ = f"{kind} of " + ", ".join(function_name(f) for f in self._in_order(funs))
+        self._branches = [Staged(f, value=Part(f, "branch")) for f in funs]
+
+    def _in_order(self, xs: Sequence[Any]) -> Sequence[Any]:
+        """As the user wrote them: the function for true comes first."""
+        return xs[::-1] if self._kind == "cond" else xs
+
+    def apply(self, which: Any, *operands: Any) -> Any:
+        name = self.__name__
+        index = self._index(as_tensors(which))
+        operands = as_tensors(operands)
+        leaves, structure = tree.flatten((operands, {}))
+        leaves = arrays(leaves, name, labels_in(operands, "operands"))
+        if is_eager():
+            return self._eager(index, operands)
+        found = [b.find(structure, avals_of(leaves), watched(leaves)) for b in self._branches]
+        self._check_results([(e.out_tree, e.program.outputs) for e, _ in found])
+        flat = [index, *leaves]
+        place: dict[int, int] = {}  # Branches that capture the same tensor share an input.
+        uses = []
+        for entry, held in found:
+            captures = entry.inputs(leaves, held)[len(leaves) :]
+            for c in captures:
+                if id(c) not in place:
+                    place[id(c)] = len(flat)
+                    flat.append(c)
+            uses.append((*range(1, 1 + len(leaves)), *(place[id(c)] for c in captures)))
+        programs = tuple(e.program for e, _ in found)
+        avals = tuple(map(aval_of, flat))
+        outs = bind(Switch(programs, tuple(uses), avals), flat)
+        return tree.unflatten(found[0][0].out_tree, outs)
+
+    def _index(self, which: Any) -> Tensor:
+        is_cond = self._kind == "cond"
+        wanted = "a scalar boolean" if is_cond else "an integer scalar"
+        ok = isinstance(which, Tensor) and which.ndim == 0
+        if not is_cond:
+            ok = ok and not which.dtype.is_floating_point and not which.dtype.is_complex
+            ok = ok and which.dtype is not torch.bool
+        if not ok:
+            what = short(which) if isinstance(which, Tensor) else f"a {type(which).__name__}"
+            raise TypeError(
+                report(
+                    f"{self.__name__}: the {'predicate' if is_cond else 'index'} is {what}, not "
+                    f"{wanted}",
+                    "reduce it with .any() or .all(), or use torch.where or xf.vmap to choose for "
+                    "each element."
+                    if is_cond
+                    else "pass an integer scalar.",
+                    at=user_location(),
+                )
+            )
+        if is_cond:
+            return (which != 0).to(torch.int32)
+        return which.clamp(0, len(self._funs) - 1).to(torch.int32)
+
+    def _check_results(self, found: Sequence[tuple[tree.Structure, Sequence[Aval]]]) -> None:
+        want, *others = (tree.unflatten(*f) for f in found)
+        for fun, got in zip(self._funs[1:], others, strict=True):
+            check_same(
+                got,
+                want,
+                what=f"the results of {function_name(fun)} and of {function_name(self._funs[0])}",
+                name=self.__name__,
+                root="result",
+                repair="return the same structure, shapes and dtypes from every branch.",
+            )
+
+    def _eager(self, index: Tensor, operands: tuple[Any, ...]) -> Any:
+        """What `disable_jit` does."""
+        if functorch.is_batched(index):
+            results = [tree.flatten(as_tensors(f(*operands))) for f in self._funs]
+            outs = results[-1][0]
+            for k in reversed(range(len(results) - 1)):
+                pairs = zip(results[k][0], outs, strict=True)
+                outs = [torch.where(index == k, a, b) for a, b in pairs]
+            return tree.unflatten(results[0][1], outs)
+        return as_tensors(self._funs[int(functorch.innermost(index))](*operands))

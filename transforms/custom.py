@@ -1,0 +1,160 @@
+"""What `custom_vjp` and `custom_jvp` have in common: arguments, and functions staged by parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tree, values
+from xfunc.avals import Aval, aval_of, short
+from xfunc.bind import Tensor
+from xfunc.errors import report
+from xfunc.identity import Bundle, Part, function_value
+from xfunc.locations import function_name, user_location
+from xfunc.program import Program
+from xfunc.staging import Staged, Transform
+
+from .common import Fun, arrays, as_tensors, labels_of
+
+
+class CustomFunction(Transform):
+    """A function with a rule of its own."""
+
+    kind: str
+    define: str
+
+    def __init__(self, fun: Fun, nondiff_argnums: int | Sequence[int]):
+        nums = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        self._nondiff = tuple(sorted(nums))
+        super().__init__(fun, self._nondiff, self.kind)
+        self.__name__ = self.__qualname__ = function_name(fun)
+        self._primal_fun = fun
+        self._rules: tuple[Fun, ...] = ()
+
+    def _set_rules(self, *rules: Fun) -> None:
+        for r in rules:
+            if not callable(r):
+                raise TypeError(
+                    report(
+                        f"{self.__name__}.{self.define} was given {r!r}, which is not callable",
+                        f"pass functions to {self.define}.",
+                        at=user_location(),
+                    )
+                )
+        self._rules = rules
+        self.fun = Bundle((self._primal_fun, *rules))
+        self._staged = Staged(self.apply, value=self)
+
+    def _arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """All arguments by position: those that are differentiated, and those that are not."""
+        if not self._rules:
+            raise TypeError(
+                report(
+                    f"{self.__name__} has no rule",
+                    f"give it one with {self.__name__}.{self.define}(...) before it is called.",
+                    at=user_location(),
+                )
+            )
+        args = _by_position(self._primal_fun, args, kwargs)
+        for i in self._nondiff:
+            if not -len(args) <= i < len(args):
+                raise ValueError(
+                    report(
+                        f"{self.__name__} has nondiff_argnums={self._nondiff}, but was called with "
+                        f"{len(args)} arguments",
+                        "give positions of arguments.",
+                        at=user_location(),
+                    )
+                )
+        places = {i % len(args) for i in self._nondiff}
+        nondiff = tuple(args[i] for i in sorted(places))
+        for x in tree.leaves(nondiff):
+            if isinstance(x, torch.Tensor):
+                raise TypeError(
+                    report(
+                        f"{self.__name__} was given a tensor ({short(x)}) in an argument of "
+                        "nondiff_argnums",
+                        "take it out of nondiff_argnums, and return None (custom_vjp) or a zero "
+                        "tangent for it.",
+                        at=user_location(),
+                    )
+                )
+        diff = as_tensors(tuple(a for i, a in enumerate(args) if i not in places))
+        labels = labels_of(self._primal_fun, args, [i for i in range(len(args)) if i not in places])
+        arrays(tree.leaves(diff), f"{self.kind} function {self.__name__}", labels)
+        return diff, nondiff
+
+    def _whole(self, diff: Sequence[Any], nondiff: Sequence[Any]) -> list[Any]:
+        """The arguments as the function takes them."""
+        n = len(diff) + len(nondiff)
+        places = {i % n for i in self._nondiff}
+        rest, fixed = iter(diff), iter(nondiff)
+        return [next(fixed) if i in places else next(rest) for i in range(n)]
+
+    def _part(self, fun: Fun, role: str) -> Staged:
+        return Staged(fun, value=Part(fun, (self.kind, role)))
+
+
+def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        signature = None
+    if signature is None:
+        bound_args, bound_kwargs = args, kwargs
+    else:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        bound_args, bound_kwargs = bound.args, bound.kwargs
+    if bound_kwargs:
+        raise TypeError(
+            report(
+                f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which a "
+                "function with a rule of its own cannot",
+                "let it be given by position.",
+                at=user_location(),
+            )
+        )
+    return bound_args
+
+
+class Inputs:
+    """The flat inputs of several programs: arguments first, then what they capture, each once."""
+
+    def __init__(self, leaves: Sequence[Tensor], name: str):
+        self.flat: list[Tensor] = list(leaves)
+        self._n, self._name = len(leaves), name
+        self._place: dict[int, int] = {}
+
+    def add(
+        self, staged: Staged, fun: Callable[..., Any], args: Any, nondiff: tuple[Any, ...]
+    ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
+        """Stage a part for arguments: its program, its result's structure, where captures are."""
+        leaves, structure = tree.flatten((args, {}))
+        static: Hashable = function_value(nondiff)[0] if nondiff else None
+        avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
+        entry, held = staged.find(structure, avals, None, static=static, call=fun)
+        captures = entry.inputs([*leaves], held)[len(leaves) :]
+        for c in captures:
+            if values.is_tracked(c) or functorch.has_tangent(c):
+                raise TypeError(
+                    report(
+                        f"{self._name} closes over a value ({short(c)}) that is being "
+                        "differentiated, which its rule knows nothing of",
+                        "pass the value as an argument, or close over xf.stop_gradient of it.",
+                        at=user_location(),
+                    )
+                )
+            if id(c) not in self._place:
+                self._place[id(c)] = len(self.flat)
+                self.flat.append(c)
+        return entry.program, entry.out_tree, tuple(self._place[id(c)] for c in captures)
+
+    @property
+    def avals(self) -> tuple[Aval, ...]:
+        return tuple(map(aval_of, self.flat))

@@ -1,0 +1,359 @@
+"""`custom_jvp`: a function with its own rule for both modes of differentiation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tree
+from xfunc.avals import Aval, aval_of
+from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.call import Call, CallPair
+from xfunc.errors import TreeMismatchError, report
+from xfunc.identity import function_value
+from xfunc.locations import function_name, user_location
+from xfunc.program import Program, differentiable
+from xfunc.split import everything_saveable
+from xfunc.staging import call_in_trace, is_eager
+from xfunc.values import is_tracked
+
+from .common import Fun, as_tensors, check_same
+from .custom import CustomFunction, Inputs
+
+
+def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp:
+    """`fun`, whose derivative is computed by a rule that is given with ``defjvp``.
+
+    ::
+
+        @xf.custom_jvp
+        def f(x, y): ...
+
+        @f.defjvp
+        def rule(primals, tangents):
+            (x, y), (dx, dy) = primals, tangents
+            return f(x, y), ...                 # the output and its tangent, linear in dx and dy
+
+    Reverse mode transposes the rule.
+
+    Args:
+        fun: a pure function of trees of tensors.
+        nondiff_argnums: positions of arguments that are no arrays; the rule receives them first,
+            in their order.
+
+    Raises:
+        TypeError: the function is called without a rule, or closes over a value that is being
+            differentiated.
+        TreeMismatchError: what the rule returns does not fit what `fun` returns.
+
+    Source: ``jax.custom_jvp``.
+    """
+    return CustomJvp(fun, nondiff_argnums)
+
+
+class CustomJvp(CustomFunction):
+    """What `custom_jvp` returns."""
+
+    kind, define = "custom_jvp", "defjvp"
+
+    def defjvp(self, rule: Fun) -> Fun:
+        """Give the rule; see `custom_jvp`. Returns it, so that this is a decorator too."""
+        self._set_rules(rule)
+        return rule
+
+    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
+        """Give a rule for each argument: ``rule(tangent, output, *args) -> tangent of the output``.
+
+        The tangents are added; None means that the output does not vary with the argument.
+        """
+
+        def rule(*given: Any) -> Any:
+            *nondiff, primals, tangents = given
+            args = self._whole(primals, nondiff)
+            out = self(*args)
+            parts = [
+                r(t, out, *args) for r, t in zip(rules, tangents, strict=True) if r is not None
+            ]
+            total = tree.map(torch.zeros_like, out)
+            for part in parts:
+                total = tree.map(torch.add, total, part)
+            return out, total
+
+        self._set_rules(rule)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        diff, nondiff = self._arguments(args, kwargs)
+        leaves, structure = tree.flatten(diff)
+        smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
+
+        def primal(*xs: Any) -> Any:
+            return self._primal_fun(*self._whole(xs, nondiff))
+
+        def push(xs: Any, dots: Any) -> Any:
+            return self._push(nondiff, xs, dots, smooth, structure)
+
+        if is_eager():
+            return _eager(primal, push, leaves, structure, smooth)
+        if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
+            static = function_value(nondiff)[0] if nondiff else None
+            part = self._part(self._primal_fun, "primal")
+            return call_in_trace(part, diff, {}, static=static, call=primal)
+        inputs = Inputs(leaves, self.__name__)
+        f, out_tree, f_uses = inputs.add(
+            self._part(self._primal_fun, "primal"), primal, diff, nondiff
+        )
+        given = diff, [aval_of(leaves[i]) for i in smooth]
+        g, g_tree, g_uses = inputs.add(self._part(self._rules[0], "rule"), push, given, nondiff)
+        rule_tree = g_tree.children()[0]
+        check_same(
+            tree.unflatten(rule_tree, g.outputs[: rule_tree.num_leaves]),
+            tree.unflatten(out_tree, f.outputs),
+            what=f"what {function_name(self._rules[0])} and {self.__name__} return",
+            name=self.__name__,
+            root="output",
+            repair="return (output, tangent) from the rule, with the function's output.",
+        )
+        own = tuple(range(len(leaves)))
+        primitive = JvpRule(
+            self.__name__, f, g, (*own, *f_uses), tuple(smooth), g_uses, len(leaves), inputs.avals
+        )
+        return tree.unflatten(out_tree, bind(primitive, inputs.flat))
+
+    def _push(
+        self, nondiff: Any, xs: Any, dots: Sequence[Tensor], smooth: list[int], structure: Any
+    ) -> Any:
+        """The rule: outputs, and the tangents of those that are floating."""
+        full = [torch.zeros_like(x) for x in tree.leaves(xs)]
+        for i, d in zip(smooth, dots, strict=True):
+            full[i] = d
+        result = self._rules[0](*nondiff, xs, tree.unflatten(structure, full))
+        name = f"{self.__name__}: the rule {function_name(self._rules[0])}"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TreeMismatchError(
+                report(
+                    f"{name} returned a {type(result).__name__}, not a pair",
+                    "return (output, tangent of the output).",
+                    at=user_location(),
+                )
+            )
+        out, dot = map(as_tensors, result)
+        outs, dots_out = tree.leaves(out), tree.leaves(dot)
+        want = out
+        if len(outs) == len(dots_out):  # What is given for an integer does not matter.
+            pairs = zip(outs, dots_out, strict=True)
+            like = [o if differentiable(o) else d for o, d in pairs]
+            want = tree.unflatten(tree.structure(out), like)
+        check_same(
+            dot,
+            want,
+            what="the tangent and the output",
+            name=name,
+            root="tangent",
+            repair="return a tangent of the output's structure, shapes and dtypes.",
+        )
+        picked = zip(outs, dots_out, strict=True)
+        return out, [d for o, d in picked if differentiable(o)]
+
+
+@dataclasses.dataclass(eq=False)
+class JvpRule:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        primal: the function.
+        push: from arguments and tangents of the floating ones to outputs and their tangents.
+        primal_uses: the flat input that feeds each input of `primal`.
+        smooth: the arguments that are floating.
+        push_uses: the flat input that feeds each capture of `push`.
+        n_args: how many flat inputs are arguments; the rest are captures, without tangent.
+        avals: of the flat inputs.
+    """
+
+    name: str
+    primal: Program
+    push: Program
+    primal_uses: tuple[int, ...]
+    smooth: tuple[int, ...]
+    push_uses: tuple[int, ...]
+    n_args: int
+    avals: tuple[Aval, ...]
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.primal.outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.primal.lowering.apply([args[i] for i in self.primal_uses])
+
+    @property
+    def rule(self) -> _Rule:
+        """How the innermost level differentiates it."""
+        return _Rule(self)
+
+    def of_push(
+        self, args: Sequence[Tensor], tangents: Sequence[Tensor | None] | None = None
+    ) -> list[Tensor]:
+        """The inputs of `push`; a tangent None is zero."""
+        given = tangents or (None,) * len(args)
+        dots = [zeros(args[i]) if (t := given[i]) is None else t for i in self.smooth]
+        return [*args[: self.n_args], *dots, *(args[i] for i in self.push_uses)]
+
+    @property
+    def _dots(self) -> range:
+        """Where the tangents are among the inputs of `push`."""
+        return range(self.n_args, self.n_args + len(self.smooth))
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        marked = tuple(i in self._dots for i in range(len(self.push.avals)))
+        pair = CallPair(self.push.joint(marked), everything_saveable, False)
+        return _RulePair(self, pair)
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        outs = bind(Call(self.push), self.of_push(args, tangents))
+        dots = iter(outs[len(self.outputs) :])
+        return [next(dots) if differentiable(o) else None for o in self.outputs]
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        n = len(self.outputs)
+        floats = [i for i, o in enumerate(self.outputs) if differentiable(o)]
+        present = [k for k, i in enumerate(floats) if cts[i] is not None]
+        own = tuple(self.n_args + self.smooth.index(i) for i in wrt)
+        pull = self.push.pullback(own, tuple(n + k for k in present))
+        given = [c for c in (cts[floats[k]] for k in present) if c is not None]
+        return bind(Call(pull), [*self.of_push(args), *given])
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        return bind(self.batched(dims, n), args), [0] * len(self.outputs)
+
+    def batched(self, dims: Dims, n: int) -> JvpRule:
+        """The rule of the vmap."""
+        own = tuple(dims[i] for i in self.smooth)
+        of_push = (*dims[: self.n_args], *own, *(dims[i] for i in self.push_uses))
+        return dataclasses.replace(
+            self,
+            primal=self.primal.batched(tuple(dims[i] for i in self.primal_uses), n),
+            push=self.push.batched(of_push, n),
+            avals=tuple(
+                a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
+                for a, d in zip(self.avals, dims, strict=True)
+            ),
+        )
+
+
+class _Rule:
+    """What `xfunc.functorch.apply_here` needs."""
+
+    def __init__(self, primitive: JvpRule):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        p = self._primitive
+        return bind(Call(p.push), p.of_push(args))[: len(p.outputs)]
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(args)
+
+    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
+        p = self._primitive
+        if all(c is None for c in cts):
+            return (None,) * len(kept)
+        found: dict[int, Tensor] = dict(zip(p.smooth, p.vjp(kept, cts, p.smooth), strict=True))
+        return tuple(found.get(i) for i in range(len(kept)))
+
+    def jvp(self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+        return tuple(
+            t if t is None else t.clone(memory_format=torch.contiguous_format)
+            for t in self._primitive.jvp(kept, tangents)
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class _RulePair:
+    """Reverse mode of first order: the transpose of the rule; see `xfunc.bind.Pair`."""
+
+    primitive: JvpRule
+    pushed: CallPair
+
+    def __post_init__(self) -> None:
+        p = self.primitive
+        n = len(p.outputs)
+        floats = [i for i, o in enumerate(p.outputs) if differentiable(o)]
+        self.n_outputs = n
+        self.wrt = tuple(p.smooth[i - p.n_args] for i in self.pushed.wrt)
+        self.cts = tuple(floats[i - n] for i in self.pushed.cts if i >= n)
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        values = self.pushed.forward(self.primitive.of_push(args))
+        return [*values[: self.n_outputs], *values[self.pushed.n_outputs :]]
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        p = self.primitive
+        floats = [c for c, o in zip(cts, p.outputs, strict=True) if differentiable(o)]
+        given = [*(None for _ in p.outputs), *floats]
+        return self.pushed.backward(p.of_push(args), residuals, given)
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        p = self.primitive
+        own = (*dims[: p.n_args], *(dims[i] for i in p.smooth), *(dims[i] for i in p.push_uses))
+        inner = _RulePair(p.batched(dims, n), self.pushed.batched(own, n)[0])
+        return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
+
+
+def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth: list[int]) -> Any:
+    """The rule under `disable_jit`."""
+    if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
+        return primal(*tree.unflatten(structure, leaves))
+    trees: list[Any] = []
+
+    def pushed(xs: Sequence[Tensor], dots: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        full = [torch.zeros_like(xs[i]) if (d := dots[i]) is None else d for i in smooth]
+        out, out_dots = push(tree.unflatten(structure, xs), full)
+        outs, out_tree = tree.flatten(out)
+        trees[:] = [out_tree]
+        rest = iter(out_dots)
+        return tuple(outs), tuple(next(rest) if differentiable(o) else None for o in outs)
+
+    class Rule(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*xs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            outs = pushed(xs, [None] * len(xs))[0]
+            same = {id(x) for x in xs}
+            return tuple(o.clone() if id(o) in same else o for o in outs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+            ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
+
+        @staticmethod
+        def backward(ctx: Any, *cts: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            xs = ctx.saved_tensors
+
+            def linear(*dots: Tensor) -> Any:
+                given: list[Tensor | None] = [None] * len(xs)
+                for i, d in zip(smooth, dots, strict=True):
+                    given[i] = d
+                return tuple(d for d in pushed(xs, given)[1] if d is not None), ()
+
+            _, pull, _ = functorch.vjp(linear, *(torch.zeros_like(xs[i]) for i in smooth))
+            grads = iter(pull(tuple(c for c in cts if c is not None and differentiable(c))))
+            return tuple(next(grads) if i in smooth else None for i in range(len(xs)))
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return pushed(ctx.saved_tensors, tangents)[1]
+
+    outs: Any = functorch.custom_function_call(Rule, *leaves)
+    return tree.unflatten(trees[0], outs)

@@ -1,0 +1,366 @@
+"""`custom_vjp`: a function with its own rule for reverse mode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tree
+from xfunc.avals import Aval, aval_of
+from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.call import Call
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.identity import function_value
+from xfunc.locations import function_name, user_location
+from xfunc.lowering import Lowering
+from xfunc.program import Program, differentiable
+from xfunc.staging import call_in_trace, is_eager
+from xfunc.values import is_tracked
+
+from .common import Fun, as_tensors, check_same
+from .custom import CustomFunction, Inputs
+
+
+def custom_vjp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomVjp:
+    """`fun`, whose gradient is computed by a rule that is given with ``defvjp``.
+
+    ::
+
+        @xf.custom_vjp
+        def f(x, y): ...
+
+        def forward(x, y):
+            return f(x, y), residuals           # residuals: any tree of tensors
+
+        def backward(residuals, ct):
+            return ct_x, ct_y                   # one for each argument; None means zero
+
+        f.defvjp(forward, backward)
+
+    Forward-mode differentiation of the function is refused, as in JAX; of its gradient, it works.
+
+    Args:
+        fun: a pure function of trees of tensors.
+        nondiff_argnums: positions of arguments that are no arrays; `backward` receives them
+            first, in their order.
+
+    Raises:
+        TypeError: the function is called without a rule, or closes over a value that is being
+            differentiated.
+        TreeMismatchError: the rule's results do not fit those of `fun`, or its arguments.
+        UnsupportedOpError: forward mode is asked for.
+
+    Source: ``jax.custom_vjp``.
+    """
+    return CustomVjp(fun, nondiff_argnums)
+
+
+class CustomVjp(CustomFunction):
+    """What `custom_vjp` returns."""
+
+    kind, define = "custom_vjp", "defvjp"
+
+    def defvjp(self, fwd: Fun, bwd: Fun) -> None:
+        """Give the rule; see `custom_vjp`."""
+        self._set_rules(fwd, bwd)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        diff, nondiff = self._arguments(args, kwargs)
+        leaves, structure = tree.flatten(diff)
+        like = tree.map(aval_of, diff)  # What is cached below must not hold traced values.
+
+        def primal(*xs: Any) -> Any:
+            return self._primal_fun(*self._whole(xs, nondiff))
+
+        def fwd(*xs: Any) -> Any:
+            return self._pair(self._rules[0](*self._whole(xs, nondiff)))
+
+        def bwd(residuals: Any, ct: Any) -> Any:
+            return self._gradients(self._rules[1](*nondiff, residuals, ct), like)
+
+        if is_eager():
+            return _eager(primal, fwd, bwd, leaves, structure)
+        if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
+            static = function_value(nondiff)[0] if nondiff else None
+            part = self._part(self._primal_fun, "primal")
+            return call_in_trace(part, diff, {}, static=static, call=primal)
+        inputs = Inputs(leaves, self.__name__)
+        add = inputs.add
+        f, out_tree, f_uses = add(self._part(self._primal_fun, "primal"), primal, diff, nondiff)
+        g, g_tree, g_uses = add(self._part(self._rules[0], "fwd"), fwd, diff, nondiff)
+        fwd_tree, res_tree = g_tree.children()
+        n = len(f.outputs)
+        check_same(
+            tree.unflatten(fwd_tree, g.outputs[: fwd_tree.num_leaves]),
+            tree.unflatten(out_tree, f.outputs),
+            what=f"what {function_name(self._rules[0])} and {self.__name__} return",
+            name=self.__name__,
+            root="output",
+            repair="return (output, residuals) from the forward rule, with the function's output.",
+        )
+        given = tree.unflatten(res_tree, g.outputs[n:]), tree.unflatten(out_tree, f.outputs)
+        b, _, b_uses = add(self._part(self._rules[1], "bwd"), bwd, given, nondiff)
+        own = range(len(leaves))
+        primitive = VjpRule(
+            self.__name__, f, g, b, (*own, *f_uses), (*own, *g_uses), b_uses, len(leaves),
+            inputs.avals,
+        )  # fmt: skip
+        return tree.unflatten(out_tree, bind(primitive, inputs.flat))
+
+    def _pair(self, out: Any) -> Any:
+        if isinstance(out, tuple) and len(out) == 2:
+            return out
+        raise TreeMismatchError(
+            report(
+                f"{self.__name__}: the forward rule {function_name(self._rules[0])} returned a "
+                f"{type(out).__name__}, not a pair",
+                "return (output, residuals).",
+                at=user_location(),
+            )
+        )
+
+    def _gradients(self, cts: Any, like: tuple[Any, ...]) -> list[Tensor]:
+        """One gradient for each floating leaf of the arguments."""
+        name = f"{self.__name__}: the backward rule {function_name(self._rules[1])}"
+        if not isinstance(cts, (tuple, list)) or len(cts) != len(like):
+            what = f"{len(cts)} values" if isinstance(cts, (tuple, list)) else type(cts).__name__
+            raise TreeMismatchError(
+                report(
+                    f"{name} returned {what}, for {len(like)} arguments",
+                    "return a tuple with one entry for each argument; None means zero.",
+                    at=user_location(),
+                )
+            )
+        found: list[Tensor] = []
+        for i, (arg, ct) in enumerate(zip(like, cts, strict=True)):
+            leaves = tree.leaves(arg)
+            smooth = [a for a in leaves if differentiable(a)]
+            if ct is None:
+                found += [zeros(a) if not is_eager() else torch.zeros(a.shape, dtype=a.dtype)
+                          for a in smooth]  # fmt: skip
+                continue
+            ct = as_tensors(ct)
+            given = tree.leaves(ct)
+            if len(given) == len(smooth) < len(leaves):  # None for what is not floating.
+                found += given
+                continue
+            want = leaves
+            if len(given) == len(leaves):  # What is given for an integer does not matter.
+                pairs = zip(leaves, given, strict=True)
+                want = [a if differentiable(a) else c for a, c in pairs]
+            check_same(
+                ct,
+                tree.unflatten(tree.structure(arg), want),
+                what="a gradient and its argument",
+                name=name,
+                root=f"gradient[{i}]",
+                repair="return gradients of the shapes and dtypes of the arguments.",
+            )
+            found += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
+        return found
+
+
+@dataclasses.dataclass(eq=False)
+class VjpRule:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        primal: the function.
+        fwd: returns the outputs, then the residuals.
+        bwd: from residuals and cotangents of all outputs to gradients of the floating arguments.
+        primal_uses: the flat input that feeds each input of `primal`.
+        fwd_uses: likewise of `fwd`.
+        bwd_uses: likewise of the inputs of `bwd` behind residuals and cotangents.
+        n_args: how many flat inputs are arguments; the rest are captures, without gradient.
+        avals: of the flat inputs.
+    """
+
+    name: str
+    primal: Program
+    fwd: Program
+    bwd: Program
+    primal_uses: tuple[int, ...]
+    fwd_uses: tuple[int, ...]
+    bwd_uses: tuple[int, ...]
+    n_args: int
+    avals: tuple[Aval, ...]
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.primal.outputs
+
+    @property
+    def wrt(self) -> tuple[int, ...]:
+        """The inputs that `bwd` returns gradients of."""
+        return tuple(i for i in range(self.n_args) if differentiable(self.avals[i]))
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.primal.lowering.apply([args[i] for i in self.primal_uses])
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        return _RulePair(self)
+
+    @property
+    def rule(self) -> _Rule:
+        """How the innermost level differentiates it."""
+        return _Rule(self)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        kept = bind(Call(self.fwd), [args[i] for i in self.fwd_uses])
+        found = dict(zip(self.wrt, self.gradients(args, kept, cts), strict=True))
+        return [found[i] if i in found else torch.zeros_like(args[i]) for i in wrt]
+
+    def gradients(
+        self, args: Sequence[Tensor], kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """What the backward rule gives, differentiable again."""
+        return bind(Call(self.bwd), self.of_bwd(args, kept[len(self.outputs) :], cts))
+
+    def of_bwd(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """The inputs of `bwd`."""
+        full = [zeros(o) if c is None else c for o, c in zip(self.outputs, cts, strict=True)]
+        return [*residuals, *full, *(args[i] for i in self.bwd_uses)]
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        raise UnsupportedOpError(
+            report(
+                f"{self.name} is a custom_vjp function, which forward mode (jvp, jacfwd, hessian) "
+                "cannot differentiate",
+                "differentiate in reverse mode (grad, vjp, jacrev), or write the rule with "
+                "xf.custom_jvp, which serves both.",
+                at=user_location(),
+            )
+        )
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        return bind(self.batched(dims, n), args), [0] * len(self.outputs)
+
+    def batched(self, dims: Dims, n: int) -> VjpRule:
+        """The rule of the vmap: gradients of unbatched arguments are summed over the batch."""
+        every = _batched_bwd(self, dims, n)
+        wrt = self.wrt
+
+        def fn(*flat: Tensor) -> list[Tensor]:
+            grads = every.fn(*flat)
+            placed = [dims[i] for i in wrt]
+            return [
+                g.sum(0) if d is None else g.movedim(0, d)
+                for g, d in zip(grads, placed, strict=True)
+            ]
+
+        bwd = self.bwd.derive(("custom batched", every, dims), every.name, fn, every.avals)
+        return dataclasses.replace(
+            self,
+            primal=self.primal.batched(tuple(dims[i] for i in self.primal_uses), n),
+            fwd=self.fwd.batched(tuple(dims[i] for i in self.fwd_uses), n),
+            bwd=bwd,
+            avals=tuple(
+                a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
+                for a, d in zip(self.avals, dims, strict=True)
+            ),
+        )
+
+
+def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
+    """The backward rule for each example."""
+    captured = tuple(dims[i] for i in rule.bwd_uses)
+    own = len(rule.bwd.avals) - len(captured)
+    return rule.bwd.batched((*(0 for _ in range(own)), *captured), n)
+
+
+class _Rule:
+    """What `xfunc.functorch.apply_here` needs: the outputs and residuals, and what to do then."""
+
+    def __init__(self, primitive: VjpRule):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return bind(Call(self._primitive.fwd), [args[i] for i in self._primitive.fwd_uses])
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (*args, *outputs)
+
+    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
+        p = self._primitive
+        n = len(p.avals)
+        if all(c is None for c in cts):
+            return (None,) * n
+        grads = p.gradients(kept[:n], kept[n:], cts[: len(p.outputs)])
+        found: dict[int, Tensor] = dict(zip(p.wrt, grads, strict=True))
+        return tuple(found.get(i) for i in range(n))
+
+    def jvp(self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+        return self._primitive.jvp((), ())
+
+
+@dataclasses.dataclass(eq=False)
+class _RulePair:
+    """Reverse mode of first order; see `xfunc.bind.Pair` for its methods."""
+
+    primitive: VjpRule
+
+    def __post_init__(self) -> None:
+        self.wrt = self.primitive.wrt
+        self.n_outputs = len(self.primitive.outputs)
+        self.cts = tuple(i for i, o in enumerate(self.primitive.outputs) if differentiable(o))
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        p = self.primitive
+        return p.fwd.lowering.apply([args[i] for i in p.fwd_uses])
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        lowering: Lowering = self.primitive.bwd.lowering
+        return lowering.apply(self.primitive.of_bwd(args, residuals, cts))
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        p = self.primitive
+        every = _batched_bwd(p, dims, n)
+        inner = dataclasses.replace(p.batched(dims, n), bwd=every)
+        return _RulePair(inner), dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
+
+
+def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any) -> Any:
+    """The rule under `disable_jit`."""
+    if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
+        return primal(*tree.unflatten(structure, leaves))
+    trees: list[Any] = []
+
+    class Rule(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*xs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            out, residuals = fwd(*tree.unflatten(structure, xs))
+            outs, out_tree = tree.flatten(as_tensors(out))
+            kept, res_tree = tree.flatten(as_tensors(residuals))
+            trees[:] = [out_tree, res_tree]
+            same = {id(x) for x in xs}
+            return tuple(t.clone() if id(t) in same else t for t in (*outs, *kept))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            n = trees[0].num_leaves
+            ctx.save_for_backward(*output)
+            ctx.mark_non_differentiable(*(o for o in output[n:] if not differentiable(o)))
+
+        @staticmethod
+        def backward(ctx: Any, *cts: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            out_tree, res_tree = trees
+            n = out_tree.num_leaves
+            residuals = tree.unflatten(res_tree, ctx.saved_tensors[n:])
+            grads = iter(bwd(residuals, tree.unflatten(out_tree, cts[:n])))
+            return tuple(next(grads) if differentiable(x) else None for x in leaves)
+
+    outs: Any = functorch.custom_function_call(Rule, *leaves)
+    return tree.unflatten(trees[0], outs[: trees[0].num_leaves])

@@ -1,0 +1,161 @@
+"""`linearize`: the derivative at a point, as a function to be called many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tracing, tree
+from xfunc.bind import Tensor, bind
+from xfunc.call import Call
+from xfunc.errors import LeakError, report
+from xfunc.locations import function_name, user_location
+from xfunc.program import Program, differentiable
+from xfunc.split import Halves, everything_saveable, split
+from xfunc.staging import Staged, Transform, avals_of, is_eager, prepare
+
+from .common import Fun, arrays, as_tensors, labels_of
+from .jvp import push, tangents_of
+from .vjp import split_aux
+
+
+def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
+    """The value of `fun`, and its derivative there as a linear function.
+
+    Like `jvp` with the tangents left out: what does not depend on them is computed once. At top
+    level that has been run, and its results are kept by the function returned.
+
+    Args:
+        fun: a function of trees of tensors.
+        primals: its arguments.
+        has_aux: whether `fun` returns ``(out, aux)``.
+
+    Returns:
+        ``(out, f_jvp)``, or ``(out, f_jvp, aux)``; ``f_jvp(*tangents)`` takes a tree like each
+        argument and returns a tree like `out`.
+
+    Source: ``jax.linearize``.
+    """
+    name = f"linearize({function_name(fun)})"
+    if is_eager():
+        out, aux = split_aux(fun(*primals), fun, has_aux, name)
+        linear: Any = _EagerLinear(fun, primals, has_aux, name)
+        return (out, linear, aux) if has_aux else (out, linear)
+    args = primals if tracing.current() is None else as_tensors(primals)
+    leaves, structure = tree.flatten((args, {}))
+    staged = _Flat(fun, has_aux, name)._staged
+    leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, structure)
+    leaves = arrays(leaves, name, labels_of(fun, args, range(len(args))))
+    entry, held = staged.find(structure, avals_of(leaves), None)
+    program, inputs = entry.program, entry.inputs(leaves, held)
+    out_tree, aux_tree = entry.out_tree.children()
+    wrt = tuple(i for i, x in enumerate(leaves) if differentiable(x))
+    linear = Linear(name, program, inputs, tree.unflatten(structure, leaves)[0], wrt, out_tree)
+    outs = linear.values
+    n = out_tree.num_leaves
+    out = tree.unflatten(out_tree, outs[:n])
+    return (out, linear, tree.unflatten(aux_tree, outs[n:])) if has_aux else (out, linear)
+
+
+class _Flat(Transform):
+    """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
+
+    def __init__(self, fun: Fun, has_aux: bool, name: str):
+        self._has_aux, self._name = has_aux, name
+        super().__init__(fun, has_aux, "linearize")
+
+    def apply(self, *args: Any) -> Any:
+        return split_aux(self.fun(*args), self.fun, self._has_aux, self._name)
+
+
+class Linear:
+    """What `linearize` returns: the derivative at a point.
+
+    Attributes:
+        values: outputs of the function at the point, flat.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        inputs: list[Tensor],
+        primals: tuple[Any, ...],
+        wrt: tuple[int, ...],
+        out_tree: tree.Structure,
+    ):
+        self._name, self._program, self._inputs = name, program, inputs
+        self._primals, self._wrt, self._out_tree = primals, wrt, out_tree
+        self._trace = tracing.current()
+        self._halves: Halves | None = None
+        if self._trace is None and functorch.top_level() is None:
+            pushed = program.pushforward(wrt)
+            self._halves = pushed.memo(
+                "linearize",
+                lambda: split(
+                    pushed.lowering,
+                    n_inputs=len(program.avals),
+                    n_outputs=len(program.outputs),
+                    policy=everything_saveable,
+                ),
+            )
+            found = self._halves.forward.apply(inputs) if program.outputs else []
+            n = len(program.outputs)
+            self.values, self._residuals = found[:n], found[n:]
+        else:
+            self.values = bind(Call(program), inputs)
+
+    def __call__(self, *tangents: Any) -> Any:
+        if self._trace is not None and not self._trace.is_open:
+            raise LeakError(
+                report(
+                    f"the linear function of {self._name} was called after the trace that made it "
+                    "ended",
+                    "call it inside the traced function, or call linearize outside of jit.",
+                    at=user_location(),
+                )
+            )
+        given, structure = tree.flatten((tangents, {}))
+        given, _ = prepare(Staged(self.__call__), given, structure)
+        leaves, primal_tree = tree.flatten(self._primals)
+        tangents = tree.unflatten(structure, given)[0]
+        dots = [d for d in tangents_of(leaves, primal_tree, tangents, self._name) if d is not None]
+        outputs = self._program.outputs
+        n = len(outputs)
+        if self._halves is not None and tracing.current() is None and not _watched(dots):
+            flat = {"input": self._inputs, "residual": self._residuals, "ct": dots}
+            backward = self._halves.backward
+            out_dots = (
+                backward.apply([flat[kind][i] for kind, i in self._halves.sources])
+                if backward.outputs
+                else []
+            )
+        else:
+            pushed = self._program.pushforward(self._wrt)
+            out_dots = bind(Call(pushed), [*self._inputs, *dots])[n:]
+        rest = iter(out_dots)
+        full = [
+            next(rest) if differentiable(o) else torch.zeros_like(v)
+            for o, v in zip(outputs, self.values, strict=True)
+        ]
+        return tree.unflatten(self._out_tree, full[: self._out_tree.num_leaves])
+
+
+def _watched(dots: list[Tensor]) -> bool:
+    return functorch.top_level() is not None or (
+        torch.is_grad_enabled() and any(d.requires_grad for d in dots)
+    )
+
+
+class _EagerLinear:
+    """The linear function under `disable_jit`."""
+
+    def __init__(self, fun: Fun, primals: tuple[Any, ...], has_aux: bool, name: str):
+        self._fun, self._primals, self._has_aux, self._name = fun, primals, has_aux, name
+
+    def __call__(self, *tangents: Any) -> Any:
+        def value(*args: Any) -> Any:
+            return split_aux(self._fun(*args), self._fun, self._has_aux, self._name)[0]
+
+        return push(value, as_tensors(self._primals), as_tensors(tangents), self._name)[1]

@@ -1,0 +1,83 @@
+"""`map`: apply a function to each slice, one after the other or in batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.errors import report
+from xfunc.identity import Part
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Transform
+
+from .common import Fun, as_tensors
+from .scan import scan
+from .vmap import vmap
+
+
+def map(f: Fun, xs: Any, batch_size: int | None = None) -> Any:
+    """``stack([f(x) for x in xs])``, by a loop over the leading axis.
+
+    Takes the memory of one call; `vmap` computes all at once. Differentiable in both modes.
+
+    Args:
+        f: a pure function of a tree of tensors; it may close over traced values.
+        xs: a tree of tensors with a common leading axis.
+        batch_size: how many slices to compute at once, by `vmap`; None: one.
+
+    Raises:
+        TreeMismatchError: the leaves of `xs` differ in length.
+        ValueError: `batch_size` is not positive, or `xs` has no leaves.
+
+    Source: ``jax.lax.map``.
+    """
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise ValueError(
+            report(
+                f"map of {function_name(f)} has batch_size={batch_size!r}",
+                "give a positive integer, or None.",
+                at=user_location(),
+            )
+        )
+    if batch_size is None:
+        return scan(_Step(f), None, xs)[1]
+    return _BatchedMap(f, batch_size)(xs)
+
+
+class _Step(Part):
+    """The function as the body of a `scan` that carries nothing."""
+
+    def __init__(self, f: Fun):
+        super().__init__(f, "map")
+
+    def __call__(self, carry: None, x: Any) -> tuple[None, Any]:
+        return carry, self.fun(x)
+
+
+class _BatchedMap(Transform):
+    """``xs -> ys`` in batches, and a smaller one for what is left over."""
+
+    def __init__(self, f: Fun, batch_size: int):
+        self._batch_size = batch_size
+        super().__init__(f, batch_size, "map")
+
+    def apply(self, xs: Any) -> Any:
+        xs, b = as_tensors(xs), self._batch_size
+        leaves = tree.leaves(xs)
+        lengths = {x.shape[0] if x.ndim else None for x in leaves}
+        n = lengths.pop() if len(lengths) == 1 else None
+        if n is None:
+            return scan(_Step(self.fun), None, xs)[1]  # Says what is wrong.
+        full = n - n % b
+        parts = []
+        if full:
+            batches = tree.map(lambda x: x[:full].reshape(full // b, b, *x.shape[1:]), xs)
+            ys = scan(_Step(vmap(self.fun)), None, batches)[1]
+            parts.append(tree.map(lambda y: y.reshape(full, *y.shape[2:]), ys))
+        if n > full or not parts:
+            if n == full:
+                return scan(_Step(self.fun), None, xs)[1]
+            parts.append(vmap(self.fun)(tree.map(lambda x: x[full:], xs)))
+        return parts[0] if len(parts) == 1 else tree.map(lambda *y: torch.cat(y), *parts)

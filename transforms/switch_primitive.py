@@ -1,0 +1,296 @@
+"""The primitive behind `cond` and `switch`, and its rules.
+
+The flat inputs are an int32 index, then the operands and the captures of all branches; each branch
+takes some of them. Derived switches choose between programs derived from the branches: forward
+mode between pushforwards, batching between batched branches. If the index itself is batched, all
+branches are computed and each example selects its result.
+
+NOTE [residuals of a switch]: in reverse mode of first order each branch keeps what it needs. The
+results of a conditional have one type, so a switch returns *slots*: branches share a slot for
+residuals of the same shape and dtype, and what a branch does not use is zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.avals import Aval
+from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.call import Call, CallPair
+from xfunc.lowering import Lowering
+from xfunc.program import Joint, Program, differentiable
+from xfunc.split import everything_saveable
+
+from .conditional import Arm, conditional
+
+Uses = tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Switch:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        branches: the programs; their outputs agree.
+        uses: for each branch, the flat input that feeds each of its inputs.
+        avals: of the flat inputs; the first is the index.
+    """
+
+    branches: tuple[Program, ...]
+    uses: Uses
+    avals: tuple[Aval, ...]
+
+    @property
+    def name(self) -> str:
+        return "switch." + ".".join(b.name for b in self.branches)
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.branches[0].outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        def make() -> Lowering:
+            own = tuple(range(len(self.outputs)))
+            pairs = zip(self.branches, self.uses, strict=True)
+            arms = [Arm(b.lowering, u, own) for b, u in pairs]
+            return conditional(self.name, self.avals, self.outputs, arms)
+
+        key = ("switch", self.branches[1:], self.uses, len(self.avals))
+        return self.branches[0].memo(key, make).apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> SwitchPair:
+        joints = tuple(
+            b.joint(tuple(wrt[i] for i in u)) for b, u in zip(self.branches, self.uses, strict=True)
+        )
+        return SwitchPair(self.name, joints, self.uses, self.avals)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        present = tuple(i for i, c in enumerate(cts) if c is not None)
+        n = len(self.avals)
+        derived, uses = [], []
+        for b, u in zip(self.branches, self.uses, strict=True):
+            derived.append(_pullback(b, u, wrt, present, self.avals))
+            uses.append((*u, *range(n, n + len(present))))
+        avals = (*self.avals, *(self.outputs[i] for i in present))
+        inner = Switch(tuple(derived), tuple(uses), avals)
+        return bind(inner, [*args, *(c for c in cts if c is not None)])
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        wrt = [i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])]
+        n = len(self.avals)
+        place = {i: n + k for k, i in enumerate(wrt)}
+        derived, uses = [], []
+        for b, u in zip(self.branches, self.uses, strict=True):
+            own = tuple(k for k, i in enumerate(u) if i in place)
+            derived.append(b.pushforward(own))
+            uses.append((*u, *(place[u[k]] for k in own)))
+        inner = Switch(tuple(derived), tuple(uses), (*self.avals, *(self.avals[i] for i in wrt)))
+        outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
+        dots = iter(outs[len(self.outputs) :])
+        return [next(dots) if differentiable(o) else None for o in self.outputs]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        derived = tuple(
+            b.batched(tuple(dims[i] for i in u), n)
+            for b, u in zip(self.branches, self.uses, strict=True)
+        )
+        if dims[0] is None:
+            outs = bind(Switch(derived, self.uses, _batched_avals(self.avals, dims, n)), args)
+        else:
+            found = [
+                bind(Call(b), [args[i] for i in u]) for b, u in zip(derived, self.uses, strict=True)
+            ]
+            outs = _select(args[0], found)
+        return outs, [0] * len(outs)
+
+
+def _pullback(
+    branch: Program,
+    uses: tuple[int, ...],
+    wrt: tuple[int, ...],
+    present: tuple[int, ...],
+    avals: tuple[Aval, ...],
+) -> Program:
+    """Gradients with respect to the flat inputs in `wrt`: zeros for those it does not take."""
+    own = tuple(uses.index(i) for i in wrt if i in uses)
+    missing = tuple((k, avals[i]) for k, i in enumerate(wrt) if i not in uses)
+
+    def fn(*flat: Tensor) -> list[Tensor]:
+        grads = iter(branch.pullback(own, present).fn(*flat) if own else ())
+        return [next(grads) if i in uses else zeros(avals[i]) for i in wrt]
+
+    key = ("switch vjp", own, present, missing)
+    cts = [branch.outputs[i] for i in present]
+    return branch.derive(key, f"pullback of {branch.name}", fn, [*branch.avals, *cts])
+
+
+def _batched_avals(avals: Sequence[Aval], dims: Dims, n: int) -> tuple[Aval, ...]:
+    return tuple(
+        a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
+        for a, d in zip(avals, dims, strict=True)
+    )
+
+
+def _mask(index: Tensor, k: int, like: Tensor) -> Tensor:
+    """Where a batch of indices is k, to be broadcast against one value per example."""
+    return (index == k).reshape(*index.shape, *(1,) * (like.ndim - index.ndim))
+
+
+def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """For each example, the results of the branch that its index names."""
+    chosen = list(found[-1])
+    for k in reversed(range(len(found) - 1)):
+        chosen = [
+            torch.where(_mask(index, k, a), a, b) for a, b in zip(found[k], chosen, strict=True)
+        ]
+    return chosen
+
+
+@dataclasses.dataclass(eq=False)
+class SwitchPair:
+    """Reverse mode of first order: see `xfunc.bind.Pair` and NOTE [residuals of a switch]."""
+
+    name: str
+    joints: tuple[Joint, ...]
+    uses: Uses
+    avals: tuple[Aval, ...]
+
+    def __post_init__(self) -> None:
+        self.wrt = _union(
+            [u[i] for i in j.wrt] for j, u in zip(self.joints, self.uses, strict=True)
+        )
+        self.cts = _union(j.cts for j in self.joints)
+        self.n_outputs = len(self.joints[0].outputs)
+        self._halves = [
+            j.split(everything_saveable, frozenset(), frozenset(), False) for j in self.joints
+        ]
+        self._slots: list[Aval] = []
+        self._slots_of: list[tuple[int, ...]] = []
+        for h in self._halves:
+            free = list(enumerate(self._slots))
+            mine = []
+            for aval in h.forward.outputs[self.n_outputs :]:
+                slot = next((s for s in free if s[1] == aval), None)
+                if slot is None:
+                    slot = (len(self._slots), aval)
+                    self._slots.append(aval)
+                else:
+                    free.remove(slot)
+                mine.append(slot[0])
+            self._slots_of.append(tuple(mine))
+        self._key = (self.name, self.joints[1:], self.uses, len(self.avals))
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        def make() -> Lowering:
+            arms = []
+            for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
+                at = {s: self.n_outputs + k for k, s in enumerate(slots)}
+                kept = (at.get(s) for s in range(len(self._slots)))
+                arms.append(Arm(h.forward, u, (*range(self.n_outputs), *kept)))
+            outputs = (*self.joints[0].outputs, *self._slots)
+            return conditional(f"{self.name}.forward", self.avals, outputs, arms)
+
+        return self.joints[0].memo(("switch forward", *self._key), make).apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        outputs = self.joints[0].outputs
+        given = [zeros(outputs[i]) if (ct := cts[i]) is None else ct for i in self.cts]
+        consts = [t for h in self._halves for t in h.forward.consts]
+        loop = self.joints[0].memo(("switch backward", *self._key), self._backward)
+        return loop.apply([*args, *residuals, *given, *consts])
+
+    def _backward(self) -> Lowering:
+        n, n_slots = len(self.avals), len(self._slots)
+        outputs = self.joints[0].outputs
+        first_ct = n + n_slots
+        first_const = first_ct + len(self.cts)
+        avals = [*self.avals, *self._slots, *(outputs[i] for i in self.cts)]
+        arms = []
+        for j, h, u, slots in zip(
+            self.joints, self._halves, self.uses, self._slots_of, strict=True
+        ):
+            inputs = []
+            for kind, k in h.sources:
+                if kind == "ct":
+                    inputs.append(first_ct + self.cts.index(j.cts[k]))
+                elif kind == "residual":
+                    inputs.append(n + slots[k])
+                else:
+                    inputs.append(u[k] if k < len(u) else first_const + k - len(u))
+            own: dict[int, int] = {u[i]: g for g, i in enumerate(j.wrt)}
+            arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in self.wrt)))
+            avals += [Aval(tuple(t.shape), t.dtype) for t in h.forward.consts]
+            first_const += len(h.forward.consts)
+        gradients = [self.avals[i] for i in self.wrt]
+        return conditional(f"{self.name}.backward", avals, gradients, arms)
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        out_dims, grad_dims = (0,) * self.n_outputs, (0,) * len(self.wrt)
+        own = [tuple(dims[i] for i in u) for u in self.uses]
+        joints = tuple(j.batched(d, n) for j, d in zip(self.joints, own, strict=True))
+        if dims[0] is None:
+            avals = _batched_avals(self.avals, dims, n)
+            inner: Pair = SwitchPair(self.name, joints, self.uses, avals)
+        else:
+            pairs = tuple(CallPair(j, everything_saveable, False) for j in joints)
+            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs)
+        return inner, dims, out_dims, grad_dims
+
+
+@dataclasses.dataclass(eq=False)
+class SelectPair:
+    """A `SwitchPair` whose index is batched: all branches, and each example selects."""
+
+    pairs: tuple[CallPair, ...]
+    uses: Uses
+    wrt: tuple[int, ...]
+    cts: tuple[int, ...]
+    n_outputs: int
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        found, residuals = [], []
+        for pair, uses in zip(self.pairs, self.uses, strict=True):
+            values = pair.forward([args[i] for i in uses])
+            found.append(values[: self.n_outputs])
+            residuals += values[self.n_outputs :]
+        return [*_select(args[0], found), *residuals]
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        total: dict[int, Tensor] = {}
+        kept = list(residuals)
+        for k, (pair, uses) in enumerate(zip(self.pairs, self.uses, strict=True)):
+            own, kept = kept[: pair.n_residuals], kept[pair.n_residuals :]
+            mine = [
+                None if ct is None else torch.where(_mask(args[0], k, ct), ct, torch.zeros_like(ct))
+                for ct in cts
+            ]
+            grads = pair.backward([args[i] for i in uses], own, mine)
+            for i, g in zip((uses[i] for i in pair.wrt), grads, strict=True):
+                total[i] = total[i] + g if i in total else g
+        return [total[i] for i in self.wrt]
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        pairs = tuple(
+            p.batched(tuple(dims[i] for i in u), n)[0]
+            for p, u in zip(self.pairs, self.uses, strict=True)
+        )
+        inner = dataclasses.replace(self, pairs=pairs)
+        # Examples of both batches need their index.
+        arg_dims = (0, *dims[1:])
+        return inner, arg_dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
+
+
+def _union(groups: Any) -> tuple[int, ...]:
+    return tuple(sorted({i for group in groups for i in group}))

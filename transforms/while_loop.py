@@ -1,0 +1,143 @@
+"""`while_loop`: a loop that ends when its condition says so.
+
+How it is differentiated and batched is in `while_primitive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, tree
+from xfunc.avals import Aval, aval_of, short
+from xfunc.bind import bind
+from xfunc.errors import TreeMismatchError, report
+from xfunc.identity import Bundle, Part
+from xfunc.locations import function_name, user_location
+from xfunc.staging import Staged, Transform, avals_of, is_eager
+
+from .common import Fun, arrays, as_tensors, check_same, labels_in
+from .while_primitive import While
+
+
+def while_loop(cond: Fun, body: Fun, init: Any) -> Any:
+    """Repeat `body` as long as `cond` holds.
+
+    Means::
+
+        def while_loop(cond, body, init):
+            value = init
+            while cond(value):
+                value = body(value)
+            return value
+
+    Forward-mode differentiable. Reverse mode would have to keep an unknown number of steps: it is
+    refused where a gradient arrives; use `scan`, or `fori_loop` with Python integers as bounds.
+    Batched (by `vmap`), the loop runs until every example is done; those done early keep their
+    value.
+
+    Args:
+        cond: from the value to a boolean scalar; pure, and may close over traced values.
+        body: from the value to the next one, of the same structure, shapes and dtypes.
+        init: the first value: a tree of tensors and numbers.
+
+    Raises:
+        TypeError: `cond` does not return a boolean scalar.
+        TreeMismatchError: the body changes the value's structure, shapes or dtypes.
+        UnsupportedOpError: a gradient in reverse mode is asked for.
+
+    Source: ``jax.lax.while_loop``.
+    """
+    return WhileLoop(cond, body)(init)
+
+
+class WhileLoop(Transform):
+    """``init -> last value``."""
+
+    def __init__(self, cond: Fun, body: Fun):
+        for f, role in ((cond, "condition"), (body, "body")):
+            if not callable(f):
+                raise TypeError(
+                    report(
+                        f"while_loop was given {f!r} as its {role}, which is not callable",
+                        "write while_loop(cond, body, init).",
+                        at=user_location(),
+                    )
+                )
+        self._cond_fun, self._body_fun = cond, body
+        super().__init__(Bundle((body, cond)), None, "while_loop")
+        self._cond = Staged(cond, value=Part(cond, "while cond"))
+        self._body = Staged(body, value=Part(body, "while body"))
+
+    def apply(self, init: Any) -> Any:
+        name = f"while_loop of {function_name(self._body_fun)}"
+        init = as_tensors(init)
+        carry, carry_tree = tree.flatten(init)
+        carry = arrays(carry, name, labels_in(init, "init"))
+        if is_eager():
+            return self._loop(init, carry_tree, name)
+        structure, avals = tree.structure(((init,), {})), avals_of(carry)
+        test, test_held = self._cond.find(structure, avals, None)
+        step, step_held = self._body.find(structure, avals, None)
+        self._check_condition(test.out_tree, test.program.outputs, name)
+        check_same(
+            tree.unflatten(step.out_tree, step.program.outputs),
+            tree.unflatten(carry_tree, [aval_of(c) for c in carry]),
+            what="the value that the body returns and the one it receives",
+            name=name,
+            root="value",
+            repair="return a value of the same structure, shapes and dtypes; convert `init` if its "
+            "dtype was not meant.",
+        )
+        flat, n = list(carry), len(carry)
+        place: dict[int, int] = {}  # What both functions capture is one input.
+        uses = []
+        for entry, held in ((test, test_held), (step, step_held)):
+            captures = entry.inputs(list(carry), held)[n:]
+            for c in captures:
+                if id(c) not in place:
+                    place[id(c)] = len(flat)
+                    flat.append(c)
+            uses.append((*range(n), *(place[id(c)] for c in captures)))
+        avals = tuple(map(aval_of, flat))
+        loop = While(test.program, step.program, uses[0], uses[1], avals, user_location())
+        return tree.unflatten(carry_tree, bind(loop, flat))
+
+    def _check_condition(
+        self, out_tree: tree.Structure, outputs: Sequence[Aval], name: str
+    ) -> None:
+        if out_tree.is_leaf() and outputs[0] == Aval((), torch.bool):
+            return
+        what = short(outputs[0]) if out_tree.is_leaf() else f"a {out_tree.type}"
+        raise TypeError(
+            report(
+                f"{name}: the condition {function_name(self._cond_fun)} returned {what}, not a "
+                "boolean scalar",
+                "compare (x < y), and reduce with .any() or .all().",
+                at=user_location(),
+            )
+        )
+
+    def _loop(self, value: Any, structure: tree.Structure, name: str) -> Any:
+        """The plain Python loop of `disable_jit`."""
+        while True:
+            again = as_tensors(self._cond_fun(value))
+            leaves, out_tree = tree.flatten(again)
+            if not functorch.is_batched(leaves[0]):
+                self._check_condition(out_tree, [aval_of(x) for x in leaves], name)
+            if not functorch.innermost(again).any():
+                return value
+            new = as_tensors(self._body_fun(value))
+            if tree.structure(new) != structure:
+                raise TreeMismatchError(
+                    report(
+                        f"{name}: the body returned {tree.structure(new)}, not {structure}",
+                        "return a value of the structure of `init`.",
+                        at=user_location(),
+                    )
+                )
+            if functorch.is_batched(again):
+                new = tree.map(lambda a, b, p=again: torch.where(p, a, b), new, value)
+            value = new

@@ -1,0 +1,237 @@
+"""The primitive behind `while_loop`, and its rules.
+
+The flat inputs are the carries and the captures of the condition and of the body; each of the two
+takes some of them. Forward mode loops over the pushforward of the body. How many steps there are
+depends on data, so nothing can be kept for a backward pass: reverse mode is refused, where a
+gradient really arrives.
+
+NOTE [batched while]: if only the carry is batched, the loop runs over the batched body. If the
+condition is batched too, it runs until no example wants another step, and examples that are done
+keep their values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo import Builder
+from xfunc.locations import Location
+from xfunc.lowering import Lowering, with_parameter
+from xfunc.program import Program, differentiable
+
+
+@dataclasses.dataclass(eq=False)
+class While:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        cond: returns a boolean scalar.
+        body: takes, among others, all the carries, and returns as many.
+        cond_uses: the flat input that feeds each input of `cond`.
+        body_uses: the flat input that feeds each input of `body`.
+        avals: of the flat inputs, the carries first.
+        at: the user's line, for errors.
+    """
+
+    cond: Program
+    body: Program
+    cond_uses: tuple[int, ...]
+    body_uses: tuple[int, ...]
+    avals: tuple[Aval, ...]
+    at: Location | None
+
+    @property
+    def name(self) -> str:
+        return f"while.{self.body.name}"
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.body.outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
+        return self.body.memo(key, lambda: with_parameter(self._lowering())).apply(args)
+
+    def _lowering(self) -> Lowering:
+        """One HLO ``While`` over the carries and all that the two functions read."""
+        n, c = len(self.avals), len(self.outputs)
+        test, step = self.cond.lowering, self.body.lowering
+        consts = (*test.consts, *step.consts)
+        shapes = [hlo_shape(x) for x in (*self.avals, *map(aval_of, consts))]
+        of_test = [*self.cond_uses, *range(n, n + len(test.consts))]
+        of_step = [*self.body_uses, *range(n + len(test.consts), len(shapes))]
+        b = Builder(self.name)
+        entry = b.computation(self.name)
+        state = entry.tuple([entry.parameter(s) for s in shapes])
+
+        comp = b.computation(f"{self.name}.cond")
+        given = comp.parameter(state.shape)
+        args = [
+            comp.constant(False, torch.bool)
+            if test.is_unused(i)
+            else comp.get_tuple_element(given, of_test[i])
+            for i in test.inputs
+        ]
+        again = comp.get_tuple_element(comp.call(b.embed(test.module), args), 0)
+        condition = comp.build(again)
+
+        comp = b.computation(f"{self.name}.body")
+        given = comp.parameter(state.shape)
+        values = [comp.get_tuple_element(given, i) for i in range(len(shapes))]
+        args = [
+            comp.constant(False, torch.bool) if step.is_unused(i) else values[of_step[i]]
+            for i in step.inputs
+        ]
+        found = comp.call(b.embed(step.module), args)
+        new = [comp.get_tuple_element(found, i) for i in range(c)]
+        body = comp.build(comp.tuple([*new, *values[c:]]))
+
+        last = entry.while_(condition, body, state)
+        root = entry.tuple([entry.get_tuple_element(last, i) for i in range(c)])
+        module = b.build(entry.build(root)).to_bytes()
+        inputs = tuple(range(len(shapes)))
+        return Lowering(self.name, module, inputs, self.avals, consts, self.outputs)
+
+    # -- rules ----------------------------------------------------------------------------------
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        return _NoPair(self, tuple(i for i, b in enumerate(wrt) if b))
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise UnsupportedOpError(
+            report(
+                f"a gradient is asked for through while_loop of {self.body.name}, whose number of "
+                "steps depends on data: nothing bounds what the backward pass would have to keep",
+                "use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in "
+                "forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.",
+                at=self.at,
+            )
+        )
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        c, avals = len(self.outputs), self.avals
+        carried = [i for i in range(c) if differentiable(avals[i])]
+        consts = [
+            i
+            for i in range(c, len(avals))
+            if differentiable(avals[i]) and tangents[i] is not None and i in self.body_uses
+        ]
+        # carries, their tangents; the other inputs, their tangents.
+        shift, first = len(carried), len(carried) + len(avals)
+        place = [i if i < c else i + shift for i in range(len(avals))]
+        dot_place = {i: c + k for k, i in enumerate(carried)}
+        dot_place |= {i: first + k for k, i in enumerate(consts)}
+        own = tuple(p for p, i in enumerate(self.body_uses) if i in dot_place)
+        inner = dataclasses.replace(
+            self,
+            body=self.body.pushforward(own),
+            cond_uses=tuple(place[i] for i in self.cond_uses),
+            body_uses=(
+                *(place[i] for i in self.body_uses),
+                *(dot_place[self.body_uses[p]] for p in own),
+            ),
+            avals=(
+                *avals[:c], *(avals[i] for i in carried), *avals[c:], *(avals[i] for i in consts)
+            ),
+        )  # fmt: skip
+        dots = [zeros(args[i]) if (t := tangents[i]) is None else t for i in carried]
+        of_consts = [t for t in (tangents[i] for i in consts) if t is not None]
+        outs = bind(inner, [*args[:c], *dots, *args[c:], *of_consts])
+        out_dots = iter(outs[c:])
+        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        inner, placed = self._batched(dims, n)
+        moved = [at_dim(a, d, p, n) for a, d, p in zip(args, dims, placed, strict=True)]
+        return bind(inner, moved), list(placed[: len(self.outputs)])
+
+    def _batched(self, dims: Dims, n: int) -> tuple[While, Dims]:
+        """The loop of the batch, and where its inputs have their batch dimensions."""
+        carries = range(len(self.outputs))
+        reads = [{self.body_uses[j] for j in r} for r in self.body.lowering.dependencies]
+        tested = {self.cond_uses[j] for j in self.cond.lowering.dependencies[0]}
+        batched = {i for i, d in enumerate(dims) if d is not None}
+        while True:  # A carry is batched if it becomes so at any step.
+            grown = batched | {i for i in carries if reads[i] & batched}
+            if tested & grown:  # See NOTE [batched while].
+                grown |= set(carries)
+            if grown == batched:
+                break
+            batched = grown
+        placed = tuple(0 if i in batched else None for i in range(len(dims)))
+        avals = tuple(
+            a if d is None else Aval((n, *a.shape), a.dtype)
+            for a, d in zip(self.avals, placed, strict=True)
+        )
+        steps = self.body.batched(tuple(placed[i] for i in self.body_uses), n)
+        if tested & batched:
+            test = self.cond.batched(tuple(placed[i] for i in self.cond_uses), n)
+            return self._masked(test, steps, n, avals), placed
+        kept = tuple(i in batched for i in carries)
+
+        def fn(*flat: Tensor) -> list[Tensor]:
+            outs = steps.fn(*flat)
+            return [o if keep else o[0] for o, keep in zip(outs, kept, strict=True)]
+
+        body = self.body.derive(("while batched", steps, kept), steps.name, fn, steps.avals)
+        return dataclasses.replace(self, body=body, avals=avals), placed
+
+    def _masked(self, test: Program, steps: Program, n: int, avals: tuple[Aval, ...]) -> While:
+        """The loop over a batch whose examples are done at different times."""
+        k = len(self.body_uses)
+        at = [self.body_uses.index(i) for i in range(len(self.outputs))]
+
+        def any_left(*flat: Tensor) -> list[Tensor]:
+            return [test.fn(*flat)[0].any()]
+
+        # The body, and what the condition reads.
+        def step(*flat: Tensor) -> list[Tensor]:
+            again, new = test.fn(*flat[k:])[0], steps.fn(*flat[:k])
+            return [
+                torch.where(again.reshape(n, *(1,) * (b.ndim - 1)), b, flat[p])
+                for p, b in zip(at, new, strict=True)
+            ]
+
+        cond = self.cond.derive(("while any", test), test.name, any_left, test.avals)
+        order = [*steps.avals, *test.avals]
+        body = self.body.derive(("while masked", test, steps), steps.name, step, order)
+        uses = (*self.body_uses, *self.cond_uses)
+        return dataclasses.replace(self, cond=cond, body=body, body_uses=uses, avals=avals)
+
+
+@dataclasses.dataclass(eq=False)
+class _NoPair:
+    """What stands for the two passes of a loop that has no backward pass."""
+
+    loop: While
+    wrt: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.n_outputs = len(self.loop.outputs)
+        self.cts = tuple(i for i, o in enumerate(self.loop.outputs) if differentiable(o))
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.loop.emit(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        self.loop.refuse()
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        loop, placed = self.loop._batched(dims, n)
+        return _NoPair(loop, self.wrt), placed, placed[: self.n_outputs], (0,) * len(self.wrt)

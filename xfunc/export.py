@@ -1,0 +1,243 @@
+"""Programs as files, which run without the Python code that they were made from.
+
+A file is a ZIP archive of
+
+- ``header.json``: version, name, structures, shapes and dtypes;
+- ``program.hlo``: the program as a serialised ``HloModuleProto``, which xfunc runs;
+- ``program.stablehlo``: the same as a portable artifact of StableHLO, for JAX and others.
+
+What the function held (captured tensors, constants) is part of the program. Nothing is pickled:
+loading a file runs no code of whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from google.protobuf.message import DecodeError
+
+from xfunc import functorch, portable, runtime, tracing, tree, values
+from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.hlo import InvalidHloError, Module, Shape, verify
+from xfunc.locations import user_location
+from xfunc.lowering import UNUSED, Lowering
+from xfunc.structures import decode, encode
+
+if TYPE_CHECKING:
+    from xfunc.stages import Lowered
+
+_FORMAT = 1
+_HEADER, _HLO, _STABLEHLO = "header.json", "program.hlo", "program.stablehlo"
+
+
+def serialize(lowered: Lowered) -> bytes:
+    """A lowered function as the bytes of a file, for `deserialize`.
+
+    Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
+    Donation is not kept. The program is for tensors of exactly the shapes that it was lowered for,
+    and cannot be differentiated or batched where it is loaded: export the gradient instead.
+
+    Raises:
+        TypeError: a tree has a node of another class.
+        UnsupportedOpError: the program has no form in StableHLO, or calls back to Python.
+
+    Source: ``jax.export.Exported.serialize``.
+    """
+    traced = lowered.traced
+    entry = traced._entry
+    if entry.effects:
+        raise UnsupportedOpError(
+            report(
+                f"{entry.program.name} calls back to Python (xf.debug), which a file cannot hold",
+                "return the values that it prints, or export without the calls.",
+                at=user_location(),
+            )
+        )
+    program = entry.program
+    n, lowering = len(traced.in_avals), program.lowering
+    held = dict(enumerate([*program.captures, *lowering.consts], start=n))
+    module = portable.whole(lowering, held, lines=False)
+    header = {
+        "format": _FORMAT,
+        "name": program.name,
+        "inputs": encode(traced.in_tree, f"the arguments of {program.name}"),
+        "input_avals": _write_avals(traced.in_avals),
+        "outputs": encode(traced.out_tree, f"the result of {program.name}"),
+        "output_avals": _write_avals(program.outputs),
+        "static": traced.static_positions,
+    }
+    contents = {
+        _HEADER: json.dumps(header, indent=1).encode(),
+        _HLO: module.to_bytes(),
+        _STABLEHLO: portable.stablehlo_bytecode(module),
+    }
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in contents.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return file.getvalue()
+
+
+def deserialize(data: bytes) -> Exported:
+    """The function in the bytes that `serialize` made: call it like the jitted function.
+
+    Raises:
+        ValueError: the bytes are not such a file, are damaged, or of another version.
+
+    Source: ``jax.export.deserialize``.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            contents = {name: archive.read(name) for name in (_HEADER, _HLO, _STABLEHLO)}
+        header = json.loads(contents[_HEADER])
+        version = header["format"]
+        if version == _FORMAT:
+            return Exported(header, contents[_HLO], contents[_STABLEHLO])
+    # What reading raises on bytes that are anything; ValueError includes JSON's and Unicode's.
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
+        raise _refusal(f"they are no ZIP archive, or damaged ({error})") from error
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise _refusal(f"a part is missing or damaged ({error!r})") from error
+    except (DecodeError, InvalidHloError) as error:
+        raise _refusal(f"the program is damaged ({error})") from error
+    raise _refusal(f"they have format {version}, and this xfunc reads {_FORMAT}")
+
+
+def _refusal(why: str) -> ValueError:
+    return ValueError(
+        report(
+            f"these bytes are no program exported by xfunc: {why}",
+            "read the whole file, in binary mode, that xf.export.serialize made.",
+            at=user_location(),
+        )
+    )
+
+
+def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval]) -> None:
+    verify(module)
+    entry = module.entry
+    parameters = [p.shape for p in entry.parameters]
+    if parameters != ([hlo_shape(a) for a in avals] or [UNUSED]):
+        raise InvalidHloError("its parameters are not those of the header")
+    if entry.root.shape != Shape.of_tuple(map(hlo_shape, outputs)):
+        raise InvalidHloError("its results are not those of the header")
+
+
+class Exported:
+    """A program that was loaded; made by `deserialize`.
+
+    Attributes:
+        name: of the function that it was made from.
+        stablehlo: the program as a portable artifact of StableHLO. Its function ``main`` takes the
+            leaves of the arguments in order (a boolean, if there are none) and returns those of
+            the result.
+    """
+
+    def __init__(self, header: dict[str, Any], hlo: bytes, stablehlo: bytes):
+        self.name: str = header["name"]
+        self.stablehlo = stablehlo
+        self._inputs, self._outputs = header["inputs"], decode(header["outputs"])
+        self._static = [int(i) for i in header["static"]]
+        avals, outputs = _read_avals(header["input_avals"]), _read_avals(header["output_avals"])
+        self._expected = tree.unflatten(decode(self._inputs), avals)
+        # A program without arguments has a parameter that is not used.
+        inputs = tuple(range(max(1, len(avals))))
+        _check_program(Module.from_bytes(hlo), avals, outputs)
+        self._lowering = Lowering(self.name, hlo, inputs, avals, (), outputs)
+
+    @property
+    def in_info(self) -> Any:
+        """``(args, kwargs)`` as trees of `ShapeDtypeStruct`."""
+        return self._expected
+
+    @property
+    def out_info(self) -> Any:
+        """The result as a tree of `ShapeDtypeStruct`."""
+        return tree.unflatten(self._outputs, self._lowering.outputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program.
+
+        Raises:
+            TreeMismatchError: arguments of another structure, shape or dtype.
+            UnsupportedOpError: the call is being differentiated or batched.
+        """
+        for where in self._static:
+            args = (*args[:where], None, *args[where:])
+        leaves = tree.leaves((args, kwargs))
+        self._check(args, kwargs)
+        tensors = [self._tensor(x) for x in leaves]
+        with runtime.lock:
+            return tree.unflatten(self._outputs, self._lowering.apply(tensors))
+
+    def _tensor(self, x: Any) -> torch.Tensor:
+        trace = tracing.current()
+        if not isinstance(x, torch.Tensor):
+            x = torch.tensor(x, dtype=NUMBERS[type(x)], device="cpu" if trace is None else None)
+        watched = torch.is_grad_enabled() and values.is_tracked(x)
+        if watched or (functorch.levels() and functorch.is_wrapped(x)):
+            raise UnsupportedOpError(
+                report(
+                    f"{self.name} was exported, and can no longer be differentiated or batched",
+                    "export xf.grad or xf.vmap of the function instead; pass x.detach() for an "
+                    "argument that needs no gradient.",
+                    at=user_location(),
+                )
+            )
+        return runtime.to_device(x) if trace is None else trace.lift(x)
+
+    def _check(self, args: Any, kwargs: Any) -> None:
+        got = _by_path(args, kwargs)
+        want = _by_path(*self._expected)
+        lines = [f"  {p}: missing" for p in want if p not in got]
+        lines += [f"  {p}: unexpected" for p in got if p not in want]
+        lines += [
+            f"  {p}: {short(got[p])} instead of {short(w)}"
+            for p, w in want.items()
+            if p in got and (tuple(got[p].shape), got[p].dtype) != (tuple(w.shape), w.dtype)
+        ]
+        if not lines and encode(tree.structure((args, kwargs)), self.name) != self._inputs:
+            lines = [f"  {args} {kwargs} instead of {self._expected}"]
+        if lines:
+            raise TreeMismatchError(
+                report(
+                    "\n".join([f"{self.name} was exported for other arguments:", *lines]),
+                    "pass arguments of the exported shapes, or export for these.",
+                    at=user_location(),
+                )
+            )
+
+
+def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
+    found = {}
+    for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
+        for path, x in tree.leaves_with_path(t):
+            if not isinstance(x, (torch.Tensor, ShapeDtypeStruct)):
+                x = Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else _not_an_array(root, x)
+            found[f"{root}{path}"] = x
+    return found
+
+
+def _not_an_array(where: str, x: Any) -> Any:
+    raise TypeError(
+        report(
+            f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
+            "pass tensors and Python numbers.",
+            at=user_location(),
+        )
+    )
+
+
+def _write_avals(avals: Any) -> list[Any]:
+    return [[list(a.shape), str(a.dtype).removeprefix("torch.")] for a in avals]
+
+
+def _read_avals(written: Any) -> tuple[Aval, ...]:
+    return tuple(Aval(tuple(shape), getattr(torch, dtype)) for shape, dtype in written)

@@ -1,0 +1,209 @@
+"""`cost`: how many operations and bytes a module takes, by one pass over its instructions.
+
+The rules are those of XLA's ``HloCostAnalysis``, which is what ``jax``'s ``cost_analysis`` shows,
+with one difference: a loop whose number of steps can be read from the HLO counts that many times,
+not once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from xfunc.hlo import wire
+from xfunc.hlo.module import Computation, Instruction, Module
+from xfunc.hlo.shape import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What something takes.
+
+    Attributes:
+        flops: arithmetic operations; a multiply-add is two.
+        transcendentals: exponentials, logarithms, roots, trigonometric functions.
+        bytes_accessed: read and written by all instructions together, as if none were fused.
+    """
+
+    flops: int = 0
+    transcendentals: int = 0
+    bytes_accessed: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(*(a * times for a in _fields(self)))
+
+
+def _fields(c: Cost) -> tuple[int, int, int]:
+    return c.flops, c.transcendentals, c.bytes_accessed
+
+
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast opt-barrier after-all partition-id "
+    "replica-id".split()
+)
+_MOVES = frozenset(
+    "broadcast reshape transpose slice concatenate pad reverse copy gather iota "
+    "dynamic-slice dynamic-update-slice bitcast-convert custom-call rng-bit-generator all-gather "
+    "all-to-all collective-permute copy-start copy-done send send-done recv recv-done infeed "
+    "outfeed domain rng-get-and-update-state".split()
+)
+_TRANSCENDENTAL = frozenset(
+    "exponential exponential-minus-one log log-plus-one logistic power sqrt cbrt rsqrt tanh sine "
+    "cosine tan atan2 erf".split()
+)
+_PER_ELEMENT = frozenset(
+    "reduce map sort select-and-scatter reduce-window all-reduce reduce-scatter scatter".split()
+)
+
+
+def cost(module: Module) -> Cost:
+    """What one run of the module takes."""
+    known: dict[int, Cost] = {}
+    for c in module.computations:  # callees come first
+        known[c.id] = sum((_instruction(i, known) for i in c.instructions), Cost())
+    return known[module.entry.id]
+
+
+def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:
+    op = i.opcode
+    if op in _FREE:
+        return Cost()
+    called = [known[c] for c in i.proto.called_computation_ids]
+    if op == "call":
+        return called[0]
+    if op == "while":
+        return (called[0] + called[1]) * (trip_count(i) or 1)
+    if op == "conditional":
+        return max(called, key=_fields) if called else Cost()
+    moved = Cost(bytes_accessed=_bytes(i))
+    if op == "fusion":
+        return dataclasses.replace(called[0], bytes_accessed=moved.bytes_accessed)
+    if op == "dot":
+        lhs = i.operands[0].shape.dims
+        contracted = i.proto.dot_dimension_numbers.lhs_contracting_dimensions
+        terms = math.prod(lhs[d] for d in contracted)
+        return moved + Cost(flops=2 * _size(i.shape) * terms)
+    if op == "convolution":
+        return moved + Cost(flops=_convolution(i))
+    if op in _PER_ELEMENT and called:
+        inner = dataclasses.replace(called[0], bytes_accessed=0)
+        return moved + inner * _applications(i)
+    if op in _MOVES:
+        return moved
+    if op in _TRANSCENDENTAL:
+        return moved + Cost(transcendentals=_size(i.shape))
+    return moved + Cost(flops=_size(i.shape))
+
+
+def _size(shape: Shape) -> int:
+    return sum(map(_size, shape.elements)) if shape.is_tuple else math.prod(shape.dims)
+
+
+def _bytes(i: Instruction) -> int:
+    """What an instruction reads and writes."""
+    if i.opcode in ("slice", "dynamic-slice", "gather"):  # They read no more than they write.
+        return 2 * i.bytes + sum(o.bytes for o in i.operands[1:] if i.opcode == "gather")
+    if i.opcode == "dynamic-update-slice":  # In place.
+        return 2 * i.operands[1].bytes
+    return i.bytes + sum(o.bytes for o in i.operands)
+
+
+def _applications(i: Instruction) -> int:
+    """How often an instruction applies its computation."""
+    size = _size(i.operands[0].shape)
+    if i.opcode == "reduce":
+        result = i.shape.elements[0] if i.shape.is_tuple else i.shape
+        return size - _size(result)
+    if i.opcode == "sort":
+        return size * max(1, math.ceil(math.log2(max(2, size))))
+    if i.opcode == "scatter":
+        return _size(i.operands[-1].shape)
+    if i.opcode == "reduce-window":
+        return _size(i.shape) * (math.prod(wire.integer(d, 1, 1) for d in _window(i)) - 1)
+    return size
+
+
+# -- loops ----------------------------------------------------------------------------------------
+
+
+_KNOWN_TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
+
+
+def trip_count(loop: Instruction) -> int | None:
+    """How often a ``while`` runs, if it counts from a constant by one to below a constant."""
+    known = _KNOWN_TRIPS.search(loop.proto.backend_config)  # by XLA, once it has optimised
+    if known:
+        return int(known[1])
+    body, condition = loop.called_computations
+    test = condition.root
+    if test.opcode != "compare" or test.proto.comparison_direction != "LT":
+        return None
+    counter, bound = test.operands
+    index = _element(counter, condition)
+    if index is None or body.root.opcode != "tuple" or loop.operands[0].opcode != "tuple":
+        return None
+    step = body.root.operands[index]
+    one = [_scalar(o) for o in step.operands if _element(o, body) != index]
+    start, stop = _scalar(loop.operands[0].operands[index]), _scalar(bound)
+    if step.opcode != "add" or one != [1] or start is None or stop is None:
+        return None
+    return max(0, stop - start)
+
+
+def _element(i: Instruction, computation: Computation) -> int | None:
+    """Which element of the computation's only parameter an instruction is."""
+    if i.opcode == "get-tuple-element" and i.operands[0] is computation.parameters[0]:
+        return i.proto.tuple_index
+    return None
+
+
+def _scalar(i: Instruction) -> int | None:
+    if i.opcode != "constant" or i.shape.dims or i.shape.is_tuple:
+        return None
+    values = [*i.proto.literal.s32s, *i.proto.literal.s64s]
+    return values[0] if len(values) == 1 else None
+
+
+# -- windows --------------------------------------------------------------------------------------
+
+
+def _window(i: Instruction) -> list[wire.Fields]:
+    """The dimensions of its window, each a ``WindowDimension``."""
+    window = wire.message(wire.fields(i.proto.SerializeToString()), 15)
+    return [wire.fields(d) for d in window.get(1, ())]
+
+
+def _convolution(i: Instruction) -> int:
+    """Two operations for each place where the kernel meets the input; padding counts for none."""
+    x, kernel, out = i.operands[0].shape.dims, i.operands[1].shape.dims, i.shape.dims
+    numbers = wire.message(wire.fields(i.proto.SerializeToString()), 16)
+    spatial = zip(
+        _window(i),
+        *(wire.integers(numbers, k) for k in (_KERNEL_SPATIAL, _INPUT_SPATIAL, _OUTPUT_SPATIAL)),
+        strict=True,
+    )
+    met = math.prod(_meetings(w, kernel[k], x[d], out[o]) for w, k, d, o in spatial)
+    batch = x[wire.integer(numbers, _INPUT_BATCH)] // max(1, i.proto.batch_group_count)
+    features = out[wire.integer(numbers, _OUTPUT_FEATURE)]
+    channels = kernel[wire.integer(numbers, _KERNEL_INPUT_FEATURE)]
+    return 2 * met * batch * features * channels
+
+
+# Field numbers of ``ConvolutionDimensionNumbers``.
+_KERNEL_INPUT_FEATURE, _KERNEL_SPATIAL, _INPUT_BATCH = 3, 6, 7
+_OUTPUT_FEATURE, _INPUT_SPATIAL, _OUTPUT_SPATIAL = 10, 11, 12
+
+
+def _meetings(window: wire.Fields, kernel: int, size: int, out: int) -> int:
+    """In one dimension: how often an element of the kernel lies on an element of the input."""
+    stride, low = wire.integer(window, 2, 1), wire.integer(window, 3)
+    dilation, base = wire.integer(window, 5, 1), wire.integer(window, 6, 1)
+    return sum(
+        0 <= at < (size - 1) * base + 1 and at % base == 0
+        for k in range(kernel)
+        for at in range(k * dilation - low, k * dilation - low + out * stride, stride)
+    )

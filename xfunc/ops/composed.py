@@ -1,0 +1,95 @@
+"""Operations that are replaced in differentiation too: see `registry.composition`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from xfunc.ops.registry import composition
+
+Tensor = torch.Tensor
+
+# torch's own decompositions, of operations whose derivative torch_xla 2.9 does not lower, or lowers
+# for some arguments only.
+for _name in """
+    grid_sampler_2d huber_loss multi_margin_loss multilabel_margin_loss_forward glu
+    reflection_pad1d reflection_pad2d reflection_pad3d
+    replication_pad1d replication_pad2d replication_pad3d
+""".split():
+    composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
+
+
+@composition("istft")
+def istft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    # torch's own looks whether the windows add up to something everywhere.
+    hop, width = hop_length or n_fft // 4, win_length or n_fft
+    real = x.dtype.to_real()
+    w = torch.ones(width, dtype=real, device=x.device) if window is None else window
+    left = (n_fft - width) // 2
+    w = torch.nn.functional.pad(w, (left, n_fft - width - left))
+    single = x.ndim == 2
+    frames = (x[None] if single else x).transpose(1, 2)
+    norm = "ortho" if normalized else None
+    if return_complex:
+        frames = torch.fft.ifft(frames, norm=norm)
+    elif onesided is False:
+        frames = torch.fft.ifft(frames, norm=norm).real
+    else:
+        half = frames[..., : n_fft // 2 + 1]
+        frames = torch.fft.irfft(half, n_fft, norm=norm)
+    total = n_fft + hop * (frames.shape[1] - 1)
+    y = torch.ops.aten.unfold_backward(frames * w, [frames.shape[0], total], 1, n_fft, hop)
+    squares = (w * w).expand(1, frames.shape[1], n_fft)
+    envelope = torch.ops.aten.unfold_backward(squares, [1, total], 1, n_fft, hop)
+    start = n_fft // 2 if center else 0
+    end = total - (n_fft // 2 if center else 0) if length is None else min(start + length, total)
+    y = y[:, start:end] / envelope[:, start:end]
+    if length is not None and length > end - start:
+        y = torch.nn.functional.pad(y, (0, length - (end - start)))
+    return y[0] if single else y
+
+
+@composition("cdist")
+def cdist(a: Tensor, b: Tensor, p: float = 2, compute_mode: int | None = None) -> Tensor:
+    # torch_xla 2.9 asks for two arrays of one rank; its derivative has no lowering.
+    return _distance(a.unsqueeze(-2) - b.unsqueeze(-3), p)
+
+
+def _distance(difference: Tensor, p: float) -> Tensor:
+    if p != 2:
+        return torch.linalg.vector_norm(difference, p, -1)
+    # The slope of the root at zero is taken as zero.
+    square = difference.square().sum(-1)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+@composition("pdist")
+def pdist(x: Tensor, p: float = 2) -> Tensor:
+    n = x.shape[0]
+    whole = cdist(x, x, p).reshape(-1)
+    # Row i of the upper triangle is a slice of the flat matrix.
+    return torch.cat([whole[:0], *(whole[i * n + i + 1 : (i + 1) * n] for i in range(n))])
+
+
+@composition("max_pool2d")
+def max_pool2d(x: Tensor, *args: Any) -> Tensor:
+    return torch.ops.aten.max_pool2d_with_indices(x, *args)[0]
+
+
+@composition("max_pool3d")
+def max_pool3d(x: Tensor, *args: Any) -> Tensor:
+    return torch.ops.aten.max_pool3d_with_indices(x, *args)[0]

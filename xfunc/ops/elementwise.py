@@ -1,0 +1,220 @@
+"""Elementwise operations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo import ops as hlo
+from xfunc.locations import user_location
+from xfunc.ops.emit import instruction, loop
+from xfunc.ops.registry import kernel, original
+
+Tensor = torch.Tensor
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(body: ComputationBuilder, x: Value, dtype: torch.dtype) -> Value:
+    return hlo.bitcast_convert(body, x, dtype)
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """The bits of floating numbers as integers of the same size."""
+    return instruction(_bits, x, dtype=_BITS[x.dtype.itemsize])
+
+
+def from_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The floating numbers of some bits."""
+    return instruction(_bits, x, dtype=dtype)
+
+
+def together(*xs: Tensor | float) -> list[Tensor]:
+    """As many tensors of one shape and one dtype. The dispatcher hands on a number as a number."""
+    first = next(x for x in xs if isinstance(x, Tensor))
+    dtype = first.dtype
+    if len(xs) == 2:
+        pair: Any = xs
+        dtype = torch.result_type(*pair)
+    tensors = [
+        x.to(dtype)
+        if isinstance(x, Tensor)
+        else torch.full((), x, dtype=dtype, device=first.device)
+        for x in xs
+    ]
+    return list(torch.broadcast_tensors(*tensors))
+
+
+def floating(*xs: Tensor | float) -> list[Tensor]:
+    """The same, of a floating or complex dtype."""
+    made = together(*xs)
+    if made[0].dtype.is_floating_point or made[0].dtype.is_complex:
+        return made
+    return [x.to(torch.get_default_dtype()) for x in made]
+
+
+def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
+    return body._add(opcode, x.shape, [x, by])[0]
+
+
+@kernel("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
+def left_shift(x: Tensor, by: Tensor | int) -> Tensor:
+    # torch_xla 2.9 multiplies by a power of two that need not fit into the dtype.
+    x, by = together(x, by)
+    return instruction(_shift, x, by, opcode="shift-left")
+
+
+@kernel("__rshift__.Scalar", "__rshift__.Tensor", "bitwise_right_shift.Tensor")
+def right_shift(x: Tensor, by: Tensor | int) -> Tensor:
+    # torch_xla 2.9 divides, which rounds the wrong way below zero.
+    x, by = together(x, by)
+    opcode = "shift-right-arithmetic" if x.dtype.is_signed else "shift-right-logical"
+    return instruction(_shift, x, by, opcode=opcode)
+
+
+@kernel("abs")
+def abs_(x: Tensor) -> Tensor:
+    # torch_xla 2.9 takes the size of a complex number for a complex number.
+    return torch.hypot(x.real, x.imag) if x.is_complex() else original("abs")(x)
+
+
+@kernel("signbit")
+def signbit(x: Tensor) -> Tensor:
+    return as_bits(x) < 0 if x.is_floating_point() else x < 0
+
+
+@kernel("copysign.Tensor")
+def copysign(x: Tensor, y: Tensor) -> Tensor:
+    x, y = floating(x, y)
+    return torch.where(torch.signbit(y), -x.abs(), x.abs())
+
+
+@kernel("nextafter")
+def nextafter(x: Tensor, y: Tensor) -> Tensor:
+    x, y = floating(x, y)
+    bits = as_bits(x)
+    away = (y > x) == (x > 0)
+    least = from_bits(torch.ones_like(bits), x.dtype)
+    moved = from_bits(torch.where(away, bits + 1, bits - 1), x.dtype)
+    moved = torch.where(x == 0, torch.copysign(least, y), moved)
+    return torch.where(x == y, y, torch.where(x.isnan() | y.isnan(), x + y, moved))
+
+
+@kernel("frexp.Tensor")
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mantissa and exponent; float32 is wide enough for the halves."""
+    y = x.float() if x.dtype.itemsize < 4 else x
+    width, low = (23, 8) if y.dtype is torch.float32 else (52, 11)
+    small = (y.abs() < torch.finfo(y.dtype).tiny) & (y != 0)
+    y = torch.where(small, y * 2.0 ** (width + 1), y)
+    bits, ones = as_bits(y), (1 << low) - 1
+    bias = (1 << (low - 1)) - 2
+    exponent = ((bits >> width) & ones) - bias - torch.where(small, width + 1, 0)
+    mantissa = from_bits((bits & ~(ones << width)) | (bias << width), y.dtype)
+    plain = y.isfinite() & (y != 0)
+    mantissa = torch.where(plain, mantissa, y).to(x.dtype)
+    return mantissa, torch.where(plain, exponent, 0).to(torch.int32)
+
+
+@kernel("exp2")
+def exp2(x: Tensor) -> Tensor:
+    (x,) = floating(x)
+    return torch.exp(x * math.log(2.0))
+
+
+@kernel("hypot")
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    x, y = (v.abs() for v in floating(x, y))
+    large, small = torch.maximum(x, y), torch.minimum(x, y)
+    ratio = small / torch.where(large == 0, 1, large)
+    found = large * torch.sqrt(1 + ratio * ratio)
+    return torch.where(x.isinf() | y.isinf(), math.inf, found)
+
+
+@kernel("fmax")
+def fmax(x: Tensor, y: Tensor) -> Tensor:
+    x, y = together(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
+
+
+@kernel("fmin")
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    x, y = together(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
+
+
+@kernel("angle")
+def angle(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.atan2(x.imag, x.real)
+    (x,) = floating(x)
+    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0))
+
+
+@kernel("complex")
+def complex_(real: Tensor, imag: Tensor) -> Tensor:
+    real, imag = floating(real, imag)
+    return torch.view_as_complex(torch.stack([real, imag], -1))
+
+
+@kernel("polar")
+def polar(size: Tensor, angle: Tensor) -> Tensor:
+    size, angle = floating(size, angle)
+    return torch.complex(size * torch.cos(angle), size * torch.sin(angle))
+
+
+def _euclid(k: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    done = y == 0
+    return torch.where(done, x, y), torch.where(done, 0, x % torch.where(done, 1, y))
+
+
+@kernel("gcd")
+def gcd(x: Tensor, y: Tensor) -> Tensor:
+    x, y = (v.abs().clone() for v in torch.broadcast_tensors(x, y))
+    # Euclid's algorithm takes fewer steps than this on integers of so many bytes.
+    return loop(_euclid, 12 * x.dtype.itemsize, [x, y])[0]
+
+
+@kernel("lcm")
+def lcm(x: Tensor, y: Tensor) -> Tensor:
+    common = torch.gcd(x, y)
+    return torch.where(common == 0, 0, (x // torch.where(common == 0, 1, common) * y).abs())
+
+
+@kernel("view_copy.dtype")
+def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype.itemsize != dtype.itemsize or x.is_complex() or dtype.is_complex:
+        raise UnsupportedOpError(
+            report(
+                "a view as a dtype of another size has no lowering to XLA",
+                "view as a dtype of the same size, or convert with Tensor.to.",
+                at=user_location(),
+            )
+        )
+    return x.clone() if x.dtype == dtype else instruction(_bits, x, dtype=dtype)
+
+
+@kernel("_conj_physical")
+def conj_physical(x: Tensor) -> Tensor:
+    return torch.complex(x.real, -x.imag)
+
+
+@kernel("_efficientzerotensor")
+def zeros(size: list[int], **options: Any) -> Tensor:
+    # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
+    # zeros on the host and transfer them.
+    return torch.zeros(size, **options)
+
+
+@kernel("clamp_min.Tensor")
+def clamp_min(x: Tensor, least: Tensor) -> Tensor:
+    return torch.maximum(*together(x, least))  # torch_xla 2.9 does not broadcast.
+
+
+@kernel("clamp_max.Tensor")
+def clamp_max(x: Tensor, most: Tensor) -> Tensor:
+    return torch.minimum(*together(x, most))

@@ -1,0 +1,139 @@
+"""Kernels made of HLO instructions, or of a loop over torch operations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import runtime
+from xfunc.avals import Aval, hlo_shape
+from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
+from xfunc.ops.registry import below
+
+Emit = Callable[..., Value]
+
+
+def instruction(emit: Emit, *inputs: torch.Tensor, **options: Any) -> Any:
+    """Apply ``emit(body, *values, **options)``, which adds instructions to a computation.
+
+    Args:
+        emit: a function of a module, so that what is built can be kept; it may return a tuple.
+        inputs: tensors of the device.
+        options: hashable.
+
+    Returns:
+        A tensor, or as many as the tuple has elements.
+    """
+    avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
+    computation, single = _computation(emit, avals, tuple(options.items()))
+    outputs = below(runtime.user_computation, emit.__name__, list(inputs), computation)
+    return outputs[0] if single else tuple(outputs)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """An array that torch_xla 2.9 made as uint32 and takes for int64, as int64."""
+    computation, _ = _computation(_as_int64, (Aval(tuple(x.shape), torch.uint32),), ())
+    return below(runtime.user_computation, "widened", [x], computation)[0]
+
+
+def _as_int64(body: ComputationBuilder, x: Value) -> Value:
+    return body.convert(x, torch.int64)
+
+
+@functools.lru_cache(4096)
+def _computation(
+    emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, Any], ...]
+) -> tuple[Any, bool]:
+    b = Builder(emit.__name__)
+    body = b.computation(emit.__name__)
+    out = emit(body, *[body.parameter(hlo_shape(a)) for a in avals], **dict(options))
+    single = not out.shape.is_tuple
+    if single:
+        out = body.tuple([out])
+    module = b.build(body.build(out))
+    return runtime.builder().computation_from_module_proto(b.name, module.to_bytes()), single
+
+
+Step = Callable[..., Sequence[torch.Tensor]]
+
+
+def loop(
+    step: Step,
+    length: int,
+    state: Sequence[torch.Tensor],
+    held: Sequence[torch.Tensor] = (),
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """``for k in range(length): state = step(k, *state, *held, **options)``, as one HLO loop.
+
+    Args:
+        step: torch operations; a function of a module, so that what is built can be kept. It takes
+            `k` as an int64 scalar on the device, and keeps the shapes and dtypes of the state.
+        length: how often it runs.
+        state: what it changes.
+        held: what it only reads.
+        options: hashable.
+    """
+    state, held = tuple(state), tuple(held)
+    if not length:
+        return state
+    avals = tuple(Aval(tuple(x.shape), x.dtype) for x in (*state, *held))
+    computation = _loop(step, length, avals, len(state), tuple(options.items()))
+    outputs = below(runtime.user_computation, step.__name__, [*state, *held], computation)
+    return tuple(outputs)
+
+
+@functools.lru_cache(4096)
+def _loop(
+    step: Step, length: int, avals: tuple[Aval, ...], n: int, options: tuple[tuple[str, Any], ...]
+) -> Any:
+    index = Aval((), torch.int64)
+    module, inputs = _lowered(step, (index, *avals), n, dict(options))
+    b = Builder(step.__name__)
+    carry = hlo_shape(index), *map(hlo_shape, avals)
+    whole = Shape.of_tuple(carry)
+
+    test = b.computation("test")
+    k = test.get_tuple_element(test.parameter(whole), 0)
+    again = test.build(test.compare(k, test.constant(length, torch.int64), "LT"))
+
+    body = b.computation("body")
+    x = body.parameter(whole)
+    values = [body.get_tuple_element(x, i) for i in range(len(carry))]
+    found = body.call(b.embed(module), [values[i] for i in inputs])
+    values[0] = body.add(values[0], body.constant(1, torch.int64))
+    values[1 : n + 1] = [body.get_tuple_element(found, i) for i in range(n)]
+    once = body.build(body.tuple(values))
+
+    entry = b.computation(step.__name__)
+    start = [entry.constant(0, torch.int64), *(entry.parameter(s) for s in carry[1:])]
+    end = entry.while_(again, once, entry.tuple(start))
+    result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(n)])
+    made = b.build(entry.build(result))
+    return runtime.builder().computation_from_module_proto(b.name, made.to_bytes())
+
+
+def _lowered(
+    step: Step, avals: Sequence[Aval], n: int, options: dict[str, Any]
+) -> tuple[Module, list[int]]:
+    """The HLO of a step, and which input each of its parameters is."""
+    X = runtime.xla()
+    with runtime.lock:
+        numbers = X._get_xla_all_numbers_special_scalars()
+        X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants.
+        try:
+            inputs = [runtime.placeholder(a) for a in avals]
+            outputs = list(step(*inputs, **options))
+            for found, aval in zip(outputs, avals[1 : n + 1], strict=True):
+                assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
+            context = X.lowering.LoweringContext(step.__name__)
+            context.build(outputs)
+            places = [context.tensor_parameter_id(i) for i in inputs]
+            used = len(context.device_parameter_id_tensor_mapping())
+        finally:
+            X._set_xla_all_numbers_special_scalars(numbers)
+    order = [places.index(p) for p in range(used)]
+    return Module.from_bytes(context.hlo()), order

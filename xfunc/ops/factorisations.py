@@ -1,0 +1,271 @@
+"""Factorisations of matrices, and products of reflections."""
+
+from __future__ import annotations
+
+import torch
+
+from xfunc import tracing
+from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.hlo import ops as hlo
+from xfunc.ops.emit import instruction, loop
+from xfunc.ops.registry import kernel, original
+
+Tensor = torch.Tensor
+
+
+def eye(n: int, like: Tensor) -> Tensor:
+    """The identity."""
+    return torch.eye(n, dtype=like.dtype, device=like.device)
+
+
+def no_info(a: Tensor) -> Tensor:
+    """For each matrix, LAPACK's word that all went well."""
+    return torch.zeros(a.shape[:-2], dtype=torch.int32, device=a.device)
+
+
+@kernel("_linalg_check_errors")
+def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    # A program can't raise: where a matrix has no factor it computes NaN or infinity, as JAX does.
+    if tracing.current() is None and info.cpu().any():
+        raise torch.linalg.LinAlgError(f"{api_name}: the input is singular or not definite")
+
+
+# -- Cholesky -------------------------------------------------------------------------------------
+
+
+def _cholesky(body: ComputationBuilder, a: Value) -> Value:
+    return hlo.cholesky(body, a)
+
+
+@kernel("linalg_cholesky_ex")
+def cholesky_ex(
+    a: Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    if not a.numel():
+        return a.clone(), no_info(a)
+    factor = torch.tril(instruction(_cholesky, a.mH.contiguous() if upper else a))
+    bad = factor.diagonal(0, -2, -1)
+    bad = (bad != bad).to(torch.int32)
+    first = torch.where(bad.any(-1), bad.argmax(-1) + 1, 0).to(torch.int32)
+    return factor.mH if upper else factor, first
+
+
+@kernel("cholesky")
+def cholesky(a: Tensor, upper: bool = False) -> Tensor:
+    return cholesky_ex(a, upper=upper)[0]
+
+
+# -- LU -------------------------------------------------------------------------------------------
+
+
+def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tensor, Tensor]:
+    """Eliminate column k of ``[b, m, n]`` matrices."""
+    _, m, n = a.shape
+    row = torch.arange(m, device=a.device)[:, None]
+    column = torch.arange(n, device=a.device)
+    at = k.reshape(1)
+    here = a.index_select(1, at)
+    if pivot:
+        size = a.index_select(2, at).abs()[..., 0]
+        best = torch.where(row[:, 0] >= k, size, -1.0).argmax(-1)
+        best = torch.where(size.isnan().any(-1), k, best)[:, None, None]
+        there = a.gather(1, best.expand(-1, 1, n))
+        a = torch.where(row == k, there, torch.where(row == best, here, a))
+        pivots = torch.where(
+            torch.arange(pivots.shape[1], device=a.device) == k, best[..., 0], pivots
+        )
+        here = there
+    divisor = here.index_select(2, at)
+    factor = a.index_select(2, at) / torch.where(divisor == 0, 1, divisor)
+    factor = torch.where(row > k, factor, 0)
+    a = a - factor * torch.where(column > k, here, 0)
+    return torch.where((row > k) & (column == k), factor, a), pivots
+
+
+def lu(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
+    """Both factors in one matrix, and the row that each row was swapped with, from 1 on."""
+    *batch, m, n = a.shape
+    k = min(m, n)
+    pivots = torch.arange(k, device=a.device).expand(*batch, k)
+    if not a.numel():
+        return a.clone(), pivots.to(torch.int32) + 1
+    packed, pivots = loop(
+        _lu_step, k, [a.reshape(-1, m, n), pivots.reshape(-1, k).clone()], pivot=pivot
+    )
+    return packed.reshape(a.shape), pivots.reshape(*batch, k).to(torch.int32) + 1
+
+
+def _swap(k: Tensor, order: Tensor, pivots: Tensor) -> tuple[Tensor]:
+    at = k.reshape(1)
+    place = torch.arange(order.shape[1], device=order.device)
+    other = pivots.index_select(1, at)
+    here, there = order.index_select(1, at), order.gather(1, other)
+    return (torch.where(place == k, there, torch.where(place == other, here, order)),)
+
+
+def order_of(pivots: Tensor, m: int) -> Tensor:
+    """The permutation of rows that the swaps come to."""
+    *batch, k = pivots.shape
+    order = torch.arange(m, device=pivots.device).expand(*batch, m).reshape(-1, m).clone()
+    if not order.numel():
+        return order.reshape(*batch, m)
+    held = [(pivots.to(torch.int64) - 1).reshape(-1, k)]
+    return loop(_swap, k, [order], held)[0].reshape(*batch, m)
+
+
+def _permutation(pivots: Tensor, m: int, like: Tensor) -> Tensor:
+    order = order_of(pivots, m)
+    rows = torch.arange(m, device=like.device)
+    return (rows[:, None] == order[..., None, :]).to(like.dtype)
+
+
+def first_zero(packed: Tensor) -> Tensor:
+    """The first zero on the diagonal, from 1 on."""
+    if not packed.numel():
+        return no_info(packed)
+    zero = (packed.diagonal(0, -2, -1) == 0).to(torch.int32)
+    return torch.where(zero.any(-1), zero.argmax(-1) + 1, 0).to(torch.int32)
+
+
+@kernel("linalg_lu_factor_ex")
+def lu_factor_ex(
+    a: Tensor, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    packed, pivots = lu(a, pivot)
+    return packed, pivots, first_zero(packed)
+
+
+@kernel("lu_unpack")
+def lu_unpack(
+    packed: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, m, n = packed.shape
+    k = min(m, n)
+    none = packed.new_zeros(0)
+    lower = packed[..., :, :k].tril(-1) + torch.eye(m, k, dtype=packed.dtype, device=packed.device)
+    upper = packed[..., :k, :].triu()
+    p = _permutation(pivots, m, packed) if unpack_pivots else none
+    return (p, lower, upper) if unpack_data else (p, none, none)
+
+
+@kernel("linalg_lu")
+def linalg_lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    packed, pivots = lu(a, pivot)
+    p, lower, upper = lu_unpack(packed, pivots)
+    return (p if pivot else a.new_zeros(0)), lower, upper
+
+
+# -- QR -------------------------------------------------------------------------------------------
+
+
+def _qr(body: ComputationBuilder, a: Value) -> Value:
+    *batch, m, n = a.shape.dims
+    taus = Shape(a.shape.dtype, (*batch, min(m, n)))
+    return body.custom_call("Qr", [a], Shape.of_tuple([a.shape, taus]))
+
+
+def _reflections(body: ComputationBuilder, a: Value, taus: Value) -> Value:
+    return body.custom_call("ProductOfElementaryHouseholderReflectors", [a, taus], a.shape)
+
+
+@kernel("geqrf")
+def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
+    if not a.numel():
+        return a.clone(), a.new_zeros((*a.shape[:-2], min(a.shape[-2:])))
+    return instruction(_qr, a)
+
+
+@kernel("linalg_householder_product")
+def householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    if not a.numel() or not tau.numel():
+        return torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device).expand(a.shape).clone()
+    return instruction(_reflections, a, tau)
+
+
+def _square(a: Tensor, m: int) -> Tensor:
+    """The first columns of a matrix of m columns."""
+    return torch.nn.functional.pad(a, (0, m - a.shape[-1]))
+
+
+@kernel("linalg_qr")
+def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    *_, m, n = a.shape
+    packed, taus = geqrf(a)
+    rows = m if mode == "complete" else min(m, n)
+    r = packed[..., :rows, :].triu()
+    if mode == "r":
+        return a.new_zeros(0), r
+    reflectors = packed[..., :, :rows] if rows <= n else _square(packed, rows)
+    return householder_product(reflectors.contiguous(), taus), r
+
+
+@kernel("ormqr")
+def ormqr(
+    a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    m = a.shape[-2]
+    q = householder_product(_square(a[..., : tau.shape[-1]], m), tau)
+    q = q.mH if transpose else q
+    return q @ other if left else other @ q
+
+
+# -- singular values ------------------------------------------------------------------------------
+
+
+@kernel("_linalg_svd")
+def svd(
+    a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    *batch, m, n = a.shape
+    k = min(m, n)
+    real = a.dtype.to_real() if a.is_complex() else a.dtype
+    if not a.numel():
+        s = torch.zeros(*batch, k, dtype=real, device=a.device)
+        rows, columns = (m, n) if full_matrices else (k, k)
+        u = torch.eye(m, rows, dtype=a.dtype, device=a.device).expand(*batch, m, rows)
+        v = torch.eye(columns, n, dtype=a.dtype, device=a.device).expand(*batch, columns, n)
+        return u.clone(), s, v.clone()
+    # torch_xla 2.9 gets the shapes wrong of more than one matrix.
+    flat = a.reshape(-1, m, n)
+    if flat.shape[0] == 1:
+        u, s, v = (x[None] for x in _one_svd(flat[0], full_matrices))
+    else:
+        rows, columns = (m, n) if full_matrices else (k, k)
+        state = [flat.new_zeros((flat.shape[0], *d)) for d in ((m, rows), (n, columns))]
+        state.append(torch.zeros(flat.shape[0], k, dtype=real, device=a.device))
+        u, v, s = loop(_svd_step, flat.shape[0], state, [flat], full=full_matrices)
+    s = s.reshape(*batch, k)
+    if not compute_uv:
+        return a.new_zeros(0), s, a.new_zeros(0)
+    u, v = (x.reshape(*batch, *x.shape[1:]) for x in (u, v))
+    return u, s, v.mH.clone()
+
+
+def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    m, n = a.shape
+    k = min(m, n)
+    u, s, v = original("svd")(a, not full, True)
+    return (u, s[:k], v) if full else (u[:, :k], s[:k], v[:, :k])
+
+
+def _svd_step(
+    i: Tensor, u: Tensor, v: Tensor, s: Tensor, a: Tensor, *, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular values of matrix i."""
+    found = _one_svd(a.index_select(0, i.reshape(1))[0], full)
+    here = torch.arange(a.shape[0], device=a.device) == i
+    wide = here[:, None, None]
+    return (
+        torch.where(wide, found[0], u),
+        torch.where(wide, found[2], v),
+        torch.where(here[:, None], found[1], s),
+    )
+
+
+@kernel("svd")
+def old_svd(a: Tensor, some: bool = True, compute_uv: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    *batch, m, n = a.shape
+    u, s, v = svd(a, not some)
+    if compute_uv:
+        return u, s, v.mH
+    return a.new_zeros((*batch, m, m)), s, a.new_zeros((*batch, n, n))

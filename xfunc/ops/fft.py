@@ -1,0 +1,66 @@
+"""Fourier transforms. ``torch.fft`` is composed of the three operations here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo import ops as hlo
+from xfunc.ops.emit import instruction
+from xfunc.ops.registry import kernel
+
+Tensor = torch.Tensor
+
+
+def _fft(body: ComputationBuilder, x: Value, kind: Any, sizes: tuple[int, ...]) -> Value:
+    return hlo.fft(body, x, kind, sizes)
+
+
+def _scale(normalization: int, n: int) -> float:
+    """torch numbers them: 0 none, 1 by the root of n, 2 by n."""
+    return (1.0, 1 / math.sqrt(n), 1 / n)[normalization]
+
+
+def _along(x: Tensor, dim: int, kind: str, size: int) -> Tensor:
+    """One transform along one dimension."""
+    x = x.movedim(dim, -1)
+    if not x.numel():
+        length = size // 2 + 1 if kind == "RFFT" else size
+        dtype = x.dtype.to_real() if kind == "IRFFT" else x.dtype.to_complex()
+        return x.new_zeros((*x.shape[:-1], length), dtype=dtype).movedim(-1, dim)
+    return instruction(_fft, x, kind=kind, sizes=(size,)).movedim(-1, dim)
+
+
+@kernel("_fft_r2c")
+def fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
+    scale = _scale(normalization, math.prod(x.shape[d] for d in dim))
+    if not onesided:
+        return _fft_c2c(x.to(x.dtype.to_complex()), dim, scale, True)
+    last = dim[-1] % x.ndim
+    return _fft_c2c(_along(x, last, "RFFT", x.shape[last]), dim[:-1], scale, True)
+
+
+@kernel("_fft_c2c")
+def fft_c2c(x: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Tensor:
+    return _fft_c2c(x, dim, _scale(normalization, math.prod(x.shape[d] for d in dim)), forward)
+
+
+def _fft_c2c(x: Tensor, dim: Sequence[int], scale: float, forward: bool) -> Tensor:
+    for d in dim:
+        n = x.shape[d]
+        x = _along(x, d % x.ndim, "FFT" if forward else "IFFT", n)
+        scale *= 1 if forward else n  # XLA's inverse divides by n.
+    return x if scale == 1 else x * scale
+
+
+@kernel("_fft_c2r")
+def fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
+    last, n = dim[-1] % x.ndim, last_dim_size
+    scale = _scale(normalization, n * math.prod(x.shape[d] for d in dim[:-1]))
+    x = _fft_c2c(x, dim[:-1], scale, False)
+    x = x.narrow(last, 0, n // 2 + 1)
+    return _along(x, last, "IRFFT", n) * n

@@ -1,0 +1,305 @@
+"""Reading and writing at indices, and looking for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
+from xfunc.ops.registry import below, composition, kernel, original
+
+Tensor = torch.Tensor
+
+
+@kernel("gather")
+def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    shape = index.shape
+    if not index.numel():
+        return x.new_zeros(shape)
+    x, index = (v if v.ndim else v.reshape(1) for v in (x, index))
+    return original("gather")(x, dim, index, sparse_grad=sparse_grad).reshape(shape)
+
+
+@kernel("scatter_add")
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    if not index.numel():
+        return x.clone()
+    inputs = (v if v.ndim else v.reshape(1) for v in (x, index, src))
+    x1, index, src = inputs
+    return original("scatter_add")(x1, dim, index, src).reshape(x.shape)
+
+
+@kernel("index_fill.int_Scalar")
+@composition("index_fill.int_Tensor")
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    shape, x = x.shape, x if x.ndim else x.reshape(1)
+    hit = torch.zeros(x.shape[dim], dtype=torch.int32, device=x.device)
+    hit = hit.scatter(0, index.reshape(-1).long(), 1)
+    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    return torch.where(hit.bool().reshape(along), value, x).to(x.dtype).reshape(shape)
+
+
+# What an empty reduction starts from.
+def _identity(dtype: torch.dtype, reduce: str) -> float | int | bool:
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtype is torch.bool:
+        return reduce == "amin"
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    limits = torch.iinfo(dtype)
+    return limits.min if reduce == "amax" else limits.max
+
+
+@kernel("scatter_reduce.two")
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    shape = x.shape
+    x, index, src = (v if v.ndim else v.reshape(1) for v in (x, index, src))
+    src = src[tuple(slice(n) for n in index.shape)]
+    if not include_self:
+        x = x.scatter(dim, index, _identity(x.dtype, reduce))
+    inner = original("scatter_reduce.two")
+    if reduce != "mean":
+        return inner(x, dim, index, src, reduce).reshape(shape)
+    total = x.scatter_add(dim, index, src)
+    count = torch.ones_like(x) if include_self else torch.ones_like(x).scatter(dim, index, 0)
+    count = count.scatter_add(dim, index, torch.ones_like(src)).clamp(min=1)
+    whole = not x.is_floating_point()
+    found = torch.div(total, count, rounding_mode="floor" if whole else None)
+    return found.to(x.dtype).reshape(shape)
+
+
+@kernel("scatter.reduce")
+def scatter_src(x: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str) -> Tensor:
+    return torch.scatter_reduce(x, dim, index, src, _REDUCE[reduce])
+
+
+@kernel("scatter.value_reduce")
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Tensor:
+    src = torch.full(index.shape, value, dtype=x.dtype, device=x.device)
+    return torch.scatter_reduce(x, dim, index, src, _REDUCE[reduce])
+
+
+_REDUCE = {"add": "sum", "multiply": "prod"}
+
+
+@kernel("index_reduce")
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    shape = x.shape
+    x, src = (v if v.ndim else v.reshape(1) for v in (x, src))
+    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    places = index.reshape(along).expand(src.shape)
+    kind = reduce.replace("mul", "prod")
+    return scatter_reduce(x, dim, places, src, kind, include_self=include_self).reshape(shape)
+
+
+@kernel("index_put")
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    (mask, *others) = [i for i in indices if i is not None]
+    if mask.dtype is torch.bool and not others:
+        before = next(k for k, i in enumerate(indices) if i is not None)
+        after = x.ndim - before - mask.ndim
+        # If all places get the same values, nobody need know the places.
+        if values.ndim <= after or all(n == 1 for n in values.shape[: values.ndim - after]):
+            mask = mask.reshape(*mask.shape, *(1,) * after)
+            values = values.reshape(values.shape[max(values.ndim - after, 0) :])
+            return torch.where(mask, x + values if accumulate else values, x)
+    return below(_index_put, x, list(indices), values, accumulate)
+
+
+def _index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
+    return torch.ops.aten.index_put_.default(x.clone(), indices, values, accumulate)
+
+
+@kernel("scatter.value")
+def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    # torch_xla 2.9 fails where there are more indices than elements.
+    src = torch.full(index.shape, value, dtype=x.dtype, device=x.device)
+    return torch.scatter(x, dim, index, src)
+
+
+@kernel("masked_scatter_backward")
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    n, mask = math.prod(sizes), mask.expand(grad.shape).reshape(-1)
+    place = torch.where(mask, mask.long().cumsum(0) - 1, n).clamp(max=n)
+    out = torch.zeros(n + 1, dtype=grad.dtype, device=grad.device)
+    return out.scatter_add(0, place, grad.reshape(-1))[:n].reshape(tuple(sizes))
+
+
+@kernel("nonzero_static")
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    hit = (x != 0).reshape(-1)
+    place = torch.where(hit, hit.long().cumsum(0) - 1, size).clamp(max=size)
+    found = torch.full((size + 1,), -1, dtype=torch.int64, device=x.device)
+    flat = found.scatter(0, place, torch.arange(x.numel(), device=x.device))[:size]
+    columns = []
+    rest = flat
+    for n in reversed(x.shape):
+        columns.append(torch.where(flat < 0, fill_value, rest % n))
+        rest = rest // n
+    if not columns:
+        return torch.zeros(size, 0, dtype=torch.int64, device=x.device)
+    return torch.stack(columns[::-1], 1)
+
+
+@kernel("repeat_interleave.Tensor")
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    if output_size is None:
+        raise UnsupportedOpError(
+            report(
+                "the shape of the result of repeat_interleave depends on data",
+                "give `output_size`, the sum of the repeats.",
+                at=user_location(),
+            )
+        )
+    ends = repeats.cumsum(0)
+    return torch.searchsorted(ends, torch.arange(output_size, device=repeats.device), right=True)
+
+
+@kernel("searchsorted.Tensor")
+def searchsorted(
+    edges: Tensor,
+    values: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    if sorter is not None:
+        edges = edges.gather(-1, sorter)
+    right = right or side == "right"
+    edges, values = _alike(edges, values)
+    n, shape = edges.shape[-1], values.shape
+    if edges.ndim == 1:
+        values = values.reshape(-1)
+    low, high = torch.zeros_like(values, dtype=torch.int64), torch.full_like(values, n).long()
+    for _ in range(n.bit_length()):  # halving
+        middle = (low + high) // 2
+        there = edges.gather(-1, middle.clamp(max=n - 1))
+        after = ~(there > values) if right else ~(there >= values)
+        if edges.is_floating_point():  # NaN comes last.
+            after = after & ~there.isnan() | (values.isnan() & (~there.isnan() | right))
+        after = after & (low < high)
+        low, high = torch.where(after, middle + 1, low), torch.where(after, high, middle)
+    return low.reshape(shape).to(torch.int32 if out_int32 else torch.int64)
+
+
+def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
+@kernel("searchsorted.Scalar")
+def searchsorted_scalar(
+    edges: Tensor,
+    value: float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    values = torch.full((), value, device=edges.device)
+    return torch.searchsorted(
+        edges, values, out_int32=out_int32, right=right, side=side, sorter=sorter
+    )
+
+
+@kernel("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(
+    values: Tensor | float, edges: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    values = values if isinstance(values, Tensor) else torch.full((), values, device=edges.device)
+    return torch.searchsorted(edges, values, out_int32=out_int32, right=right)
+
+
+def _counted(x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
+    """How many elements lie between edges; the last bin includes its upper edge."""
+    x, bins = x.reshape(-1), edges.shape[0] - 1
+    inside = (x >= edges[0]) & (x <= edges[-1])
+    place = (torch.searchsorted(edges, x, right=True) - 1).clamp(0, bins - 1)
+    weight = torch.ones_like(x) if weight is None else weight.reshape(-1)
+    out = torch.zeros(bins, dtype=x.dtype, device=x.device)
+    return out.scatter_add(0, place, torch.where(inside, weight, 0))
+
+
+@kernel("histc")
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    low, high = _ends(x, None if min == max == 0 else (min, max), 1.0)
+    flat = x.reshape(-1)
+    place = ((flat - low) / (high - low) * bins).floor().clamp(0, bins - 1).nan_to_num(0).long()
+    inside = (flat >= low) & (flat <= high)
+    out = torch.zeros(bins, dtype=x.dtype, device=x.device)
+    return out.scatter_add(0, place, inside.to(x.dtype))
+
+
+def _ends(x: Tensor, given: Sequence[float] | None, margin: float) -> tuple[Tensor, Tensor]:
+    if given is not None:
+        low, high = (torch.full((), v, dtype=x.dtype, device=x.device) for v in given)
+    elif not x.numel():
+        low, high = x.new_zeros(()), x.new_ones(())
+    else:
+        low, high = x.amin(), x.amax()
+    same = low == high
+    return torch.where(same, low - margin, low), torch.where(same, high + margin, high)
+
+
+@kernel("histogram.bin_ct")
+def histogram(
+    x: Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> tuple[Tensor, Tensor]:
+    low, high = _ends(x, range, 0.5)
+    steps = torch.arange(bins + 1, dtype=x.dtype, device=x.device) / bins
+    edges = torch.where(steps < 0.5, low + (high - low) * steps, high - (high - low) * (1 - steps))
+    return histogram_edges(x, edges, weight=weight, density=density)
+
+
+@kernel("histogram.bins_tensor")
+def histogram_edges(
+    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    found = _counted(x, bins, weight)
+    if density:
+        found = found / (found.sum() * (bins[1:] - bins[:-1]))
+    return found, bins
+
+
+@kernel("take")
+def take(x: Tensor, index: Tensor) -> Tensor:
+    return x.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+@kernel("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor")
+def isin(
+    x: Tensor | float, among: Tensor | float, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    shape = x.shape if isinstance(x, Tensor) else ()
+    first = x if isinstance(x, Tensor) else among
+    assert isinstance(first, Tensor)
+    x, among = (
+        v.reshape(-1) if isinstance(v, Tensor) else torch.full((1,), v, device=first.device)
+        for v in (x, among)
+    )
+    if not among.numel():
+        return torch.full(shape, invert, device=x.device)
+    edges = torch.sort(among)[0]
+    x, edges = _alike(x, edges)
+    place = torch.searchsorted(edges, x).clamp(max=edges.shape[0] - 1)
+    return ((edges[place] == x) != invert).reshape(shape)

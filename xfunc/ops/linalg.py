@@ -1,0 +1,226 @@
+"""Linear systems, determinants, inverses and functions of matrices."""
+
+from __future__ import annotations
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo import ops as hlo
+from xfunc.ops.emit import instruction, loop
+from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
+from xfunc.ops.registry import composition, kernel
+
+Tensor = torch.Tensor
+
+
+def _solve(body: ComputationBuilder, a: Value, b: Value, **options: bool) -> Value:
+    return hlo.triangular_solve(body, a, b, **options)
+
+
+@kernel("linalg_solve_triangular")
+def solve_triangular(
+    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    if not b.numel():
+        return b.clone()
+    return instruction(_solve, a, b, left=left, lower=not upper, unit_diagonal=unitriangular)
+
+
+@kernel("triangular_solve")
+def triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    factor, up = (a.mT, not upper) if transpose else (a, upper)
+    found = solve_triangular(factor, b, upper=up, unitriangular=unitriangular)
+    return found, a.clone()
+
+
+@kernel("linalg_lu_solve")
+def lu_solve(
+    packed: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Tensor:
+    if not left:  # x a = b: the adjoint of a' x' = b'
+        return lu_solve(packed, pivots, b.mH, adjoint=not adjoint).mH
+    n = packed.shape[-1]
+    batch = torch.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
+    packed, b = packed.expand(*batch, n, n), b.expand(*batch, *b.shape[-2:])
+    if not b.numel():
+        return b.clone()
+    order = order_of(pivots, n).expand(*batch, n)
+    if not adjoint:
+        b = b.gather(-2, order[..., None].expand(b.shape))
+        y = solve_triangular(packed, b, upper=False, unitriangular=True)
+        return solve_triangular(packed, y, upper=True)
+    y = solve_triangular(packed.mH, b, upper=False)
+    x = solve_triangular(packed.mH, y, upper=True, unitriangular=True)
+    return x.gather(-2, torch.argsort(order, -1)[..., None].expand(b.shape))
+
+
+# NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet take it that the
+# factors returned are those of the transposed matrix, where the matrix is contiguous and real; and
+# every array of XLA is contiguous.
+def _lu_for_derivatives(a: Tensor) -> tuple[Tensor, Tensor]:
+    return lu(a if a.is_complex() else a.mT)
+
+
+@kernel("_linalg_solve_ex")
+def solve_ex(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    packed, pivots = _lu_for_derivatives(a)
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    b = b.unsqueeze(-1) if vector else b
+    x = lu_solve(packed, pivots, b, left=left or vector, adjoint=not a.is_complex())
+    return (x.squeeze(-1) if vector else x), packed, pivots, first_zero(packed)
+
+
+@kernel("linalg_inv_ex")
+def inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    if not a.numel():
+        return a.clone(), no_info(a)
+    packed, pivots = lu(a)
+    identity = eye(a.shape[-1], a).expand(a.shape)
+    return lu_solve(packed, pivots, identity), first_zero(packed)
+
+
+def _sign_of(pivots: Tensor, like: Tensor) -> Tensor:
+    places = torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)
+    odd = (pivots != places).sum(-1) % 2
+    return (1 - 2 * odd).to(like.dtype)
+
+
+@kernel("_linalg_det")
+def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    packed, pivots = _lu_for_derivatives(a)
+    diagonal = packed.diagonal(0, -2, -1)
+    return _sign_of(pivots, a) * diagonal.prod(-1), packed, pivots
+
+
+@kernel("_linalg_slogdet")
+def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    packed, pivots = _lu_for_derivatives(a)
+    diagonal = packed.diagonal(0, -2, -1)
+    sign = _sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
+    return sign, diagonal.abs().log().sum(-1), packed, pivots
+
+
+@kernel("_cholesky_solve_helper")
+def cholesky_solve(b: Tensor, factor: Tensor, upper: bool) -> Tensor:
+    if upper:
+        factor = factor.mH
+    y = solve_triangular(factor, b, upper=False)
+    return solve_triangular(factor.mH, y, upper=True)
+
+
+@kernel("cholesky_inverse")
+def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    identity = eye(factor.shape[-1], factor).expand(factor.shape)
+    return cholesky_solve(identity, factor.triu() if upper else factor.tril(), upper)
+
+
+@kernel("linalg_lstsq")
+def lstsq(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, m, n = a.shape
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    y = b.unsqueeze(-1) if vector else b
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    least = torch.finfo(s.dtype).eps * max(m, n) if rcond is None else rcond
+    kept = s > least * s.amax(-1, keepdim=True) if s.numel() else s > 0
+    inverse = torch.where(kept, 1 / torch.where(kept, s, 1), 0).to(a.dtype)
+    x = vh.mH @ (inverse[..., None] * (u.mH @ y))
+    rank = kept.sum(-1) if driver != "gels" else torch.zeros(0, device=a.device).long()
+    found = s if driver in ("gelsd", "gelss") else s.new_zeros(0)
+    rest = (y - a @ x).abs().square().sum(-2) if m > n else s.new_zeros(0)
+    return (x.squeeze(-1) if vector else x), rest, rank, found
+
+
+def _double(k: Tensor, x: Tensor, times: Tensor) -> tuple[Tensor]:
+    return (torch.where(k < times, x @ x, x),)
+
+
+_HALVINGS = 32
+
+
+@kernel("linalg_matrix_exp")
+def matrix_exp(a: Tensor) -> Tensor:
+    if not a.numel():
+        return a.clone()
+    size = a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+    times = torch.ceil(torch.log2(size.clamp(min=1e-30) / 3)).clamp(0, _HALVINGS)
+    x = a / torch.exp2(times).to(a.dtype)
+    identity = eye(a.shape[-1], a).expand(a.shape)
+    total = identity
+    for k in range(18 if size.dtype.itemsize <= 4 else 28, 0, -1):  # Horner's scheme
+        total = identity + x @ total / k
+    return loop(_double, _HALVINGS, [total], [times])[0]
+
+
+@composition("cov")
+def cov(
+    x: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    # torch's own looks whether the weights are positive.
+    x = x.reshape(1, -1) if x.ndim < 2 else x
+    if not x.shape[1]:
+        return x.new_full((x.shape[0],) * 2, torch.nan).squeeze()
+    weight = fweights.to(x.dtype.to_real()) if fweights is not None else None
+    if aweights is not None:
+        weight = aweights if weight is None else weight * aweights
+    total = x.shape[1] if weight is None else weight.sum()
+    mean = (x if weight is None else x * weight).sum(1, keepdim=True) / total
+    if aweights is not None and correction:
+        assert weight is not None
+        norm = total - correction * (weight * aweights).sum() / total
+    else:
+        norm = total - correction
+    norm = norm.clamp(min=0) if isinstance(norm, Tensor) else max(norm, 0)
+    y = x - mean
+    found = (y if weight is None else y * weight) @ y.mH
+    return (found / norm).squeeze()
+
+
+@kernel("vdot")
+def vdot(x: Tensor, y: Tensor) -> Tensor:
+    return (x.conj().resolve_conj() * y).sum() if x.is_complex() else (x * y).sum()
+
+
+@kernel("dot")
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum()
+
+
+@kernel("addmm")
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _plus(x, a @ b, beta, alpha)
+
+
+@kernel("addmv")
+def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _plus(x, a @ b, beta, alpha)
+
+
+@kernel("baddbmm")
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _plus(x, a @ b, beta, alpha)
+
+
+@kernel("addbmm")
+def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _plus(x, (a @ b).sum(0), beta, alpha)
+
+
+def _plus(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    product = product if alpha == 1 else product * alpha
+    if beta == 0:  # Even of NaN.
+        return product
+    return product + (x if beta == 1 else x * beta)

@@ -1,0 +1,111 @@
+"""Max pooling, with the places of the maxima."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from xfunc.literals import literal
+from xfunc.ops.emit import widened
+from xfunc.ops.reductions import first_place
+from xfunc.ops.registry import below, kernel, original
+from xfunc.ops.windows import pooled
+
+Tensor = torch.Tensor
+Windows = list[list[int]]  # for each output along a dimension, the places it looks at
+
+
+def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
+    """The greatest element that each output looks at, and its place among the pooled dimensions."""
+    spatial = len(windows)
+    sizes, outs = x.shape[-spatial:], [len(rows) for rows in windows]
+    found = []
+    for window in itertools.product(*windows):
+        found.append(
+            [
+                sum(p * math.prod(sizes[k + 1 :]) for k, p in enumerate(places))
+                for places in itertools.product(*window)
+            ]
+        )
+    most = max(map(len, found), default=0)
+    # A place twice changes nothing.
+    table = torch.tensor([[*r, *[r[0]] * (most - len(r))] for r in found], device="cpu")
+    table = below(literal, table.to(torch.int64))
+    flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))
+    seen = flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape))
+    value = seen.amax(-1, keepdim=True)
+    which = first_place(seen, value, seen.ndim - 1)
+    place = table.expand(seen.shape).gather(-1, which)
+    shape = (*x.shape[:-spatial], *outs)
+    return value.reshape(shape), place.reshape(shape)
+
+
+def _windows(size: int, window: int, stride: int, pad: int, dilation: int, ceil: bool) -> Windows:
+    n = pooled(size, dilation * (window - 1) + 1, stride, pad, ceil)
+    starts = [k * stride - pad for k in range(n)]
+    rows = [[s + j * dilation for j in range(window)] for s in starts]
+    return [[p for p in row if 0 <= p < size] for row in rows]
+
+
+def _adaptive(size: int, out: int) -> Windows:
+    return [[*range(k * size // out, -(-(k + 1) * size // out))] for k in range(out)]
+
+
+def _several(value: Sequence[int], n: int) -> list[int]:
+    return [*value] * n if len(value) == 1 else [*value]
+
+
+def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def pool(
+        x: Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if all(d == 1 for d in dilation):
+            options = (kernel_size, stride, padding, dilation, ceil_mode)
+            value, place = original(name)(x, *options)
+            return value, widened(place)
+        windows = _several(kernel_size, spatial)
+        lists = (windows, stride or windows, padding, dilation)
+        each = zip(x.shape[-spatial:], *(_several(v, spatial) for v in lists), strict=True)
+        return _pool(x, [_windows(n, w, s, p, d, ceil_mode) for n, w, s, p, d in each])
+
+    return pool
+
+
+def _scattered(grad: Tensor, x: Tensor, place: Tensor, spatial: int) -> Tensor:
+    kept, sizes = x.shape[:-spatial], x.shape[-spatial:]
+    out = torch.zeros(*kept, math.prod(sizes), dtype=grad.dtype, device=grad.device)
+    found = out.scatter_add(-1, place.reshape(*kept, -1), grad.reshape(*kept, -1))
+    return found.reshape(x.shape)
+
+
+def _max_pool_backward(spatial: int) -> Callable[..., Tensor]:
+    def backward(grad: Tensor, x: Tensor, *args: object) -> Tensor:
+        place = args[-1]
+        assert isinstance(place, Tensor)
+        return _scattered(grad, x, place, spatial)
+
+    return backward
+
+
+def _adaptive_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+        sizes = x.shape[-spatial:]
+        return _pool(x, [_adaptive(n, o) for n, o in zip(sizes, output_size, strict=True)])
+
+    return pool
+
+
+for _n in (2, 3):
+    _name = f"max_pool{_n}d_with_indices"
+    kernel(_name)(_max_pool(_name, _n))
+    kernel(f"{_name}_backward")(_max_pool_backward(_n))
+    kernel(f"adaptive_max_pool{_n}d")(_adaptive_pool(_n))
+    kernel(f"adaptive_max_pool{_n}d_backward")(_max_pool_backward(_n))

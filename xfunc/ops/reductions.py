@@ -1,0 +1,249 @@
+"""Reductions along dimensions, and running ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo import ops as hlo
+from xfunc.ops.emit import instruction
+from xfunc.ops.registry import kernel, original
+
+Tensor = torch.Tensor
+
+
+def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d % x.ndim for d in dim) or tuple(range(x.ndim))
+
+
+def _reduce(
+    body: ComputationBuilder, x: Value, *, dims: tuple[int, ...], opcode: str, start: float
+) -> Value:
+    return hlo.reduce(body, x, body.constant(start, x.shape.dtype), dims, opcode)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """Below all numbers of a dtype, or equal to some."""
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float:
+    """Above all numbers of a dtype, or equal to some."""
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _extreme(x: Tensor, dim: Sequence[int], keepdim: bool, largest: bool) -> Tensor:
+    # torch_xla 2.9 reduces no dimension for (), and takes the lowest finite number for the lowest.
+    if not x.ndim:
+        return x.clone()
+    if x.dtype is torch.bool:
+        return (torch.any if largest else torch.all)(x, _dims(x, dim), keepdim)
+    dims = tuple(sorted(_dims(x, dim)))
+    start = (lowest if largest else highest)(x.dtype)
+    opcode = "maximum" if largest else "minimum"
+    found = instruction(_reduce, x, dims=dims, opcode=opcode, start=start)
+    kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    return found.reshape(kept) if keepdim else found
+
+
+@kernel("amax")
+def amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    return _extreme(x, dim, keepdim, True)
+
+
+@kernel("amin")
+def amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    return _extreme(x, dim, keepdim, False)
+
+
+@kernel("max")
+def max_all(x: Tensor) -> Tensor:
+    return _extreme(x, (), False, True)
+
+
+@kernel("min")
+def min_all(x: Tensor) -> Tensor:
+    return _extreme(x, (), False, False)
+
+
+def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
+    """Where a value (of size 1 along `dim`) or a NaN is first."""
+    hit = (x == value) | x.isnan() if x.is_floating_point() else x == value
+    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
+    places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
+    return torch.where(hit, places, x.shape[dim]).amin(dim, keepdim=True)
+
+
+def _along(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
+    if not x.ndim:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    dim %= x.ndim
+    if x.dtype is torch.bool:
+        value, place = _along(x.to(torch.int32), dim, keepdim, largest)
+        return value.to(torch.bool), place
+    value = (torch.amax if largest else torch.amin)(x, dim, keepdim=True)
+    place = first_place(x, value, dim)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+@kernel("max.dim")
+def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _along(x, dim, keepdim, True)
+
+
+@kernel("min.dim")
+def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _along(x, dim, keepdim, False)
+
+
+def _arg(x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
+    if dim is not None:
+        return _along(x, dim, keepdim, largest)[1]
+    place = _along(x.reshape(-1), 0, False, largest)[1]
+    return place.reshape([1] * x.ndim) if keepdim else place
+
+
+@kernel("argmax")
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    # torch_xla 2.9 finds the last NaN, torch the first.
+    return _arg(x, dim, keepdim, True)
+
+
+@kernel("argmin")
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return _arg(x, dim, keepdim, False)
+
+
+@kernel("aminmax")
+def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    dims = () if dim is None else (dim,)
+    return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
+
+
+@kernel("count_nonzero", "count_nonzero.dim_IntList")
+def count_nonzero(x: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    return (x != 0).to(torch.int64).sum(_dims(x, dims))
+
+
+def _running(name: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None and not (x.is_floating_point() or x.is_complex()):
+        dtype = torch.int64
+    x = x.to(dtype or x.dtype)
+    if not x.ndim or not x.numel():  # torch_xla 2.9 fails on both.
+        return x.clone()
+    return original(name)(x, dim, dtype=None)
+
+
+@kernel("cumsum")
+def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _running("cumsum", x, dim, dtype)
+
+
+@kernel("cumprod")
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _running("cumprod", x, dim, dtype)
+
+
+def scan_along(combine, x: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+    """All partial results of an associative operation on tuples of tensors."""
+    n, step = x[0].shape[dim], 1
+    while step < n:
+        earlier = tuple(v.narrow(dim, 0, n - step) for v in x)
+        later = tuple(v.narrow(dim, step, n - step) for v in x)
+        made = combine(earlier, later)
+        x = tuple(torch.cat([v.narrow(dim, 0, step), m], dim) for v, m in zip(x, made, strict=True))
+        step *= 2
+    return x
+
+
+def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
+    place = torch.zeros_like(x, dtype=torch.int64)
+    if not x.ndim:
+        return x.clone(), place
+    shape = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    place = place + torch.arange(x.shape[dim], device=x.device).reshape(shape)
+
+    def later_wins(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        wins = b[0] >= a[0] if largest else b[0] <= a[0]
+        if x.is_floating_point():
+            wins = b[0].isnan() | (wins & ~a[0].isnan())
+        return torch.where(wins, b[0], a[0]), torch.where(wins, b[1], a[1])
+
+    value, place = scan_along(later_wins, (x, place), dim)
+    return value, place
+
+
+@kernel("cummax")
+def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _extremes(x, dim, True)
+
+
+@kernel("cummin")
+def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _extremes(x, dim, False)
+
+
+@kernel("logcumsumexp", "_logcumsumexp")
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    if not x.ndim or not x.numel():
+        return x.clone()
+    return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
+
+
+def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Tensor, Tensor]:
+    if not x.ndim:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    value, place = torch.sort(x, dim=dim, stable=True)  # NaN comes last
+    n = x.shape[dim]
+    if x.is_floating_point():
+        nans = x.isnan().sum(dim, keepdim=True)
+        at = (
+            (n - nans - 1).clamp(min=0) // 2
+            if skip_nan
+            else torch.where(nans > 0, n - nans, (n - 1) // 2)
+        )
+        value, place = value.gather(dim, at), place.gather(dim, at)
+    else:
+        value, place = (v.narrow(dim, (n - 1) // 2, 1) for v in (value, place))
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+@kernel("median.dim")
+def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _middle(x, dim, keepdim, False)
+
+
+@kernel("nanmedian.dim")
+def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _middle(x, dim, keepdim, True)
+
+
+@kernel("median")
+def median(x: Tensor) -> Tensor:
+    return _middle(x.reshape(-1), 0, False, False)[0]
+
+
+@kernel("nanmedian")
+def nanmedian(x: Tensor) -> Tensor:
+    return _middle(x.reshape(-1), 0, False, True)[0]
+
+
+@kernel("mode")
+def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if not x.ndim:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    dim %= x.ndim
+    value, place = torch.sort(x, dim=dim, stable=True)
+    n = x.shape[dim]
+    first = torch.searchsorted(
+        value.movedim(dim, -1).contiguous(), value.movedim(dim, -1).contiguous()
+    )
+    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
+    run = torch.arange(n, device=x.device).reshape(shape) - first.movedim(-1, dim)
+    at = torch.argmax(run, dim, keepdim=True)  # the end of the first run of the greatest length
+    value, place = value.gather(dim, at), place.gather(dim, at)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))

@@ -1,0 +1,141 @@
+"""The table of kernels, and how they get into torch's dispatcher.
+
+NOTE [kernels for the dispatcher]: a kernel registered for the key XLA stands below everything that
+transforms an operation: autograd's formulas, the batching rules of torch.func, and the operations
+that torch composes of others in C++ all find it, whether a program is traced or not. In place of a
+missing kernel, torch_xla has a fallback that computes on the host, which a trace must refuse.
+
+NOTE [kernels are written with views]: above the key XLA torch turns views and changes in place into
+plain operations ("functionalisation"); below it a view is a copy, and a change to it is lost.
+Kernels of ours therefore run above it again, on wrapped tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Kernel = Callable[..., Any]
+
+_kernels: dict[str, Kernel] = {}
+_compositions: dict[str, Kernel] = {}
+_originals: dict[str, Any] = {}
+_libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
+_XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
+_LEVEL = "Functionalize"
+
+
+def kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """A decorator: this is the kernel of these operations of the dispatcher.
+
+    Args:
+        names: without ``aten::``, with the overload after a dot.
+    """
+
+    def put(function: Kernel) -> Kernel:
+        _kernels.update(dict.fromkeys(names, function))
+        return function
+
+    return put
+
+
+def composition(*names: str) -> Callable[[Kernel], Kernel]:
+    """A decorator: these operations are this one's torch operations, in differentiation too.
+
+    For those whose derivative, as torch has it, cannot be lowered.
+    """
+
+    def put(function: Kernel) -> Kernel:
+        _compositions.update(dict.fromkeys(names, function))
+        return kernel(*names)(function)
+
+    return put
+
+
+def kernels() -> dict[str, Kernel]:
+    """The kernels by name."""
+    return _kernels
+
+
+def original(name: str) -> Kernel:
+    """torch_xla's own kernel of an operation for which there is one of ours."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return below(_originals[name].call_boxed, _XLA, *args, **kwargs)
+
+    return call
+
+
+def below(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Call something of torch_xla in a kernel: see NOTE [kernels are written with views]."""
+    raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
+    with _level(excluded=True):
+        return _wrap(function(*raw, **kwraw))
+
+
+def install() -> None:
+    """Put the kernels into the dispatcher."""
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    with warnings.catch_warnings():
+        # torch warns, once in a process, when a kernel replaces another.
+        warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
+        for name, function in _kernels.items():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
+                _originals[name] = torch.library.get_kernel(f"aten::{name}", "XLA")
+            library.impl(name, _functionalised(function), "XLA", allow_override=True)
+        for name, function in _compositions.items():
+            library.impl(name, function, "AutogradXLA", allow_override=True)
+
+
+def _functionalised(function: Kernel) -> Kernel:
+    """See NOTE [kernels are written with views]."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _level(excluded=False):
+            out = function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()})
+            return _unwrap(out)
+
+    return run
+
+
+class _level:
+    """Whether operations are functionalised here."""
+
+    def __init__(self, excluded: bool):
+        self._excluded = excluded
+
+    def __enter__(self) -> None:
+        self._before = torch._C._dispatch_tls_is_dispatch_key_excluded(_LEVEL)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_LEVEL, self._excluded)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_LEVEL, self._before)
+
+
+def _wrap(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        if x.device.type != "xla" or torch._is_functional_tensor(x):
+            return x
+        return torch._to_functional_tensor(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_wrap(v) for v in x) if type(x) in (list, tuple) else tuple(map(_wrap, x))
+    return x
+
+
+def _unwrap(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        if not torch._is_functional_tensor(x):
+            return x
+        torch._sync(x)
+        return torch._from_functional_tensor(x)
+    if isinstance(x, list):
+        return [_unwrap(v) for v in x]
+    if isinstance(x, tuple):
+        return tuple(_unwrap(v) for v in x)
+    return x

@@ -1,0 +1,46 @@
+"""Operations along a dimension, of arrays without dimensions and of empty ones.
+
+torch lets a dimension of 0 or -1 stand for the one that a scalar does not have. torch_xla 2.9 looks
+for it, and fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc.ops.registry import Kernel, kernel, original
+
+# Kernels of torch_xla; of scalars their results are scalars.
+_ALONG = """
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
+    index_select index_copy index_add scatter.src
+    squeeze_copy.dim squeeze_copy.dims prod.dim_int logsumexp
+    sort sort.stable any.dim all.dim sum.dim_IntList mean.dim flip std.correction var.correction
+    std_mean.correction var_mean.correction
+""".split()
+
+
+def _lifted(name: str) -> Kernel:
+    inner = original(name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, torch.Tensor) and not a.ndim for a in args[:1]):
+            args = tuple(_vector(a) for a in args)
+            kwargs = {k: _vector(v) for k, v in kwargs.items()}
+            out: Any = inner(*args, **kwargs)
+            if isinstance(out, tuple):
+                return tuple(o.reshape(()) for o in out)
+            return out.reshape(())
+        return inner(*args, **kwargs)
+
+    return run
+
+
+def _vector(x: Any) -> Any:
+    return x.reshape(1) if isinstance(x, torch.Tensor) and not x.ndim else x
+
+
+for _name in _ALONG:
+    kernel(_name)(_lifted(_name))

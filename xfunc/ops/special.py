@@ -1,0 +1,231 @@
+"""Special functions.
+
+The polynomials and their coefficients are those of the Cephes library by S. L. Moshier, as torch's
+own kernels have them; they are good for float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from xfunc.ops.elementwise import floating
+from xfunc.ops.emit import loop
+from xfunc.ops.registry import kernel
+
+Tensor = torch.Tensor
+EULER = 0.5772156649015329
+
+
+def wide(x: Tensor) -> tuple[Tensor, torch.dtype]:
+    """In float64, in which the kernels compute, and the dtype of the result."""
+    (y,) = floating(x)
+    return y.to(torch.float64), y.dtype
+
+
+def horner(x: Tensor, coefficients: list[float]) -> Tensor:
+    """A polynomial, from the highest power down."""
+    total = torch.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        total = total * x + c
+    return total
+
+
+# Lanczos's approximation of the gamma function with g = 7.
+_LANCZOS = [
+    0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313,
+    -176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6,
+    1.5056327351493116e-7,
+]  # fmt: skip
+
+
+def _lgamma(x: Tensor) -> Tensor:
+    z = torch.where(x < 0.5, 1 - x, x) - 1
+    total = torch.full_like(z, _LANCZOS[0])
+    for k, c in enumerate(_LANCZOS[1:]):
+        total = total + c / (z + k + 1)
+    t = z + 7.5
+    large = 0.5 * math.log(2 * math.pi) + (z + 0.5) * torch.log(t) - t + torch.log(total)
+    part = x.abs() - x.abs().floor()
+    sine = torch.sin(math.pi * torch.where(part > 0.5, 1 - part, part))
+    found = torch.where(x < 0.5, math.log(math.pi) - torch.log(sine) - large, large)
+    return torch.where(x.isinf(), math.inf, found)
+
+
+@kernel("lgamma")
+def lgamma(x: Tensor) -> Tensor:
+    y, dtype = wide(x)
+    return _lgamma(y).to(dtype)
+
+
+@kernel("digamma")
+def digamma(x: Tensor) -> Tensor:
+    y, dtype = wide(x)
+    below = y < 0.5
+    z = torch.where(below, 1 - y, y)
+    shift = torch.zeros_like(z)
+    for _ in range(10):  # upwards, to where the asymptotic series is exact
+        small = z < 10
+        shift = shift - torch.where(small, 1 / z, 0)
+        z = torch.where(small, z + 1, z)
+    s = 1 / (z * z)
+    series = horner(
+        s,
+        [1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12, 0],
+    )
+    found = torch.log(z) - 0.5 / z - series + shift
+    cotangent = math.pi / torch.tan(math.pi * (y - y.floor()))
+    found = torch.where(below, found - cotangent, found)
+    found = torch.where(y == 0, torch.copysign(torch.full_like(y, math.inf), -y), found)
+    found = torch.where((y < 0) & (y == y.floor()), math.nan, found)
+    return torch.where(y == math.inf, y, found).to(dtype)
+
+
+_BERNOULLI = [
+    1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798,
+    -174611 / 330, 854513 / 138, -236364091 / 2730,
+]  # fmt: skip
+
+
+def _zeta(x: Tensor, q: Tensor) -> Tensor:
+    """The Hurwitz zeta function, by the sum of Euler and Maclaurin."""
+    total = torch.zeros_like(x)
+    terms = 12
+    for k in range(terms):
+        total = total + torch.pow(q + k, -x)
+    a = q + terms
+    power = torch.pow(a, -x)
+    total = total + power * a / (x - 1) + power / 2
+    factor = x * power / a
+    for k, b in enumerate(_BERNOULLI):
+        total = total + b / math.factorial(2 * k + 2) * factor
+        factor = factor * (x + 2 * k + 1) * (x + 2 * k + 2) / (a * a)
+    total = torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))
+    pole = (q <= 0) & (q == q.floor())
+    total = torch.where(pole, math.inf, total)
+    return torch.where((q <= 0) & ~pole & (x != x.floor()), math.nan, total)
+
+
+@kernel("special_zeta")
+def zeta(x: Tensor, q: Tensor) -> Tensor:
+    x, q = floating(x, q)
+    return _zeta(x.double(), q.double()).to(x.dtype)
+
+
+@kernel("polygamma")
+def polygamma(n: int, x: Tensor) -> Tensor:
+    y, dtype = wide(x)
+    if n == 0:
+        return digamma(y).to(dtype)
+    sign = -1.0 if n % 2 == 0 else 1.0
+    order = torch.full_like(y, n + 1.0)
+    return (sign * math.gamma(n + 1) * _zeta(order, y)).to(dtype)
+
+
+def _series(k: Tensor, total: Tensor, term: Tensor, a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    term = term * x / (a + k + 1)
+    return total + term, term
+
+
+def _fraction(
+    k: Tensor, f: Tensor, c: Tensor, d: Tensor, a: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of Lentz's method for the continued fraction of the upper function."""
+    n = (k + 1).to(x.dtype)
+    b, factor = x + 2 * n + 1 - a, n * (a - n)
+    d = b + factor * d
+    d = 1 / torch.where(d == 0, 1e-300, d)
+    c = b + factor / c
+    c = torch.where(c == 0, 1e-300, c)
+    return f * c * d, c, d
+
+
+def _igamma(a: Tensor, x: Tensor, upper: bool) -> Tensor:
+    """The regularised incomplete gamma functions."""
+    a, x = floating(a, x)
+    dtype, a, x = a.dtype, a.double(), x.double()
+    use_series = (x <= 1) | (x <= a)
+    safe_a, safe_x = torch.where(a > 0, a, 1.0), torch.where((x > 0) & ~x.isinf(), x, 1.0)
+    front = torch.exp(safe_a * torch.log(safe_x) - safe_x - _lgamma(safe_a))
+    sx = torch.where(use_series, safe_x, torch.minimum(safe_x, safe_a))
+    one = torch.ones_like(safe_a)
+    total, _ = loop(_series, 500, [one, one.clone()], [safe_a, sx])
+    lower_found = front * total / safe_a
+    fx = torch.where(use_series, torch.maximum(safe_x, safe_a) + 1, safe_x)
+    first = fx + 1 - safe_a
+    first = torch.where(first == 0, 1e-300, first)
+    f, _, _ = loop(_fraction, 500, [1 / first, torch.full_like(a, 1e300), 1 / first], [safe_a, fx])
+    upper_found = front * f
+    lower = torch.where(use_series, lower_found, 1 - upper_found)
+    higher = torch.where(use_series, 1 - lower_found, upper_found)
+    found = higher if upper else lower
+    ends = (1.0, 0.0) if upper else (0.0, 1.0)
+    found = torch.where(x == 0, ends[0], torch.where(x.isinf(), ends[1], found))
+    found = torch.where((a == 0) & (x > 0), ends[1], found)
+    wrong = (x < 0) | (a < 0) | x.isnan() | a.isnan() | ((a == 0) & (x == 0))
+    return torch.where(wrong, math.nan, found).to(dtype)
+
+
+@kernel("igamma")
+def igamma(a: Tensor, x: Tensor) -> Tensor:
+    return _igamma(a, x, False)
+
+
+@kernel("igammac")
+def igammac(a: Tensor, x: Tensor) -> Tensor:
+    return _igamma(a, x, True)
+
+
+@kernel("special_ndtri")
+def ndtri(p: Tensor) -> Tensor:
+    y, dtype = wide(p)
+    return (math.sqrt(2.0) * torch.erfinv(2 * y - 1)).to(dtype)
+
+
+# -- orthogonal polynomials -----------------------------------------------------------------------
+
+_MOST = 512  # terms of a recurrence, beyond which torch itself gives up or loses all digits
+
+
+def _recurrence(k: Tensor, found: Tensor, a: Tensor, b: Tensor, x: Tensor, n: Tensor, *, kind: str):
+    """From the polynomials of degrees k and k + 1 to those of k + 1 and k + 2."""
+    m = (k + 1).to(x.dtype)
+    if kind == "chebyshev":
+        new = 2 * x * b - a
+    elif kind == "hermite":
+        new = 2 * (x * b - m * a)
+    elif kind == "hermite_e":
+        new = x * b - m * a
+    elif kind == "laguerre":
+        new = ((2 * m + 1 - x) * b - m * a) / (m + 1)
+    else:
+        new = ((2 * m + 1) * x * b - m * a) / (m + 1)
+    return torch.where(n == k + 2, new, found), b, new
+
+
+def _polynomial(name: str, kind: str, first: str, shifted: bool = False) -> None:
+    def evaluate(x: Tensor | float, n: Tensor | float) -> Tensor:
+        x, n = floating(x, n)
+        dtype, x, n = x.dtype, x.double(), n.double().trunc()
+        if shifted:
+            x = 2 * x - 1
+        one = {
+            "t": lambda: x, "u": lambda: 2 * x, "v": lambda: 2 * x - 1, "w": lambda: 2 * x + 1,
+            "laguerre": lambda: 1 - x,
+        }[first]()  # fmt: skip
+        zero = torch.ones_like(x)
+        found = torch.where(n < 0, 0.0, torch.where(n == 0, zero, one))
+        state = [found, zero, one.clone()]
+        return loop(_recurrence, _MOST, state, [x, n], kind=kind)[0].to(dtype)
+
+    kernel(f"special_{name}", f"special_{name}.x_scalar", f"special_{name}.n_scalar")(evaluate)
+
+
+for _letter in "tuvw":
+    _polynomial(f"chebyshev_polynomial_{_letter}", "chebyshev", _letter)
+    _polynomial(f"shifted_chebyshev_polynomial_{_letter}", "chebyshev", _letter, shifted=True)
+_polynomial("hermite_polynomial_h", "hermite", "u")
+_polynomial("hermite_polynomial_he", "hermite_e", "t")
+_polynomial("laguerre_polynomial_l", "laguerre", "laguerre")
+_polynomial("legendre_polynomial_p", "legendre", "t")

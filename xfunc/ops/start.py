@@ -1,0 +1,20 @@
+"""`start`: what is done with the kernels once torch_xla is loaded."""
+
+from __future__ import annotations
+
+import importlib
+
+from xfunc.ops import decomposed, registry
+
+_MODULES = (
+    "elementwise scalars reductions indexing fft views factorisations linalg norms windows "
+    "maxima composed special bessel losses".split()
+)
+
+
+def start() -> None:
+    """Load all kernels and put them into the dispatcher."""
+    for name in _MODULES:
+        importlib.import_module(f"xfunc.ops.{name}")
+    decomposed.add()
+    registry.install()

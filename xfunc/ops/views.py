@@ -1,0 +1,138 @@
+"""Views. Below functionalisation (see `registry`) each is a copy, and writing to it a scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.ops.registry import kernel, original
+
+Tensor = torch.Tensor
+
+
+def diagonal_length(rows: int, columns: int, offset: int) -> int:
+    """How many elements a diagonal has."""
+    return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
+
+
+@kernel("diagonal_copy")
+def diagonal_copy(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    x = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = x.shape[-2:]
+    n = diagonal_length(rows, columns, offset)
+    flat = x.reshape(*x.shape[:-2], rows * columns)
+    start = offset if offset >= 0 else -offset * columns
+    if not n:
+        return flat.narrow(-1, 0, 0)
+    return flat[..., start : start + (n - 1) * (columns + 1) + 1 : columns + 1].clone()
+
+
+@kernel("diagonal_scatter")
+def diagonal_scatter(
+    x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    y = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = y.shape[-2:]
+    n = diagonal_length(rows, columns, offset)
+    if not n:
+        return x.clone()
+    row = torch.arange(rows, device=x.device)
+    column = torch.arange(columns, device=x.device)
+    place = (row + min(offset, 0)).clamp(0, n - 1)
+    y = torch.where(column - row[:, None] == offset, src.index_select(-1, place)[..., None], y)
+    return y.movedim((-2, -1), (dim1, dim2))
+
+
+def _places(
+    size: Sequence[int], stride: Sequence[int], offset: int | None, device: torch.device
+) -> Tensor:
+    """Where the elements lie in the array, row by row."""
+    place = torch.full(tuple(size), offset or 0, device=device, dtype=torch.int64)
+    for k, (n, step) in enumerate(zip(size, stride, strict=True)):
+        along = [1] * len(size)
+        along[k] = n
+        place = place + (torch.arange(n, device=device) * step).reshape(along)
+    return place.reshape(-1)
+
+
+@kernel("as_strided_copy")
+def as_strided_copy(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    places = _places(size, stride, storage_offset, x.device)
+    return x.reshape(-1).index_select(0, places).reshape(tuple(size))
+
+
+@kernel("as_strided_scatter")
+def as_strided_scatter(
+    x: Tensor,
+    src: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Tensor:
+    places = _places(size, stride, storage_offset, x.device)
+    return x.reshape(-1).scatter(0, places, src.reshape(-1)).reshape(x.shape)
+
+
+@kernel("unfold_copy")
+def unfold_copy(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    if not x.ndim:
+        return x.reshape(1)[:size].clone()
+    dim = dimension % x.ndim
+    n = (x.shape[dim] - size) // step + 1
+    start = torch.arange(n, device=x.device) * step
+    places = (start[:, None] + torch.arange(size, device=x.device)).reshape(-1)
+    found = x.index_select(dim, places)
+    return found.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :]).movedim(dim + 1, -1)
+
+
+@kernel("unfold_backward")
+def unfold_backward(
+    grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Tensor:
+    if not input_sizes:
+        return grad.sum()
+    dim %= len(input_sizes)
+    start = torch.arange(grad.shape[dim], device=grad.device) * step
+    places = (start[:, None] + torch.arange(size, device=grad.device)).reshape(-1)
+    out = torch.zeros(tuple(input_sizes), dtype=grad.dtype, device=grad.device)
+    return out.index_add(dim, places, grad.movedim(-1, dim + 1).flatten(dim, dim + 1))
+
+
+@kernel("roll")
+def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    # torch_xla 2.9 divides by a size of zero, which ends the process.
+    if not x.numel():
+        return x.clone()
+    if not dims:
+        return roll(x.reshape(-1), shifts, (0,)).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        cut = -shift % x.shape[dim]
+        rest = x.narrow(dim, cut, x.shape[dim] - cut)
+        x = torch.cat([rest, x.narrow(dim, 0, cut)], dim)
+    return x
+
+
+@kernel("_chunk_cat")
+def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
+    dim %= tensors[0].ndim
+    parts = []
+    for x in tensors:
+        size = -(-x.shape[dim] // num_chunks)
+        pad = torch.zeros(
+            *x.shape[:dim], size * num_chunks - x.shape[dim], *x.shape[dim + 1 :],
+            dtype=x.dtype, device=x.device,
+        )  # fmt: skip
+        whole = torch.cat([x, pad], dim)
+        parts.append(whole.reshape(*x.shape[:dim], num_chunks, -1))
+    return torch.cat(parts, dim + 1)
+
+
+@kernel("repeat")
+def repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    if 0 in repeats:
+        sizes = (*(1,) * (len(repeats) - x.ndim), *x.shape)
+        return x.new_zeros([n * r for n, r in zip(sizes, repeats, strict=True)])
+    return original("repeat")(x, repeats)

@@ -1,0 +1,85 @@
+"""Programs for elsewhere: as one HLO module that needs nothing else, and as StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from xfunc import runtime
+from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo import Builder, Module
+from xfunc.locations import user_location
+from xfunc.lowering import UNUSED, Lowering
+from xfunc.scopes import resolve
+
+
+def whole(lowering: Lowering, held: Mapping[int, torch.Tensor], lines: bool = True) -> Module:
+    """A module of all flat inputs of a program, in order, used or not.
+
+    Those in `held` are constants of the module; what else the program holds comes as last inputs.
+    A program without inputs gets one that is not used, a boolean. If `lines`, instructions tell the
+    user's files and lines.
+    """
+    avals = [*lowering.avals, *(aval_of(t) for t in lowering.consts)]
+    b = Builder(lowering.name)
+    body = b.computation(lowering.name)
+    values = {
+        i: body.literal(held[i].detach().cpu()) if i in held else body.parameter(hlo_shape(a))
+        for i, a in enumerate(avals)
+    }
+    if len(held) == len(avals):
+        body.parameter(UNUSED)
+    if not lowering.outputs:
+        return b.build(body.build(body.tuple([])))
+    operands = [
+        body.constant(False, torch.bool) if lowering.is_unused(i) else values[i]
+        for i in lowering.inputs
+    ]
+    found = body.call(b.embed(resolve(lowering.module, lines)), operands)
+    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
+    return b.build(body.build(body.tuple(outputs)))
+
+
+def stablehlo(module: Module) -> str:
+    """A module as StableHLO text."""
+    return _convert(module, bytecode=False).decode()
+
+
+def stablehlo_bytecode(module: Module) -> bytes:
+    """A module as a portable artifact of StableHLO, which other versions and systems read too."""
+    return _convert(module, bytecode=True)
+
+
+def _convert(module: Module, bytecode: bool) -> bytes:
+    if not module.entry.root.operands:  # torch_xla converts no functions without results.
+        return b"" if bytecode else b"module {\n}\n"
+    X = runtime.xla()
+    shapes = [p.shape for p in reversed(module.entry.parameters)]
+    # torch_xla converts the graph of lazy tensors, and numbers inputs as it meets them: the last
+    # operand first.
+    b = Builder(module.name)
+    body = b.computation(module.name)
+    parameters = [body.parameter(s) for s in shapes]
+    result = body.call(b.embed(module), parameters[::-1])
+    outputs = [body.get_tuple_element(result, k) for k in range(len(result.shape.elements))]
+    backwards = b.build(body.build(body.tuple(outputs)))
+    with runtime.lock:
+        handle = runtime.builder().computation_from_module_proto(module.name, backwards.to_bytes())
+        holders = [runtime.placeholder(Aval(s.dims, s.dtype)) for s in shapes]
+        lazy = runtime.user_computation(module.name, holders, handle)
+        met, _ = X._get_tensors_xla_device_data_node(lazy)
+        ids = [X._get_tensors_xla_device_data_node([h])[0][0] for h in holders]
+        assert met == ids[::-1], "torch_xla numbers the inputs of StableHLO otherwise"
+        where = str(runtime.device())
+        try:
+            return X._get_stablehlo(lazy, where, [where], bytecode)
+        except RuntimeError as error:
+            raise UnsupportedOpError(
+                report(
+                    f"{module.name} has no form in StableHLO: {str(error).splitlines()[0]}",
+                    "write the operation it names differently.",
+                    at=user_location(),
+                )
+            ) from error

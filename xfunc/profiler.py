@@ -1,0 +1,57 @@
+"""Recording what the device and the host do, for xprof and TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from xfunc import runtime
+from xfunc.errors import report
+from xfunc.locations import user_location
+
+
+@contextlib.contextmanager
+def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """Record everything that runs in the block, and write it below `log_dir`.
+
+    The files, ``plugins/profile/<time>/<host>.xplane.pb`` and ``.trace.json.gz``, are read by
+    ``xprof --logdir`` and by TensorBoard's profile plugin; the second one by Perfetto too. Programs
+    appear under the name of their function, operations with the scopes of `xfunc.named_scope` and
+    the user's lines. What has been launched when the block ends is waited for.
+
+    Raises:
+        RuntimeError: something is being recorded already.
+
+    Source: ``jax.profiler.trace``.
+    """
+    if not _one.acquire(blocking=False):
+        raise RuntimeError(
+            report(
+                "a profile is being recorded already",
+                "record one at a time: end the other block first.",
+                at=user_location(),
+            )
+        )
+    try:
+        session = runtime.xla().profiler.TslProfilerSessionWrapper()
+        try:
+            yield
+            runtime.block()
+        finally:
+            recorded = session.stop()
+            session.export(recorded, os.fspath(log_dir))
+    finally:
+        _one.release()
+
+
+_one = threading.Lock()  # XLA has one session at a time.
+
+
+def annotate(name: str) -> contextlib.AbstractContextManager[object]:
+    """Show what the host does in a ``with`` block under a name in the profile.
+
+    Source: ``jax.profiler.TraceAnnotation``.
+    """
+    return runtime.xla().profiler.TraceMe(name)

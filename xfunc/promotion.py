@@ -1,0 +1,102 @@
+"""Operands of different dtypes, brought to one before torch_xla sees them.
+
+NOTE [dtypes of torch_xla 2.9]: for a tensor and a 0-d tensor of another dtype of the same kind
+(bfloat16[2] + float32[]), and for `where` and `xlogy` of any two dtypes, torch_xla computes in
+another dtype than torch says the result has, or says another one than torch would. Reading the
+result of a lazy operation hides that; a program would return it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from xfunc import runtime
+
+_BINARY = (
+    "add sub subtract rsub pow maximum minimum max min atan2 arctan2 remainder fmod xlogy "
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift clamp clip "
+    "clamp_min clamp_max addcmul addcdiv lerp "
+    "__add__ __radd__ __sub__ __rsub__ __pow__ __rpow__ __mod__ __rmod__ __and__ __rand__ __or__ "
+    "__ror__ __xor__ __rxor__ __lshift__ __rshift__"
+).split()
+_IN_PLACE = "add_ sub_ subtract_ pow_ remainder_ fmod_ __iadd__ __isub__ __ipow__".split()
+
+
+def result_type(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    """The dtype that torch's arithmetic gives to tensors, however many."""
+    by_rank: dict[bool, torch.dtype] = {}
+    for t in tensors:
+        rank = t.ndim > 0
+        by_rank[rank] = torch.promote_types(by_rank.get(rank, t.dtype), t.dtype)
+    whole, single = by_rank.get(True), by_rank.get(False)
+    if whole is None or single is None or _kind(single) > _kind(whole):
+        found = [d for d in (whole, single) if d is not None]
+        return functools.reduce(torch.promote_types, found)
+    return whole
+
+
+def as_said(t: torch.Tensor) -> torch.Tensor:
+    """A plain traced tensor that holds what its dtype says: where no operand told of it."""
+    held = _HELD.get(runtime.xla()._get_xla_tensor_shape_type(t), t.dtype)
+    if held == t.dtype:
+        return t
+    with torch._C.DisableTorchFunction():
+        return t.to(held).to(t.dtype)
+
+
+_HELD = {
+    "pred": torch.bool, "s8": torch.int8, "s16": torch.int16, "s32": torch.int32,
+    "s64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16,
+    "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
+}  # fmt: skip
+
+
+def _kind(dtype: torch.dtype) -> int:
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+
+
+def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callable[..., Any]:
+    """`func`, its tensors (but not the condition, at that position) of one dtype."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {k for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
+        named -= {"out", "condition"}
+        places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i != condition]
+        tensors = [*(args[i] for i in places), *(kwargs[k] for k in named)]
+        if len({t.dtype for t in tensors}) > 1:
+            dtype = result_type(tensors)
+            args = tuple(a.to(dtype) if i in places else a for i, a in enumerate(args))
+            kwargs = {k: v.to(dtype) if k in named else v for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+    return call
+
+
+def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(x: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+        mixed = isinstance(other, torch.Tensor) and not other.ndim and other.dtype != x.dtype
+        if mixed and torch.can_cast(result_type([x, other]), x.dtype):  # Otherwise torch refuses.
+            other = other.to(x.dtype)
+        return func(x, other, **kwargs)
+
+    return call
+
+
+def _find(names: Iterable[str]) -> Iterable[Any]:
+    for place in (torch, torch.Tensor):
+        yield from (getattr(place, n) for n in names if hasattr(place, n))
+
+
+PROMOTING: dict[Any, Callable[..., Any]] = {
+    **{f: _promoting(f) for f in _find(_BINARY)},
+    **{f: _in_place(f) for f in _find(_IN_PLACE)},
+    torch.where: _promoting(torch.where, condition=0),
+    torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
+}
+"""For each torch function that needs it, what promotes its operands and calls it."""

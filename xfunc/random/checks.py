@@ -1,0 +1,91 @@
+"""Checks of what random functions are given."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc.avals import short
+from xfunc.errors import report
+from xfunc.locations import user_location
+
+Tensor = torch.Tensor
+Shape = Sequence[int]
+Number = float | Tensor
+
+# Bits of the mantissa, without the leading one.
+MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def as_key(key: Any, name: str) -> Tensor:
+    """A key, checked."""
+    if isinstance(key, Tensor) and key.dtype is torch.int32 and tuple(key.shape) == (2,):
+        return key
+    if isinstance(key, Tensor) and key.dtype is torch.int32 and key.shape[-1:] == (2,):
+        repair = f"take one of them, or use xf.vmap(xf.random.{name}) for one draw each."
+        fail(TypeError, f"{name} was given an array of keys, {short(key)}", repair)
+    what = short(key) if isinstance(key, Tensor) else f"{key!r} (a {type(key).__name__})"
+    repair = "make a key with xf.random.key(seed): it is an int32[2]."
+    fail(TypeError, f"{name} was given {what}, which is no key", repair)
+
+
+def as_shape(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape, checked."""
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        dims = tuple(operator.index(d) for d in shape)
+        if all(d >= 0 for d in dims):
+            return dims
+    repair = "pass a tuple of sizes, as in (3,) or ()."
+    fail(TypeError, f"{name} was given the shape {shape!r}", repair)
+
+
+def fail(error: type[Exception], problem: str, repair: str) -> NoReturn:
+    """Raise with the text of a report."""
+    raise error(report(problem, repair, at=user_location()))
+
+
+def numbers(dtype: torch.dtype, *values: Any) -> list[Tensor]:
+    """Tensors as they are; Python numbers in a dtype, rounded once."""
+    return [v if isinstance(v, Tensor) else torch.tensor(v, dtype=dtype) for v in values]
+
+
+def floating(dtype: torch.dtype | None, name: str) -> torch.dtype:
+    """A floating dtype, checked; None is torch's default."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in MANTISSA:
+        known = ", ".join(map(str, MANTISSA))
+        fail(TypeError, f"{name} was given the dtype {dtype}", f"choose from {known}.")
+    return dtype
+
+
+def check_mode(mode: str, name: str) -> None:
+    """Raise unless `mode` is one of the two."""
+    if mode not in ("low", "high"):
+        fail(ValueError, f"{name} has mode={mode!r}", "choose 'low' or 'high'.")
+
+
+def shape_or(shape: Shape | None, name: str, *given: Tensor) -> tuple[int, ...]:
+    """The shape asked for; if None, the one that the tensors broadcast to."""
+    if shape is None:
+        return tuple(torch.broadcast_shapes(*(t.shape for t in given)))
+    dims = as_shape(shape, name)
+    check_broadcast(name, dims, *given)
+    return dims
+
+
+def check_broadcast(name: str, dims: tuple[int, ...], *given: Tensor) -> None:
+    """Raise unless all tensors broadcast to a shape."""
+    for t in given:
+        fits = t.ndim <= len(dims) and all(
+            n in (1, d) for n, d in zip(t.shape[::-1], dims[::-1], strict=False)
+        )
+        if not fits:
+            fail(
+                ValueError,
+                f"{name} has shape={dims}, to which {tuple(t.shape)} does not broadcast",
+                "draw the larger shape.",
+            )

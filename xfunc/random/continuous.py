@@ -1,0 +1,200 @@
+"""Samples from continuous distributions, by the algorithms of `jax.random`: the numbers agree.
+
+Each function is one cached program for each shape and dtype: many draws of one kind are traced
+once. Numbers that bound a distribution may be tensors, and gradients flow to them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from xfunc.random.checks import (
+    MANTISSA,
+    Number,
+    Shape,
+    Tensor,
+    as_key,
+    as_shape,
+    check_broadcast,
+    check_mode,
+    floating,
+    numbers,
+    shape_or,
+)
+from xfunc.random.threefry import random_bits, shift_right
+from xfunc.transforms.jit import jit
+
+
+def uniform(
+    key: Tensor,
+    shape: Shape = (),
+    dtype: torch.dtype | None = None,
+    minval: Number = 0.0,
+    maxval: Number = 1.0,
+) -> Tensor:
+    """Numbers from the interval ``[minval, maxval)``.
+
+    Args:
+        key: int32[2].
+        shape: of the result.
+        dtype: a floating dtype; None is torch's default.
+        minval: broadcasts to `shape`.
+        maxval: broadcasts to `shape`.
+
+    Raises:
+        TypeError: the key is no key, or a dtype or shape is not one of those.
+        ValueError: an argument does not fit the shape.
+
+    Source: ``jax.random.uniform``.
+    """
+    name = "uniform"
+    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
+    given = isinstance(minval, Tensor) or isinstance(maxval, Tensor)
+    if not given and (minval, maxval) == (0.0, 1.0):
+        return unit(key, shape=dims, dtype=dtype)
+    low, high = numbers(dtype, minval, maxval)
+    check_broadcast(name, dims, low, high)
+    return _uniform(key, low, high, shape=dims, dtype=dtype)
+
+
+def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers from the normal distribution of mean 0 and variance 1.
+
+    Args:
+        key: int32[2].
+        shape: of the result.
+        dtype: a floating dtype; None is torch's default.
+
+    Raises:
+        TypeError: the key is no key, or a dtype or shape is not one of those.
+        ValueError: an argument does not fit the shape.
+
+    Source: ``jax.random.normal``.
+    """
+    name = "normal"
+    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
+    return _normal(key, shape=dims, dtype=dtype)
+
+
+def truncated_normal(
+    key: Tensor,
+    lower: Number,
+    upper: Number,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Numbers from the normal distribution of mean 0 and variance 1, between two bounds.
+
+    Args:
+        key: int32[2].
+        lower: broadcasts to `shape`.
+        upper: broadcasts to `shape`.
+        shape: of the result; None is that of the bounds.
+        dtype: a floating dtype; None is torch's default.
+
+    Raises:
+        TypeError: the key is no key, or a dtype or shape is not one of those.
+        ValueError: an argument does not fit the shape.
+
+    Source: ``jax.random.truncated_normal``.
+    """
+    name = "truncated_normal"
+    key, dtype = as_key(key, name), floating(dtype, name)
+    low, high = numbers(dtype, lower, upper)
+    dims = shape_or(shape, name, low, high)
+    return _truncated_normal(key, low, high, shape=dims, dtype=dtype)
+
+
+def gumbel(
+    key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None, mode: str | None = None
+) -> Tensor:
+    """Numbers from the standard Gumbel distribution.
+
+    Args:
+        key: int32[2].
+        shape: of the result.
+        dtype: a floating dtype; None is torch's default.
+        mode: ``"high"`` has a longer tail, at twice the cost; None is ``"low"``.
+
+    Raises:
+        TypeError: the key is no key, or a dtype or shape is not one of those.
+        ValueError: an argument does not fit the shape.
+
+    Source: ``jax.random.gumbel``.
+    """
+    name = "gumbel"
+    mode = mode or "low"
+    check_mode(mode, name)
+    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
+    return gumbel_of(key, shape=dims, dtype=dtype, mode=mode)
+
+
+# -- programs -----------------------------------------------------------------------------------
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def unit(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`uniform` from 0 to 1, of checked arguments."""
+    # JAX puts the bits into the mantissa of a number from [1, 2) and subtracts 1: the same.
+    n = MANTISSA[dtype]
+    if dtype is torch.float64:
+        found = shift_right(random_bits(key, shape=shape, dtype=torch.int64), 64 - n, 64)
+    else:
+        drawn = random_bits(key, shape=shape, dtype=torch.int32)
+        width = {torch.float32: 32, torch.float16: 16, torch.bfloat16: 8}[dtype]
+        if width < 32:
+            drawn = drawn & ((1 << width) - 1)
+        found = shift_right(drawn, width - n)
+    return found.to(dtype) * 2.0**-n
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _uniform(
+    key: Tensor, low: Tensor, high: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    low, high = low.to(key.device, dtype), high.to(key.device, dtype)
+    return torch.maximum(low, unit(key, shape=shape, dtype=dtype) * (high - low) + low)
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    above = -1.0 + 2.0 ** -(MANTISSA[dtype] + 1)  # the next number
+    low, high, root = numbers(dtype, above, 1.0, math.sqrt(2))
+    return root.to(key.device) * torch.erfinv(_uniform(key, low, high, shape=shape, dtype=dtype))
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _truncated_normal(
+    key: Tensor, low: Tensor, high: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    low, high = low.to(key.device, dtype), high.to(key.device, dtype)
+    root = numbers(dtype, math.sqrt(2))[0].to(key.device)
+    u = _uniform(key, torch.erf(low / root), torch.erf(high / root), shape=shape, dtype=dtype)
+    found = root * torch.erfinv(u)
+    return torch.minimum(torch.maximum(found, _inwards(low, 1)), _inwards(high, -1))
+
+
+def _inwards(bound: Tensor, sign: int) -> Tensor:
+    """The next number above (or below) a bound, without a gradient."""
+    # torch.nextafter has no lowering. Half a unit of the last place, and a little more, rounds up.
+    # Source: Rump et al., "Computing predecessor and successor in rounding to nearest", 2009.
+    bound = bound.detach()
+    wide = bound.double() if bound.dtype is torch.float64 else bound.float()
+    half = 2.0 ** -(MANTISSA[bound.dtype] + 1)
+    step = wide.abs() * (half * (1 + 2 * half)) + torch.finfo(bound.dtype).tiny
+    return (wide + sign * step).to(bound.dtype)
+
+
+@partial(jit, static_argnames=("shape", "dtype", "mode"))
+def gumbel_of(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> Tensor:
+    """`gumbel`, of checked arguments."""
+    tiny = torch.finfo(dtype).tiny
+    if mode == "low":
+        low, high = numbers(dtype, tiny, 1.0)
+        return -torch.log(-torch.log(_uniform(key, low, high, shape=shape, dtype=dtype)))
+    high, low = unit(key, shape=(2, *shape), dtype=dtype)
+    x = torch.where(high >= 0.5, high, high + 2.0 ** -MANTISSA[dtype] * low + tiny)
+    return -torch.log(-torch.log1p(-x))

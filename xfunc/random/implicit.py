@@ -1,0 +1,117 @@
+"""`implicit`: code written for torch's global generator, made to draw from a key.
+
+NOTE [the context belongs to its trace]: a loop body, a nested jit or a branch is traced once and
+runs many times. If it drew from a key of the trace around it, it would draw the same numbers each
+time; so it may not, and must open a context of its own.
+
+NOTE [functions of torch written in Python]: ``F.dropout`` and the like check their arguments and
+call the operation that draws. Seen from outside they are one function, so they are run here without
+the check that hands them over, and what they call is seen in turn.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from xfunc import purity, tracing
+from xfunc.random.checks import Tensor, as_key, fail
+from xfunc.random.replacements import REPLACEMENTS
+from xfunc.random.threefry import fold_in
+
+
+class implicit:
+    """A context in which torch functions that draw random numbers draw them from a key.
+
+    ::
+
+        @xf.jit
+        def loss(params, x, key):
+            with xf.random.implicit(key):
+                return apply(params, x).sum()       # dropout inside
+
+    Draw number i uses ``fold_in(key, i)``: the same key gives the same numbers, and each draw in
+    the context others. Under `vmap` all examples draw the same, unless the key is batched. Outside
+    of a traced function, the context holds for torch's own tensors.
+
+    Covered are dropout of all kinds, ``rand``, ``randn``, ``randint``, ``randperm`` and their
+    ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``rrelu``, ``gumbel_softmax``,
+    attention with dropout, and the methods ``bernoulli_``, ``uniform_``, ``normal_``,
+    ``exponential_``, ``random_``, ``geometric_``, ``cauchy_`` and ``log_normal_``. The
+    distributions are torch's, the numbers are not.
+
+    Args:
+        key: int32[2].
+
+    Raises:
+        PurityError: at a draw: by a function that is not covered, or with a `generator`, or inside
+            a function that began to be traced after the context was opened (the body of a `scan`, a
+            nested `jit`): open the context in that function, with a key that is passed in.
+    """
+
+    def __init__(self, key: Tensor):
+        self._given = as_key(key, "implicit")
+        self._key: Tensor | None = None
+        self.trace: tracing.Trace | None = None
+
+    def __enter__(self) -> None:
+        if self._key is not None:
+            fail(RuntimeError, "this context of implicit is open", "make another.")
+        self.trace = tracing.current()
+        self._key = self._given if self.trace is None else self.trace.lift(self._given)
+        self._draws = 0
+        self._before = tracing.set_implicit(self)
+        self._mode = None
+        if self.trace is None:
+            self._mode = _Outside(self)
+            self._mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*error)
+        tracing.set_implicit(self._before)
+        self._key = self._mode = self.trace = self._before = None
+
+    def next_key(self) -> Tensor:
+        """The key of the next draw."""
+        assert self._key is not None
+        self._draws += 1
+        return fold_in(self._key, self._draws - 1)
+
+    def draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function that draws returns; NotImplemented, if it is not covered."""
+        if isinstance(func, types.FunctionType) and "has_torch_function" in func.__globals__:
+            return _body_of(func)(*args, **kwargs)
+        replacement = REPLACEMENTS.get(func.__name__)
+        if replacement is None or kwargs.get("out") is not None:
+            return NotImplemented
+        return replacement(self.next_key, *args, **kwargs)
+
+
+def _body_of(func: types.FunctionType) -> types.FunctionType:
+    """See NOTE [functions of torch written in Python]."""
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    known = {**func.__globals__, **{n: lambda *_: False for n in names}}
+    body = types.FunctionType(func.__code__, known, func.__name__, func.__defaults__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+class _Outside(TorchFunctionMode):
+    """Hands the draws of code that is not traced to a context."""
+
+    def __init__(self, context: implicit):
+        self._context = context
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        draws = purity.kind_of(func) is purity.Kind.RANDOM and tracing.current() is None
+        if not draws or not purity.is_random_call(func, args, kwargs) or kwargs.get("generator"):
+            return func(*args, **kwargs)
+        with _Outside(self._context):
+            found = self._context.draw(func, args, kwargs)
+        if found is NotImplemented:
+            found = func(*args, **kwargs)
+        return found

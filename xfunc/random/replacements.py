@@ -1,0 +1,316 @@
+"""What stands for each torch function that draws from the global generator: see `implicit`.
+
+Each takes a function that gives the key of the draw, then what the torch function takes. Those that
+are methods ending in ``_`` change their first argument in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc import tracing
+from xfunc.random import continuous, discrete
+from xfunc.random.checks import Tensor
+
+NextKey = Callable[[], Tensor]
+
+
+def _like(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def _uniform(key: Tensor, x: Tensor, low: Any = 0.0, high: Any = 1.0) -> Tensor:
+    """Uniform numbers of the shape and dtype of a tensor, on its device."""
+    return continuous.uniform(key, _like(x), x.dtype, low, high).to(x.device)
+
+
+def _positive(key: Tensor, x: Tensor) -> Tensor:
+    """Uniform numbers without 0, whose logarithm is finite."""
+    return _uniform(key, x, torch.finfo(x.dtype).tiny)
+
+
+def _normal(key: Tensor, shape: Any, dtype: torch.dtype, device: Any) -> Tensor:
+    return continuous.normal(key, tuple(shape), dtype).to(device)
+
+
+def _bernoulli(key: Tensor, p: Any, x: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    """1 with probability p, else 0, in the dtype of a tensor."""
+    p = p.float() if isinstance(p, Tensor) else p
+    drawn = discrete.bernoulli(key, p, _like(x) if shape is None else shape)
+    return drawn.to(x.device, x.dtype)
+
+
+def _integers(key: Tensor, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    shape = tuple(shape)
+    if high - low <= 2**31 - 1 and low >= -(2**31) and high < 2**31:
+        return discrete.randint(key, shape, low, high).to(dtype)
+    return discrete.randint(key, shape, low, high, torch.int64).to(dtype)
+
+
+# -- dropout ------------------------------------------------------------------------------------
+
+
+def _noise(
+    key: Tensor, x: Tensor, p: float, of_features: bool, alpha: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What `x` is multiplied with, and what is then added."""
+    shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if of_features else _like(x)
+    if p == 1.0:
+        return torch.zeros((), dtype=x.dtype, device=x.device), None
+    kept = _bernoulli(key, 1.0 - p, x, shape)
+    if not alpha:
+        return kept / (1.0 - p), None
+    # The value that SELU tends to; then mean and variance are kept.
+    # Source: Klambauer et al., "Self-Normalizing Neural Networks", 2017.
+    saturated = 1.7580993408473766
+    a = 1.0 / math.sqrt((saturated**2 * p + 1.0) * (1.0 - p))
+    return kept * a, (kept - 1.0) * (saturated * a) + saturated * a * p
+
+
+def _dropout(of_features: bool = False, alpha: bool = False) -> Callable[..., Tensor]:
+    def dropout(new: NextKey, input: Tensor, p: float, train: bool) -> Tensor:
+        del train  # A call that does not train draws nothing, and does not come here.
+        factor, term = _noise(new(), input, p, of_features, alpha)
+        return input * factor if term is None else input * factor + term
+
+    return dropout
+
+
+def _dropout_(of_features: bool = False, alpha: bool = False) -> Callable[..., Tensor]:
+    def dropout_(new: NextKey, input: Tensor, p: float, train: bool) -> Tensor:
+        del train
+        factor, term = _noise(new(), input, p, of_features, alpha)
+        input.mul_(factor)
+        return input if term is None else input.add_(term)
+
+    return dropout_
+
+
+def _native_dropout(
+    new: NextKey, input: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
+    del train
+    factor, _ = _noise(new(), input, p, of_features=False, alpha=False)
+    factor = factor.expand(input.shape)
+    return input * factor, factor != 0
+
+
+def _attention(
+    new: NextKey,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = query @ key.transpose(-2, -1)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    factor, _ = _noise(new(), weights, dropout_p, of_features=False, alpha=False)
+    return (weights * factor) @ value
+
+
+def _rrelu(
+    new: NextKey, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = True
+) -> Tensor:
+    del training
+    return input * torch.where(input >= 0, 1.0, _uniform(new(), input, lower, upper))
+
+
+def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input.copy_(_rrelu(new, input, *args, **kwargs))
+
+
+# -- new tensors --------------------------------------------------------------------------------
+
+
+def _sizes(size: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    given = kwargs.get("size", size)
+    return tuple(given[0]) if given and isinstance(given[0], (tuple, list)) else tuple(given)
+
+
+def _finish(x: Tensor, like: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+    """On the device, and with the requires_grad, that the call asks for."""
+    device = kwargs.get("device") or (like.device if like is not None else None)
+    if device is None and tracing.current() is None:
+        device = torch.get_default_device()
+    x = x if device is None else x.to(device)
+    return x.requires_grad_() if kwargs.get("requires_grad") else x
+
+
+def _rand(new: NextKey, *size: Any, **kwargs: Any) -> Tensor:
+    return _finish(
+        continuous.uniform(new(), _sizes(size, kwargs), kwargs.get("dtype")), None, kwargs
+    )
+
+
+def _randn(new: NextKey, *size: Any, **kwargs: Any) -> Tensor:
+    return _finish(
+        continuous.normal(new(), _sizes(size, kwargs), kwargs.get("dtype")), None, kwargs
+    )
+
+
+def _rand_like(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
+    dtype = kwargs.get("dtype") or input.dtype
+    return _finish(continuous.uniform(new(), _like(input), dtype), input, kwargs)
+
+
+def _randn_like(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
+    dtype = kwargs.get("dtype") or input.dtype
+    return _finish(continuous.normal(new(), _like(input), dtype), input, kwargs)
+
+
+def _randint(new: NextKey, *args: Any, **kwargs: Any) -> Tensor:
+    given = list(args)
+    size = kwargs["size"] if "size" in kwargs else given.pop()
+    low, high = _range(given, kwargs)
+    dtype = kwargs.get("dtype") or torch.int64
+    return _finish(_integers(new(), size, low, high, dtype), None, kwargs)
+
+
+def _randint_like(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    low, high = _range(list(args), kwargs)
+    dtype = kwargs.get("dtype") or input.dtype
+    return _finish(_integers(new(), input.shape, low, high, dtype), input, kwargs)
+
+
+def _range(given: list[Any], kwargs: dict[str, Any]) -> tuple[int, int]:
+    high = kwargs["high"] if "high" in kwargs else given.pop()
+    return kwargs.get("low", given[0] if given else 0), high
+
+
+def _randperm(new: NextKey, n: int, **kwargs: Any) -> Tensor:
+    found = discrete.permutation(new(), n).to(kwargs.get("dtype") or torch.int64)
+    return _finish(found, None, kwargs)
+
+
+def _normal_of(
+    new: NextKey, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
+) -> Tensor:
+    tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
+    if not tensors:
+        return _randn(new, *size, **kwargs) * std + mean
+    like = tensors[0]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    return _normal(new(), shape, like.dtype, like.device) * std + mean
+
+
+def _multinomial(
+    new: NextKey, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
+) -> Tensor:
+    del kwargs
+    batch = tuple(input.shape[:-1])
+    logits = torch.log(input)
+    shape = (num_samples, *batch)
+    drawn = discrete.categorical(new(), logits, -1, shape, replacement)
+    return drawn.movedim(0, -1).to(input.device)
+
+
+def _bernoulli_of(new: NextKey, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+    del kwargs
+    return _bernoulli(new(), input if p is None else p, input)
+
+
+# -- in place -----------------------------------------------------------------------------------
+
+
+def _in_place(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method that fills a tensor with what `sample` draws like it."""
+
+    def method(new: NextKey, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("generator", None)
+        named = {{"from": "low", "to": "high"}.get(k, k): v for k, v in kwargs.items()}
+        return x.copy_(sample(new(), x, *args, **named))
+
+    return method
+
+
+def _fill_bernoulli(key: Tensor, x: Tensor, p: Any = 0.5) -> Tensor:
+    return _bernoulli(key, p, x)
+
+
+def _fill_normal(key: Tensor, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return _normal(key, x.shape, x.dtype, x.device) * std + mean
+
+
+def _fill_log_normal(key: Tensor, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return _fill_normal(key, x, mean, std).exp()
+
+
+def _fill_exponential(key: Tensor, x: Tensor, lambd: float = 1.0) -> Tensor:
+    return -_positive(key, x).log() / lambd
+
+
+def _fill_geometric(key: Tensor, x: Tensor, p: float) -> Tensor:
+    drawn = _positive(key, x if x.is_floating_point() else x.float())
+    return (drawn.log() / math.log1p(-p)).ceil().clamp(min=1).to(x.dtype)
+
+
+def _fill_cauchy(key: Tensor, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return median + sigma * torch.tan(math.pi * (_uniform(key, x) - 0.5))
+
+
+def _fill_random(key: Tensor, x: Tensor, low: int | None = None, high: int | None = None) -> Tensor:
+    if high is None:
+        low, high = 0, _beyond(x.dtype) if low is None else low
+    return _integers(key, x.shape, low or 0, high, x.dtype).to(x.device)
+
+
+def _beyond(dtype: torch.dtype) -> int:
+    """The first integer that a tensor of a dtype can't hold, or not exactly."""
+    if dtype is torch.bool:
+        return 2
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps) + 1
+    return min(torch.iinfo(dtype).max, 2**63 - 2) + 1
+
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "dropout": _dropout(),
+    "dropout_": _dropout_(),
+    "feature_dropout": _dropout(of_features=True),
+    "feature_dropout_": _dropout_(of_features=True),
+    "alpha_dropout": _dropout(alpha=True),
+    "alpha_dropout_": _dropout_(alpha=True),
+    "feature_alpha_dropout": _dropout(of_features=True, alpha=True),
+    "feature_alpha_dropout_": _dropout_(of_features=True, alpha=True),
+    "native_dropout": _native_dropout,
+    "scaled_dot_product_attention": _attention,
+    "rrelu": _rrelu,
+    "rrelu_": _rrelu_,
+    "rand": _rand,
+    "randn": _randn,
+    "randint": _randint,
+    "randperm": _randperm,
+    "rand_like": _rand_like,
+    "randn_like": _randn_like,
+    "randint_like": _randint_like,
+    "normal": _normal_of,
+    "bernoulli": _bernoulli_of,
+    "multinomial": _multinomial,
+    "bernoulli_": _in_place(_fill_bernoulli),
+    "normal_": _in_place(_fill_normal),
+    "log_normal_": _in_place(_fill_log_normal),
+    "uniform_": _in_place(_uniform),
+    "exponential_": _in_place(_fill_exponential),
+    "geometric_": _in_place(_fill_geometric),
+    "cauchy_": _in_place(_fill_cauchy),
+    "random_": _in_place(_fill_random),
+}
+"""By the name of the torch function."""

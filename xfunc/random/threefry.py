@@ -1,0 +1,184 @@
+"""Keys, and the bits that they stand for: ThreeFry-2x32 as `jax.random` uses it.
+
+The numbers are those of JAX with ``jax_threefry_partitionable`` on, its default: element i of what
+is drawn is the hash of the 64-bit number i, so an array drawn is the same however it is sharded.
+
+NOTE [a key is an int32 tensor of two]: it holds the two 32-bit words of JAX's key. torch_xla has no
+uint32, and arithmetic on int32 wraps in the same way; int64 would take twice the memory. Being an
+integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched.
+
+NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, which XLA fuses, and so
+it runs about as fast as JAX's; under `vmap` and `disable_jit` it needs no rules of its own. It is
+traced once for each shape. XLA's RngBitGenerator expands to the same arithmetic, but takes no
+batch of keys.
+
+NOTE [shifts to the right]: torch_xla 2.9 lowers ``x >> n`` to a division, which rounds negative
+numbers the wrong way. With the lowest n bits cleared first, the division is exact, and both agree.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import partial
+
+import torch
+
+from xfunc import runtime, tracing
+from xfunc.avals import short
+from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape, fail
+from xfunc.staging import is_eager
+from xfunc.transforms.jit import jit
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def key(seed: int | Tensor) -> Tensor:
+    """A key, from which random numbers are made.
+
+    Args:
+        seed: a Python integer of 64 bits, or a 0-d integer tensor (it may be traced). Only its
+            lowest 32 bits count, as in JAX unless ``jax_enable_x64`` is set: seeds from -2**31 to
+            2**32 - 1 that differ by no multiple of 2**32 give different keys.
+
+    Returns:
+        int32[2]: the words of the key.
+
+    Raises:
+        TypeError: the seed is no integer.
+        OverflowError: the seed has more than 64 bits.
+
+    Source: ``jax.random.key``.
+    """
+    if isinstance(seed, Tensor):
+        if seed.ndim or seed.dtype not in INTEGERS:
+            fail(TypeError, f"key was given {short(seed)}", "pass a 0-d integer tensor, or an int.")
+        return _key_of(seed)
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        what = type(seed).__name__
+        fail(TypeError, f"key was given {seed!r} (a {what})", "pass an int, or a 0-d int tensor.")
+    seed = operator.index(seed)
+    if not -(2**63) <= seed < 2**63:
+        fail(OverflowError, f"the seed {seed} has more than 64 bits", "pass a smaller seed.")
+    low = (seed + 2**31) % 2**32 - 2**31
+    made = torch.tensor([0, low], dtype=torch.int32)
+    return made if is_eager() or tracing.current() is not None else runtime.to_device(made)
+
+
+def split(key: Tensor, n: int | Shape = 2) -> Tensor:
+    """`n` new keys from one, which must not be used again.
+
+    Args:
+        key: int32[2].
+        n: how many, or the shape of an array of keys.
+
+    Returns:
+        int32[n,2], or int32[\\*n,2].
+
+    Source: ``jax.random.split``.
+    """
+    return _split(as_key(key, "split"), shape=as_shape((n,) if isinstance(n, int) else n, "split"))
+
+
+def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
+    """A new key from a key and a number, such as that of a step.
+
+    Args:
+        key: int32[2].
+        data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, of which the lowest 32 bits
+            count.
+
+    Source: ``jax.random.fold_in``.
+    """
+    if isinstance(data, Tensor):
+        if data.ndim or data.dtype not in INTEGERS:
+            fail(
+                TypeError,
+                f"fold_in was given {short(data)} as data",
+                "pass a 0-d integer tensor; use vmap for many.",
+            )
+    else:
+        data = operator.index(data)
+        if not 0 <= data < 2**32:
+            fail(OverflowError, f"fold_in was given {data} as data", "pass 0 to 2**32 - 1.")
+    return _fold_in(as_key(key, "fold_in"), data)
+
+
+def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Tensor:
+    """Random bits: every value of the dtype is equally likely.
+
+    Args:
+        key: int32[2].
+        shape: of the result.
+        dtype: an integer dtype. The bits are those of JAX for the unsigned type of that width:
+            torch_xla has no uint16, uint32 or uint64, so they come in a signed one.
+
+    Source: ``jax.random.bits``.
+    """
+    if dtype not in INTEGERS:
+        fail(TypeError, f"bits was given the dtype {dtype}", "choose an integer dtype.")
+    return random_bits(as_key(key, "bits"), shape=as_shape(shape, "bits"), dtype=dtype)
+
+
+# -- the hash -----------------------------------------------------------------------------------
+
+
+def shift_right(x: Tensor, n: int, width: int = 32) -> Tensor:
+    """``x >> n`` of unsigned words; see NOTE [shifts to the right]."""
+    return ((x & -(1 << n)) >> n) & ((1 << (width - n)) - 1)
+
+
+def threefry(key: Tensor, high: Tensor | int, low: Tensor) -> tuple[Tensor, Tensor]:
+    """The ThreeFry-2x32 hash, of 20 rounds, of a counter's two words.
+
+    Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
+    """
+    a, b = key[0], key[1]
+    words = (a, b, a ^ b ^ 0x1BD11BDA)
+    x, y = high + a, low + b
+    for i in range(5):
+        for n in _ROTATIONS[i % 2]:
+            x = x + y
+            y = x ^ ((y << n) | shift_right(y, 32 - n))
+        x = x + words[(i + 1) % 3]
+        y = y + words[(i + 2) % 3] + (i + 1)
+    return x, y
+
+
+def _hash_of_positions(key: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The hashes of 0, 1, 2, ... in an array of a shape."""
+    size = math.prod(shape)
+    dtype = torch.int32 if size <= 2**31 else torch.int64
+    count = torch.zeros(shape, dtype=dtype, device=key.device)
+    for axis, n in enumerate(shape):
+        step = math.prod(shape[axis + 1 :])
+        index = torch.arange(n, dtype=dtype, device=key.device) * step
+        count = count + index.reshape(n, *(1 for _ in shape[axis + 1 :]))
+    if size <= 2**31:
+        return threefry(key, 0, count)
+    return threefry(key, (count >> 32).to(torch.int32), count.to(torch.int32))
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def random_bits(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`bits`, of checked arguments."""
+    high, low = _hash_of_positions(key, shape)
+    if dtype is torch.int64:
+        return (high.to(dtype) << 32) | (low.to(dtype) & 0xFFFFFFFF)
+    return (high ^ low).to(dtype)
+
+
+@partial(jit, static_argnames="shape")
+def _split(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.stack(_hash_of_positions(key, shape), -1)
+
+
+@jit
+def _fold_in(key: Tensor, data: Tensor) -> Tensor:
+    return torch.stack(threefry(key, 0, torch.as_tensor(data).to(key.device, torch.int32)))
+
+
+@jit
+def _key_of(seed: Tensor) -> Tensor:
+    low = seed.to(torch.int32)
+    return torch.stack([torch.zeros_like(low), low])
