@@ -278,3 +278,30 @@ class TestLinearize:
 
 def c0(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=x.dtype)
+
+
+class TestForwardOverReverse:
+    """The gradient's level sees the custom rule, wherever the function is called."""
+
+    @pytest.mark.parametrize("where", ["jit", "checkpoint", "scan", "cond", "nested", "vmap"])
+    def test_of_a_custom_vjp_function(self, where: str) -> None:
+        cube = xf.custom_vjp(lambda x: x**3)
+        cube.defvjp(lambda x: (x**3, x), lambda x, ct: (3 * x**2 * ct,))
+        inside: dict[str, Any] = {
+            "jit": xf.jit(lambda x: cube(x).sum()),
+            "checkpoint": xf.checkpoint(lambda x: cube(x).sum()),
+            "scan": lambda x: xf.scan(lambda c, _: (cube(c), None), x, None, length=2)[0].sum(),
+            "cond": lambda x: xf.cond(x.sum() > -9, lambda y: cube(y).sum(), lambda y: y.sum(), x),
+            "nested": xf.jit(lambda x: xf.jit(lambda y: xf.jit(cube)(y).sum())(x) + x.sum()),
+            "vmap": xf.jit(lambda x: xf.vmap(xf.jit(cube))(x).sum()),
+        }
+        power = 9 if where == "scan" else 3
+
+        def plain(x: torch.Tensor) -> torch.Tensor:
+            return (x**power).sum() + (x.sum() if where == "nested" else 0)
+
+        ours, t = inside[where], X.cos()
+        want = torch.func.jvp(torch.func.grad(plain), (X,), (t,))
+        got = xf.device_get(xf.jvp(xf.grad(ours), (X,), (t,)))
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(xf.hessian(ours)(X).cpu(), torch.func.hessian(plain)(X))

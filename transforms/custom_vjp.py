@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
+from xfunc import functorch, tracing, tree
 from xfunc.avals import Aval, aval_of
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call
@@ -70,6 +70,8 @@ class CustomVjp(CustomFunction):
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         diff, nondiff = self._arguments(args, kwargs)
         leaves, structure = tree.flatten(diff)
+        if (trace := tracing.current()) is not None:
+            trace.has_rule = True
         like = tree.map(aval_of, diff)  # What is cached below must not hold traced values.
 
         def primal(*xs: Any) -> Any:

@@ -53,6 +53,13 @@ class Scan:
     def with_body(self, body: Program, n_carry: int, n_xs: int) -> Scan:
         return dataclasses.replace(self, body=body, n_carry=n_carry, n_xs=n_xs)
 
+    @property
+    def has_rule(self) -> bool:
+        return self.body.has_rule
+
+    def below_gradient(self) -> Scan:
+        return dataclasses.replace(self, body=self.body.below_gradient())
+
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         loop = self.body.memo(
             ("scan", *self.shape), lambda: forward_loop(self, self.body.avals, self.body.lowering)
@@ -156,11 +163,12 @@ class Scan:
     def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The carry that each step received."""
         c = self.n_carry
+        step = self.body.below_gradient() if self.has_rule else self.body
 
         def fn(*flat: Tensor) -> list[Tensor]:
-            return [*self.body.fn(*flat)[:c], *flat[:c]]
+            return [*step.fn(*flat)[:c], *flat[:c]]
 
-        body = self.body.derive(("scan carries", c), self.body.name, fn, self.body.avals)
+        body = step.derive(("scan carries", c), self.body.name, fn, self.body.avals)
         return bind(self.with_body(body, c, self.n_xs), args)[c:]
 
     def batch(

@@ -52,6 +52,14 @@ class Switch:
     def outputs(self) -> tuple[Aval, ...]:
         return self.branches[0].outputs
 
+    @property
+    def has_rule(self) -> bool:
+        return any(b.has_rule for b in self.branches)
+
+    def below_gradient(self) -> Switch:
+        branches = tuple(b.below_gradient() for b in self.branches)
+        return dataclasses.replace(self, branches=branches)
+
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> Lowering:
             own = tuple(range(len(self.outputs)))

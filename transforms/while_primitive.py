@@ -55,6 +55,13 @@ class While:
     def outputs(self) -> tuple[Aval, ...]:
         return self.body.outputs
 
+    @property
+    def has_rule(self) -> bool:
+        return self.body.has_rule
+
+    def below_gradient(self) -> While:
+        return dataclasses.replace(self, body=self.body.below_gradient())
+
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
         return self.body.memo(key, lambda: with_parameter(self._lowering())).apply(args)

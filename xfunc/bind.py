@@ -114,6 +114,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
+        trace.has_rule |= getattr(primitive, "has_rule", False)
     return outputs
 
 
@@ -134,14 +135,43 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         if any(wrt):
             application = _Application(primitive, primitive.pair(wrt))
             return list(_apply(_PairFunction, application, *args))[: len(primitive.outputs)]
-    rule = getattr(primitive, "rule", None)
-    if rule is not None and functorch.levels() and functorch.levels()[-1] != functorch.VMAP:
-        # A function with rules of its own: what is below the innermost level that watches it sees
-        # what the rule does, as in JAX.
+    rule = _rule_of(primitive)
+    if rule is not None:
+        # What is below the innermost level that watches it sees what the rule does, as in JAX.
         if any(map(functorch.watched_here, args)):
             return list(functorch.apply_here(rule, args))[: len(primitive.outputs)]
         return list(functorch.apply_here(_Below(primitive), args))
     return list(_apply(_PrimitiveFunction, primitive, *args))
+
+
+def _rule_of(primitive: Any) -> Any:
+    """How the innermost level differentiates a primitive with rules of its own, or inside it."""
+    kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
+    if kind != functorch.VMAP and hasattr(primitive, "rule"):
+        return primitive.rule
+    if kind == functorch.GRAD and getattr(primitive, "has_rule", False):
+        return _Gradient(primitive)
+    return None
+
+
+class _Gradient:
+    """The rule of a primitive in which custom_vjp functions are called, at a gradient's level."""
+
+    def __init__(self, primitive: Any):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return bind(self._primitive.below_gradient(), args)
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(args)
+
+    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
+        if all(c is None for c in cts):
+            return (None,) * len(kept)
+        wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
+        found: dict[int, Tensor] = dict(zip(wrt, self._primitive.vjp(kept, cts, wrt), strict=True))
+        return tuple(found.get(i) for i in range(len(kept)))
 
 
 class _Below:

@@ -23,6 +23,15 @@ class Call:
     def outputs(self) -> tuple[Aval, ...]:
         return self.program.outputs
 
+    @property
+    def has_rule(self) -> bool:
+        """Whether custom_vjp functions are called in it."""
+        return self.program.has_rule
+
+    def below_gradient(self) -> Call:
+        """What the levels below a gradient see of it."""
+        return Call(self.program.below_gradient(), self._policy, self._barrier)
+
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.program.lowering.apply(args)
 

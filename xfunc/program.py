@@ -147,6 +147,7 @@ class Program:
         self._raw_fn, self._n_args = fn, len(self.avals)
         self._labels = tuple(labels)
         self._traced = False
+        self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures of its own.
         self._outputs: tuple[Aval, ...] = ()
@@ -251,6 +252,7 @@ class Program:
         inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
         outs = [trace.lift(o) for o in self.fn(*inputs)]
         trace.check_unmutated()
+        self.has_rule |= trace.has_rule
         if not self._traced:
             self.captures = list(trace.captures)
             self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
@@ -289,6 +291,23 @@ class Program:
 
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
+
+    def below_gradient(self) -> Program:
+        """The function as it looks from below a gradient: custom_vjp functions as forward rules."""
+        floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
+
+        def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
+            args = list(flat)
+
+            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                for i, d in zip(floats, diff, strict=True):
+                    args[i] = d
+                outs = self.fn(*args)
+                return tuple(o for o in outs if differentiable(o)), tuple(outs)
+
+            return list(functorch.vjp(outputs_of, *(args[i] for i in floats))[2])
+
+        return self.derive(("below gradient",), self.name, fn, self.avals)
 
     def pushforward(self, wrt: tuple[int, ...]) -> Program:
         """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""

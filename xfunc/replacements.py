@@ -43,7 +43,7 @@ def _normalise(
         out = out * weight.reshape(shape)
     if bias is not None:
         out = out + bias.reshape(shape)
-    return out.to(dtype)
+    return out.to(dtype) if x.ndim > 1 else out.to(dtype).reshape(x.shape)  # an empty batch
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ class Trace:
         self.captures: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
+        self.has_rule = False  # whether a custom_vjp function was differentiated or could be
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []

@@ -62,7 +62,7 @@ def test_jacobian_of_a_constant(
 ) -> None:
     """torch.func.vmap with out_dims=-1 reads beyond the shape of an output that is not batched."""
     got = xf.device_get(transform(lambda _: result.sin())(argument))
-    torch.testing.assert_close(got, torch.zeros(*result.shape, *argument.shape))
+    torch.testing.assert_close(got, torch.zeros((*result.shape, *argument.shape)))
 
 
 def test_jvp_of_a_switch_that_no_tangent_reaches() -> None:
@@ -82,7 +82,7 @@ def test_hessian_of_nested_loops_around_a_value_made_outside() -> None:
         k = torch.arange(4)
 
         def inner(d: Tensor, _: None) -> tuple[Tensor, None]:
-            return torch.sin(d) * k, None
+            return torch.sin(d) * k / 4, None
 
         def outer(c: Tensor, _: None) -> tuple[Tensor, None]:
             return xf.scan(inner, c, None, 2)[0], None
@@ -91,7 +91,7 @@ def test_hessian_of_nested_loops_around_a_value_made_outside() -> None:
 
     def plain(x: Tensor) -> Tensor:
         for _ in range(4):
-            x = torch.sin(x) * torch.arange(4)
+            x = torch.sin(x) * torch.arange(4) / 4
         return x.sum()
 
     torch.testing.assert_close(xf.device_get(xf.hessian(loops)(X)), torch.func.hessian(plain)(X))
@@ -111,3 +111,12 @@ def test_a_closure_used_for_its_shape_alone(second: Callable[..., Callable[..., 
     got = xf.device_get(second(fun)(X))
     want = {xf.jacrev: torch.eye(4) * 3, xf.jacfwd: torch.eye(4) * 3, xf.vmap: X * 2}
     torch.testing.assert_close(got, want.get(second, torch.zeros(4, 4, 4)))
+
+
+def test_batched_tangent_of_an_activation_of_a_scalar() -> None:
+    """torch_xla gives the derivative the shape of the input, to which the tangent may be wider."""
+    x = torch.tensor(0.7)
+    for f in ("relu", "hardswish", "hardsigmoid", "gelu", "hardshrink", "softshrink"):
+        activation = getattr(torch.nn.functional, f)
+        want = torch.func.grad(activation)(x)
+        torch.testing.assert_close(xf.jacfwd(activation)(x).cpu(), want)

@@ -218,3 +218,18 @@ def clamp_min(x: Tensor, least: Tensor) -> Tensor:
 @kernel("clamp_max.Tensor")
 def clamp_max(x: Tensor, most: Tensor) -> Tensor:
     return torch.minimum(*together(x, most))
+
+
+def _broadcasting(name: str) -> None:
+    """torch_xla 2.9 gives the result the shape of the input, to which the gradient may be wider."""
+
+    @kernel(name)
+    def run(grad: Tensor, x: Tensor, *rest: Any, **options: Any) -> Tensor:
+        return original(name)(*torch.broadcast_tensors(grad, x), *rest, **options)
+
+
+for _name in (
+    "threshold_backward", "hardswish_backward", "hardsigmoid_backward", "gelu_backward",
+    "hardshrink_backward", "softshrink_backward",
+):  # fmt: skip
+    _broadcasting(_name)
