@@ -666,3 +666,52 @@ def test_values_of_an_enclosing_trace_that_are_only_held(first: str, second: str
     want = {k: torch.full((3,), 81.0) if k == "jacrev" else 81 * x for k in ways}
     for name in (first, second):
         torch.testing.assert_close(ways[name](xf.jit(_asks_a_shape)).cpu(), want[name])
+
+
+def _rebinds(x: torch.Tensor) -> torch.Tensor:
+    """Cached functions close over variables that get other values before the trace ends."""
+    y = x * 2
+    a = xf.jit(lambda z: z * y)(x)
+    y = xf.cond(a.sum() > 0, lambda: y + 1, lambda: y)
+    y, total = xf.scan(lambda c, v: (c * v + y.sum(), v), y, torch.ones(2, 3))
+    kept = {"y": y}
+    y = xf.checkpoint(lambda z: z * y + kept["y"])(y)
+    kept["y"] = total
+    return (y * a).sum()
+
+
+def test_variables_that_are_rebound_after_a_function_was_cached() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        a = 2 * x * x
+        y = 2 * x + 1
+        s = y.sum()
+        y = y + s
+        y = y + s
+        return ((y * y + y) * a).sum()
+
+    ways: list[Any] = [
+        lambda t, f: f(x),
+        lambda t, f: t.grad(f)(x),
+        lambda t, f: t.jvp(f, (x,), (x,))[1],
+        lambda t, f: t.hessian(f)(x),
+        lambda t, f: t.vmap(t.grad(f))(torch.stack([x, x + 1])),
+    ]
+    for way in ways:
+        want = way(torch.func, plain)
+        torch.testing.assert_close(way(xf, xf.jit(_rebinds)).cpu(), want)
+
+
+def test_a_counter_of_runs_counts_traces_once() -> None:
+    runs = 0
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        return x.sin().sum()
+
+    x = torch.ones(3)
+    for _ in range(3):
+        xf.jit(f)(x)
+    assert runs == 1

@@ -976,3 +976,18 @@ def test_transforms_of_torch_func_around_and_inside() -> None:
     assert torch.func.grad(f)(xf.device_put(x)).tolist() == [3.0, 12.0, 27.0]
     assert xf.jit(lambda x: torch.func.grad(f)(x))(x).tolist() == [3.0, 12.0, 27.0]
     assert xf.jit(torch.func.vmap(lambda v: v * 2))(x).tolist() == [2.0, 4.0, 6.0]
+
+
+def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound the process would end with SIGSEGV after some thousand programs."""
+    from xfunc import runtime
+
+    xf.jit(torch.sin)(vector())
+    limit = runtime._map_limit()
+    assert int(os.environ["XLA_COMPILATION_CACHE_SIZE"]) <= limit // 100
+    monkeypatch.setattr(runtime, "_map_limit", lambda: 100)
+    with pytest.raises(xf.errors.CompileError, match=r"(?s)holds \d+ memory maps.*CACHE_SIZE"):
+        for n in range(17):
+            xf.jit(lambda x, n=n: x + n)(vector())
+    monkeypatch.undo()
+    assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)

@@ -21,6 +21,7 @@ Globals that a function names are not part of its value; see `xfunc.globals`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -335,3 +336,46 @@ def root_of(fun: Any) -> Any:
 def forget_changes() -> None:
     """Let places that have changed count by value again."""
     _volatile.clear()
+
+
+def frozen(fun: Any) -> Any:
+    """A copy of a function that does not see what it holds being changed later.
+
+    A program runs its function again for each derived program, perhaps when the enclosing function
+    has long given other values to the variables that it closes over, or to the entries of a dict.
+    """
+    return _frozen(fun, {})
+
+
+def _frozen(x: Any, copies: dict[int, Any]) -> Any:
+    if id(x) in copies:
+        return copies[id(x)]
+    if type(x) is list:
+        copies[id(x)] = held = []
+        held += [_frozen(v, copies) for v in x]
+        return held
+    if type(x) is dict:
+        copies[id(x)] = items = {}
+        items.update({k: _frozen(v, copies) for k, v in x.items()})
+        return items
+    if type(x) is tuple:
+        return tuple([_frozen(v, copies) for v in x])
+    if isinstance(x, functools.partial):
+        inside = _frozen(x.func, copies), *_frozen(x.args, copies)
+        return functools.partial(*inside, **_frozen(x.keywords, copies))
+    if not isinstance(x, types.FunctionType) or not x.__closure__:
+        return x
+    cells = [copies.setdefault(id(c), types.CellType()) for c in x.__closure__]
+    copy = types.FunctionType(
+        x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
+    )
+    copy.__kwdefaults__, copy.__qualname__ = x.__kwdefaults__, x.__qualname__
+    copy.__dict__.update(x.__dict__)
+    copies[id(x)] = copy
+    for cell, new in zip(x.__closure__, cells, strict=True):
+        with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
+            content = cell.cell_contents
+            if id(new) not in copies:
+                copies[id(new)] = new
+                new.cell_contents = _frozen(content, copies)
+    return copy

@@ -6,9 +6,11 @@ then only ever run; `Executable` is the seam behind which another runtime would 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import glob
+import itertools
 import os
 import re
 import sys
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from xfunc.avals import Aval
-from xfunc.errors import CompileError
+from xfunc.errors import CompileError, report
 from xfunc.refusals import compile_error, out_of_memory
 
 
@@ -35,6 +37,9 @@ def xla() -> ModuleType:
     if "--xla_cpu_enable_fast_min_max" not in flags:
         # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
+    if os.environ["PJRT_DEVICE"] == "CPU" and _map_limit():  # See NOTE [memory maps].
+        size = max(_map_limit() // _MAPS_OF_A_PROGRAM, 64)
+        os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
     import torch_xla
@@ -47,6 +52,40 @@ def xla() -> ModuleType:
 
     ops.start()
     return torch_xla._XLAC
+
+
+# NOTE [memory maps]
+# A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a process
+# 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with SIGSEGV when
+# it gets no more. A smaller cache evicts in time; programs that it forgot are compiled again.
+_MAPS_OF_A_PROGRAM = 100
+_compiles = itertools.count(1)
+
+
+@functools.cache
+def _map_limit() -> int:
+    """How many memory maps the process may have; 0 if that is not known."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count") as file:
+        return int(file.read())
+    return 0
+
+
+def _check_maps(name: str) -> None:
+    """Refuse to compile where XLA would die of it; see NOTE [memory maps]."""
+    if next(_compiles) % 16 or not _map_limit() or os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    with open("/proc/self/maps") as file:
+        used = sum(1 for _ in file)
+    if used > 0.95 * _map_limit():
+        raise CompileError(
+            report(
+                f"{name} cannot be compiled: the process holds {used} memory maps, most of them of "
+                f"programs compiled before, and Linux allows {_map_limit()}",
+                "compile fewer programs in one process, or keep fewer: set the environment "
+                "variable XLA_COMPILATION_CACHE_SIZE (now "
+                f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
+            )
+        )
 
 
 @functools.cache
@@ -137,6 +176,7 @@ class Executable:
 
     def _compile(self) -> None:
         X = xla()
+        _check_maps(self._name)
         from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
         holders = [placeholder(a) for a in self._avals]
@@ -147,7 +187,9 @@ class Executable:
             self._hash = X._get_graph_hash(outputs)
             try:
                 _check_memory(self._name, outputs)
-                self.graph = _graphs.setdefault(self._hash, _unused_name(self._name))
+                if self._hash not in _graphs:
+                    _graphs[self._hash] = _unused_name(self._name)
+                self.graph = _graphs[self._hash]
                 with _graph_name(self.graph):
                     X._xla_warm_up_cache(outputs, [])
             except Exception as error:  # torch_xla raises whatever XLA's status code maps to.
@@ -220,15 +262,13 @@ def host_memory() -> int:
 
 
 _graphs: dict[bytes, str] = {}  # Equal programs are compiled once, under the name of the first.
+_names: collections.Counter[str] = collections.Counter()
 
 
 def _unused_name(name: str) -> str:
     plain = re.sub(r"\W", "_", name)
-    taken, n, found = set(_graphs.values()), 1, plain
-    while found in taken:
-        n += 1
-        found = f"{plain}_{n}"
-    return found
+    _names[plain] += 1
+    return plain if _names[plain] == 1 else f"{plain}_{_names[plain]}"
 
 
 @contextlib.contextmanager

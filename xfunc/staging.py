@@ -255,8 +255,9 @@ class Staged:
             effects_allowed: whether the caller has the effects: see `Entry.result`.
         """
         key = Key(*key_parts)
-        run = call or self.fun
-        store = self.cache
+        run = [call or self.fun]
+        later = identity.frozen(run[0])
+        store, name = self.cache, self.name
         _check_no_recursion(self, key)
         store.missed(key)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
@@ -273,9 +274,9 @@ class Staged:
                 full.insert(i, x)
             args, kwargs = tree.unflatten(key.tree, full)
             with effects.collected(effects_allowed) as found:
-                outs, structure = tree.flatten(run(*args, **kwargs))
+                outs, structure = tree.flatten(run[0](*args, **kwargs))
             out_tree[:], had[:] = [structure], found.effects
-            return [*as_outputs(self.name, outs, structure), *found.tensors]
+            return [*as_outputs(name, outs, structure), *found.tensors]
 
         program = Program(self.name, flat, avals, labels)
         program.defined_at = definition(self.value)
@@ -290,6 +291,7 @@ class Staged:
                 program.joint(wrt, zeros)
             else:
                 program.trace()
+        run[0] = later
         store.globals.note_changes(before)
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if identity.note_changes(self.value, places) or any(collects):
@@ -302,7 +304,7 @@ class Staged:
         if not any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures):
             store.add(key, entry, guards)
             if (trace := tracing.current()) is not None:
-                trace.keep_tokens([*held, *program.captures])
+                trace.keep_tokens([*held, *program.captures], self.value)
         return entry
 
 

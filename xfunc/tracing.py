@@ -51,6 +51,7 @@ from xfunc.errors import (
     XfuncError,
     report,
 )
+from xfunc.identity import function_value
 from xfunc.literals import literal
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
 from xfunc.purity import Kind
@@ -136,6 +137,7 @@ class Trace:
         self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tokens: set[int] = set()
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
+        self._cached: list[Any] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
@@ -213,6 +215,13 @@ class Trace:
 
         with torch._C.DisableTorchFunction():
             found = alive()
+            if found and self._cached:  # What a cached function has come to hold since is a token.
+                del found[:]
+                for fun in self._cached:
+                    self._tokens.update(map(id, function_value(fun)[1]))
+                self._empty_tokens()
+                found = alive()
+            self._cached.clear()
             if found and collect:
                 del found[:]
                 gc.collect()  # Reference cycles are no leak.
@@ -284,10 +293,11 @@ class Trace:
         """From now on, `value` stands for the captured `tensor`."""
         self._substitutes[id(tensor)] = (tensor, value)
 
-    def keep_tokens(self, tensors: Sequence[torch.Tensor]) -> None:
+    def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: Any) -> None:
         """A cached function holds these: see NOTE [tokens]."""
         trace: Trace | None = self
         while trace is not None:
+            trace._cached.append(fun)
             trace._tokens.update(map(id, tensors))
             # Wrappers of torch.func are made without passing the mode.
             trace._wrapped += [

@@ -11,9 +11,6 @@ NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, whic
 it runs about as fast as JAX's; under `vmap` and `disable_jit` it needs no rules of its own. It is
 traced once for each shape. XLA's RngBitGenerator expands to the same arithmetic, but takes no
 batch of keys.
-
-NOTE [shifts to the right]: torch_xla 2.9 lowers ``x >> n`` to a division, which rounds negative
-numbers the wrong way. With the lowest n bits cleared first, the division is exact, and both agree.
 """
 
 from __future__ import annotations
@@ -124,8 +121,8 @@ def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Te
 
 
 def shift_right(x: Tensor, n: int, width: int = 32) -> Tensor:
-    """``x >> n`` of unsigned words; see NOTE [shifts to the right]."""
-    return ((x & -(1 << n)) >> n) & ((1 << (width - n)) - 1)
+    """``x >> n`` of unsigned words: torch's shift would copy the sign into the upper bits."""
+    return (x >> n) & ((1 << (width - n)) - 1)
 
 
 def threefry(key: Tensor, high: Tensor | int, low: Tensor) -> tuple[Tensor, Tensor]:
