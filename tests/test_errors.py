@@ -208,7 +208,12 @@ def deeper(x: torch.Tensor) -> torch.Tensor:
 
 
 def interrupted(x: torch.Tensor) -> torch.Tensor:
-    signal.raise_signal(signal.SIGINT)
+    # A process started in the background may ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return x
 
 

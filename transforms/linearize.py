@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tracing, tree
+from xfunc.arguments import avals_of, prepare
 from xfunc.bind import Tensor, bind
 from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.program import Program, differentiable
 from xfunc.split import Halves, everything_saveable, split
-from xfunc.staging import Staged, Transform, avals_of, is_eager, prepare
+from xfunc.staging import Staged, Transform, is_eager
 
 from .common import Fun, arrays, as_tensors, labels_of
 from .jvp import push, tangents_of

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tracing, tree
+from xfunc.arguments import prepare
 from xfunc.avals import Aval, short
 from xfunc.bind import bind
 from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
-from xfunc.staging import Staged, Transform, is_eager, prepare
+from xfunc.staging import Staged, Transform, is_eager
 
 from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of, split_aux
 

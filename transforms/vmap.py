@@ -9,10 +9,11 @@ import optree
 import torch
 
 from xfunc import functorch, tree
+from xfunc.arguments import as_outputs
 from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
-from xfunc.staging import Transform, as_outputs
+from xfunc.staging import Transform
 
 from .common import Fun, Tensor, arrays, as_tensors
 

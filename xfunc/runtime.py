@@ -55,9 +55,9 @@ def xla() -> ModuleType:
 
 
 # NOTE [memory maps]
-# A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a process
-# 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with SIGSEGV when
-# it gets no more. A smaller cache evicts in time; programs that it forgot are compiled again.
+# A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a
+# process 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with
+# SIGSEGV when it gets no more. A smaller cache evicts in time; what it forgot is compiled again.
 _MAPS_OF_A_PROGRAM = 100
 _compiles = itertools.count(1)
 

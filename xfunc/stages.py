@@ -9,14 +9,16 @@ import torch
 
 from xfunc import export, portable, tree
 from xfunc.analysis import MemoryAnalysis, Optimised, optimised
+from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
+from xfunc.entry import Entry
 from xfunc.errors import TreeMismatchError, report
 from xfunc.hlo import Module
 from xfunc.hlo.cost import cost
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
 from xfunc.scopes import resolve
-from xfunc.staging import Entry, Staged, avals_of, prepare, run_staged
+from xfunc.staging import Staged, run_staged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ runs as one executable; called inside a trace it traces into it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import operator
@@ -20,17 +19,18 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import cache, config, effects, functorch, identity, runtime, tracing, tree, values
-from xfunc.avals import NUMBERS, Aval, aval_of
+from xfunc import cache, config, effects, identity, runtime, tracing, tree, values
+from xfunc.arguments import as_outputs, avals_of, path_of, prepare
+from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
 from xfunc.cache import FunctionCache, Key
 from xfunc.call import Call
 from xfunc.effects import Effect
+from xfunc.entry import Entry
 from xfunc.errors import report, shown
 from xfunc.globals import Globals
 from xfunc.guards import collect_guards, depend_on
 from xfunc.identity import Wrapper
-from xfunc.literals import literal
 from xfunc.locations import Location, function_name, in_user_code, user_location
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
@@ -56,112 +56,6 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
 def is_eager() -> bool:
     """Whether `disable_jit` is in force."""
     return getattr(_switches, "eager", False)
-
-
-@dataclasses.dataclass(eq=False)
-class Entry:
-    """A cached program and how to call it.
-
-    Attributes:
-        program: of the flattened function.
-        out_tree: the structure of its results.
-        captures: for each capture, where to find it: among the tensors that the function holds
-            (an index), or as itself.
-        donated: flat arguments whose buffers the program may take over.
-        effects: to be had when it has run; their tensors are the program's last outputs.
-    """
-
-    program: Program
-    call: Call
-    out_tree: tree.Structure
-    captures: tuple[int | torch.Tensor, ...]
-    donated: frozenset[int] = frozenset()
-    effects: tuple[Effect, ...] = ()
-    _run: runtime.Executable | None = None
-    _inputs: tuple[int, ...] = ()
-    _consts: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def outputs(self) -> tuple[Aval, ...]:
-        """Avals of the results, without what the effects take."""
-        outs = self.program.outputs
-        return outs[: len(outs) - sum(e.size for e in self.effects)]
-
-    def result(self, outs: Sequence[torch.Tensor]) -> Any:
-        """The tree of results; has the effects."""
-        if self.effects:
-            outs = effects.take(self.effects, outs)
-        return self.out_tree.unflatten(outs)
-
-    def inputs(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[Any]:
-        """Arguments and captures, in the program's order."""
-        if not self.captures:
-            return leaves
-        found = [held[c] if isinstance(c, int) else c for c in self.captures]
-        if tracing.current() is None:
-            found = [runtime.to_device(t) for t in found]
-        return [*leaves, *found]
-
-    def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Call the program with tensors on the device, outside of any trace."""
-        flat = self.inputs(leaves, held)
-        if functorch.top_level() is not None or (
-            torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
-        ):
-            # An autograd engine that ran before the device client started has no thread for it.
-            functorch.run_backward_in_this_thread()
-            return bind(self.call, flat)
-        run = self._run
-        if run is None:
-            lowering = self.program.lowering
-            if not lowering.outputs:
-                return []
-            run = self._run = lowering.executable(self.donated)
-            self._inputs = tuple(lowering.inputs[i] for i in run.order)
-            self._consts = lowering.held()
-        if self._consts:
-            flat = [*flat, *self._consts]
-        if not self.donated:
-            return run([flat[i] for i in self._inputs])
-        return self._run_donating(run, flat)
-
-    def _run_donating(
-        self, run: runtime.Executable, flat: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        donated = self.donated
-        if len(set(map(id, flat))) < len(flat):
-            ids = [id(flat[i]) for i in donated]
-            others = {id(t) for i, t in enumerate(flat) if i not in donated}
-            if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
-                raise ValueError(
-                    report(
-                        f"{self.program.name} was given one tensor twice, once to be donated",
-                        "pass a copy (t.clone()), or do not donate that argument.",
-                        at=user_location(),
-                    )
-                )
-        outputs = run([flat[i] for i in self._inputs])
-        for i in donated:
-            t = flat[i]
-            if type(t) is torch.Tensor:
-                t.__class__ = _Donated
-        return outputs
-
-
-class _Donated(torch.Tensor):
-    """A tensor whose buffer a program has taken over."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__repr__":
-            return "<donated tensor>"
-        raise RuntimeError(
-            report(
-                "this tensor was donated to a jitted function, which has reused its buffer",
-                "use the function's result instead, or leave the argument out of donate_argnums.",
-                at=user_location(),
-            )
-        )
 
 
 class Staged:
@@ -198,7 +92,7 @@ class Staged:
             names = []
         skip = {i for i, _ in fixed}
         accessors = structure.accessors()
-        return [_path(a, names) for i, a in enumerate(accessors) if i not in skip]
+        return [path_of(a, names) for i, a in enumerate(accessors) if i not in skip]
 
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `xfunc.identity.function_value`."""
@@ -316,31 +210,6 @@ def definition(fun: Any) -> Location | None:
     return Location(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
-    """The leaves that a traced function returned, as traced tensors."""
-    made = []
-    for i, o in enumerate(outs):
-        if isinstance(o, torch.Tensor):
-            trace = tracing.current()
-            if trace is not None:
-                o = trace.lift(o)
-                o = literal(o) if o.device.type == "cpu" else o
-            made.append(o)
-        elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
-        else:
-            path = structure.accessors()[i].codify("output")
-            raise TypeError(
-                report(
-                    f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
-                    "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
-                    "registered classes.",
-                    at=user_location(),
-                )
-            )
-    return made
-
-
 def _is_tracer(t: torch.Tensor) -> bool:
     trace = tracing.current()
     return trace is not None and trace.is_inside(t)
@@ -378,64 +247,6 @@ def _modes() -> Hashable:
     if torch.is_autocast_enabled("xla"):
         return (torch.get_default_dtype(), torch.get_autocast_dtype("xla"))
     return torch.get_default_dtype()
-
-
-def prepare(
-    staged: Staged, leaves: list[Any], structure: tree.Structure
-) -> tuple[list[torch.Tensor], tuple[tuple[int, Any], ...]]:
-    """Argument leaves as tensors that a program can take, and those that are no arrays."""
-    trace = tracing.current()
-    made: list[torch.Tensor] = []
-    fixed: list[tuple[int, Any]] = []
-    for i, x in enumerate(leaves):
-        if type(x) in NUMBERS:
-            dtype = NUMBERS[type(x)]
-            if type(x) is int and not -(2**63) <= x < 2**63:
-                raise OverflowError(
-                    report(
-                        f"{staged.labels(structure)[i]} of {staged.name} is {x}, too large for an "
-                        "int64",
-                        "make the argument static.",
-                        at=user_location(),
-                    )
-                )
-            if trace is None:
-                made.append(runtime.to_device(torch.tensor(x, dtype=dtype)))
-            else:
-                made.append(torch.full((), x, dtype=dtype, device=runtime.device()))
-        elif isinstance(x, torch.Tensor):
-            if trace is not None:
-                made.append(trace.lift(x))
-            else:
-                if not _IS_XLA(x):
-                    values.check_array(x, staged.name, staged.labels(structure)[i])
-                made.append(runtime.to_device(x))
-        elif staged.arrays_only:
-            raise TypeError(
-                report(
-                    f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
-                    f"{staged.labels(structure)[i]}",
-                    "pass tensors and Python numbers (torch.from_numpy for arrays); register your "
-                    "own class with xf.tree.register; make anything else static with "
-                    "static_argnums or static_argnames; of an object's method, write "
-                    "jit(obj.method).",
-                    at=user_location(),
-                )
-            )
-        else:
-            fixed.append((i, x))
-    return made, tuple(fixed)
-
-
-def _path(accessor: optree.PyTreeAccessor, names: Sequence[str]) -> str:
-    """A key path in ``(args, kwargs)``, as the user knows it."""
-    if len(accessor) < 2:
-        return "the arguments"
-    which, first = accessor[0].entry, accessor[1].entry
-    rest = accessor[2:].codify("")
-    if which == 1:
-        return f"{first}{rest}"
-    return f"{names[first]}{rest}" if first < len(names) else f"argument {first}{rest}"
 
 
 class Transform(Wrapper):
@@ -579,8 +390,3 @@ def hide_library_frames(error: Exception) -> Exception:
     for e in reversed(kept):
         trail = types.TracebackType(trail, e.tb_frame, e.tb_lasti, e.tb_lineno)
     return error.with_traceback(trail)
-
-
-def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Abstract arguments as they stand in a key."""
-    return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)

@@ -41,29 +41,24 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc import functorch, purity, runtime, scopes
+from xfunc import functorch, purity, rules, runtime, scopes, switches
 from xfunc.avals import Aval, short
 from xfunc.errors import (
-    ConcretizationError,
     LeakError,
     PurityError,
-    UnsupportedOpError,
     XfuncError,
     report,
 )
 from xfunc.identity import function_value
-from xfunc.literals import literal
+from xfunc.leaks import Leaked, Token, defuse, empty
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
 from xfunc.purity import Kind
 from xfunc.refusals import explain, operation_name, refusal_of
 from xfunc.replacements import REPLACEMENTS
 from xfunc.values import (
     check_array,
-    find_traced,
     is_tracked,
     number_of,
-    on_device,
-    refill,
     tensors_in,
 )
 
@@ -92,32 +87,6 @@ def set_implicit(source: Any) -> Any:
     before = getattr(_thread, "implicit", None)
     _thread.implicit = source
     return before
-
-
-class Leaked(torch.Tensor):
-    """A traced value whose trace has ended: any use raises."""
-
-    _xfunc_leak: str
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if purity.kind_of(func) is Kind.REPR:
-            return "<traced value that outlived its trace>"
-        flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
-        raise LeakError(flat[0]._xfunc_leak if flat else "a traced value outlived its trace")
-
-
-class _Token(Leaked):
-    """What is left of a value that a cached function holds: see NOTE [tokens]."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if purity.kind_of(func) is Kind.METADATA:
-            if func in purity.DEVICE:
-                return runtime.device() if func == purity.DEVICE[0] else True
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
 
 
 class Trace:
@@ -153,10 +122,10 @@ class Trace:
             X = runtime.xla()
             self._parent = current()
             if self._parent is None:
-                _flush_user_work()
+                switches.flush_user_work()
                 stack.callback(X._clear_pending_irs, str(runtime.device()))
-                stack.enter_context(_tracing_switches())
-                stack.enter_context(_young_garbage_only())
+                stack.enter_context(switches.tracing_switches())
+                stack.enter_context(switches.young_garbage_only())
             stack.enter_context(functorch.bottom_level())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -195,15 +164,7 @@ class Trace:
                 token = ref()
                 if token is None:
                     continue
-                with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
-                    empty = torch.empty(token.shape, dtype=token.dtype, device="meta")
-                    functorch.swap_contents(token, empty)
-                token.__class__ = _Token
-                vars(token)["_xfunc_leak"] = report(
-                    "a traced value, kept by a cached function, was used outside of its trace",
-                    "return the value from the function instead of storing it outside.",
-                    function=self.name,
-                )
+                empty(token, self.name)
 
     def _survivors(self, collect: bool) -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
         def alive() -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
@@ -254,9 +215,7 @@ class Trace:
                 else self._defined_at,
             )
             first = first or text
-            refill(tensor)
-            tensor.__class__ = Leaked
-            vars(tensor)["_xfunc_leak"] = text
+            defuse(tensor, text)
         if not quiet:
             raise LeakError(first)
 
@@ -282,7 +241,7 @@ class Trace:
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
             number = runtime.xla()._xla_get_tensor_id(view)
         self._placeholders.append((raw, view, view._version, label, number))
-        self._remember(view, None, sys._getframe(1))
+        self.remember(view, None, sys._getframe(1))
         return view
 
     def raw_inputs(self) -> list[torch.Tensor]:
@@ -301,7 +260,7 @@ class Trace:
             trace._tokens.update(map(id, tensors))
             # Wrappers of torch.func are made without passing the mode.
             trace._wrapped += [
-                weakref.ref(t) for t in tensors if functorch.is_wrapped(t) and trace._owns(t)
+                weakref.ref(t) for t in tensors if functorch.is_wrapped(t) and trace.owns(t)
             ]
             trace = trace._parent
 
@@ -314,11 +273,11 @@ class Trace:
         made = self._made.get(key)
         if made is not None and made[0]() is tensor:
             return tensor
-        if self._owns(tensor):
+        if self.owns(tensor):
             return tensor
         return self._capture(tensor)
 
-    def _owns(self, tensor: torch.Tensor) -> bool:
+    def owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
         if isinstance(tensor, Leaked):
             raise LeakError(tensor._xfunc_leak)
@@ -357,7 +316,7 @@ class Trace:
         trace: Trace | None = self
         while trace._parent is not None:
             trace = trace._parent
-        return trace._owns(tensor)
+        return trace.owns(tensor)
 
     def may_use_plain_autograd(self) -> bool:
         """Whether nothing differentiates here yet, by plain autograd or a transform."""
@@ -373,6 +332,18 @@ class Trace:
         finally:
             self._in_plain_autograd = False
 
+    def mode(self) -> TorchFunctionMode:
+        """The mode, to be entered once more where torch has left it to call Python code."""
+        return _Mode(self)
+
+    @property
+    def implicit(self) -> Any:
+        """What draws in place of the global generator: see `set_implicit`."""
+        source = getattr(_thread, "implicit", None)
+        if source is not None and source.trace is not None and not source.trace.is_open:
+            return None  # Left open by a trace that has ended.
+        return source
+
     # -- values -------------------------------------------------------------------------------
 
     def register(self, outputs: Any) -> None:
@@ -380,9 +351,9 @@ class Trace:
         frame = sys._getframe(1)
         for t in outputs:
             self._stamps.stamp(t, frame)
-            self._remember(t, None, frame)
+            self.remember(t, None, frame)
 
-    def _remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
+    def remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
         # One of these for each operation traced: no walk over frames here, no count of lines.
         self._made[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
 
@@ -392,24 +363,24 @@ class Trace:
         """A torch function called by traced code."""
         kind = purity.kind_of(func)
         if kind is Kind.METADATA:
-            if type(args[0]) is _Token and id(args[0]) in self._substitutes:
+            if type(args[0]) is Token and id(args[0]) in self._substitutes:
                 args = (self.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
         if kind is Kind.FACTORY:
             if purity.reads_arguments(func):
                 for t in tensors_in(args, {}):
-                    self._refuse_read(operation_name(func), t)
+                    rules.refuse_read(self, operation_name(func), t)
             if kwargs.get("device") is None and not _like(func):
                 kwargs = {**kwargs, "device": runtime.device()}
         elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
             if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
-                args, kwargs = self._lift_all(args, kwargs)
-            done, result = self._special(kind, func, args, kwargs)
+                args, kwargs = self.lift_all(args, kwargs)
+            done, result = rules.special(self, kind, func, args, kwargs)
             if done:
                 return result
-        args, kwargs = self._lift_all(args, kwargs)
+        args, kwargs = self.lift_all(args, kwargs)
         if func in purity.ARITHMETIC and functorch.JVP in functorch.levels():
-            args = self._typed_numbers(args)
+            args = rules.typed_numbers(self, args)
         try:
             out = REPLACEMENTS.get(func, func)(*args, **kwargs)
         except Exception as error:
@@ -422,7 +393,7 @@ class Trace:
             frame = sys._getframe(2)
             if func not in _SAME_VALUE:
                 self._stamps.stamp(out, frame)
-            self._remember(out, func, frame)
+            self.remember(out, func, frame)
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
             stamped = func is torch.autograd.grad and self._stamps.watching
@@ -430,27 +401,12 @@ class Trace:
                 if isinstance(o, torch.Tensor):
                     if not stamped:
                         self._stamps.stamp(o, frame)
-                    self._remember(o, func, frame)
+                    self.remember(o, func, frame)
         if kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
             self.check_unmutated(func)
         return out
 
-    # NOTE [numbers in forward mode]
-    # torch.func.jvp makes the tangent of `0.5 * x` float64 where x is a 0-d float32 tensor: the
-    # tangent meets the number as a tensor that decides the dtype as much as x does. A 0-d tensor
-    # of the dtype of x in place of the number has no say.
-    def _typed_numbers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of arithmetic, numbers beside a 0-d floating tensor as tensors of its dtype."""
-        like = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if like is None or like.ndim or not like.is_floating_point():
-            return args
-        typed = {"dtype": like.dtype}
-        return tuple(
-            self.call(torch.full, ((), a), typed) if type(a) in (int, float, bool) else a
-            for a in args
-        )
-
-    def _lift_all(
+    def lift_all(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # One of these for each operation traced: the common cases come first.
@@ -468,148 +424,16 @@ class Trace:
             elif isinstance(a, torch.Tensor):
                 a = self.lift(a)
             elif kind is tuple or kind is list:
-                a = kind(self._lift_all(a, {})[0])
+                a = kind(self.lift_all(a, {})[0])
             lifted.append(a)
         if kwargs:
-            values, _ = self._lift_all(tuple(kwargs.values()), {})
+            values, _ = self.lift_all(tuple(kwargs.values()), {})
             kwargs = dict(zip(kwargs, values, strict=True))
         return tuple(lifted), kwargs
 
-    def _special(
-        self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bool, Any]:
-        """Calls that need more than lifting: (whether it was dealt with, the result)."""
-        name = operation_name(func)
-        tensors = [t for t in tensors_in(args, kwargs) if self._is_traced(t)]
-        if kind is Kind.LITERAL:
-            return self._make_literal(func, args, kwargs)
-        if kind is Kind.RANDOM and purity.is_random_call(func, args, kwargs):
-            return True, self._draw(func, args, kwargs)
-        if func is torch.Tensor.__setitem__ and purity.is_masked_fill(args):
-            # torch_xla would look for the places of the mask; a fill needs no places.
-            x, mask, value = args
-            mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-            return True, self.call(torch.Tensor.masked_fill_, (x, mask, value), {})
-        if kind is Kind.BACKWARD:
-            self._refuse(
-                PurityError,
-                f"{name} writes gradients into `.grad`, a side effect",
-                "use xf.grad or xf.value_and_grad, which return them; or call backward outside.",
-            )
-        if not tensors:
-            return False, None
-        if func == purity.GRAD_FN:
-            # The graph belongs to the trace: a node kept beyond it would compute on nothing.
-            return True, None
-        if func == purity.DATA:
-            return True, self.call(torch.Tensor.detach, args, {})  # Shares the version counter.
-        if func == purity.SET_DATA:
-            self._refuse(
-                PurityError,
-                f"assigning to .data changes a traced value ({short(args[0])}) in place",
-                "compute a new tensor and return it.",
-            )
-        if kind is Kind.REPR:
-            return self._show(func, args)
-        if kind is Kind.COPY:
-            return True, self.call(torch.clone, (args[0],), {})
-        if func is torch.Tensor.copy_ and args[0].device.type == "cpu" and self._owns(args[0]):
-            self._refuse_read("copying to the host with Tensor.copy_", args[1])
-        reads = kind is Kind.READ or (kind is Kind.MOVE and purity.leaves_device(args, kwargs))
-        if reads:
-            self._refuse_read(name, tensors[0])
-        if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
-            self._refuse_read("Tensor.type()", tensors[0])
-        data_shaped = kind is Kind.DATA_SHAPED or (kind is Kind.INDEX and purity.has_mask(args[1]))
-        if data_shaped:
-            what = "indexing with a boolean mask" if kind is Kind.INDEX else name
-            self._refuse(
-                UnsupportedOpError,
-                f"the shape of the result of {what} depends on data",
-                "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
-                "torch.topk instead of unique or nonzero.",
-            )
-        return False, None
-
-    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A draw from the global generator: from the implicit key, if there is one."""
-        name, source = operation_name(func), getattr(_thread, "implicit", None)
-        if source is not None and source.trace is not None and not source.trace.is_open:
-            source = None  # Left open by a trace that has ended.
-        if kwargs.get("generator") is not None:
-            self._refuse(
-                PurityError,
-                f"{name} was given a torch.Generator, whose state cannot be traced",
-                purity.KEYED,
-            )
-        if source is not None and source.trace is not self:
-            self._refuse(
-                PurityError,
-                f"{name} draws from a key of xf.random.implicit in a function that began to be "
-                "traced after that, and would draw the same numbers each time it runs",
-                "open `with xf.random.implicit(key):` inside that function, with a key that is "
-                "passed in (for a scan, one for each step: xs=xf.random.split(key, n)).",
-            )
-        out = NotImplemented
-        if source is not None:
-            args, kwargs = self._lift_all(args, kwargs)
-            with _Mode(self):
-                out = source.draw(func, args, kwargs)
-        if out is NotImplemented:
-            covered = "" if source is None else ", and xf.random.implicit does not cover it"
-            self._refuse(
-                PurityError,
-                f"{name} draws from the global random generator, which a traced function may not"
-                f"{covered}",
-                purity.KEYED
-                if source is None
-                else "draw with a key: xf.random.uniform(key, shape).",
-            )
-        return out
-
-    def _show(self, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
-        if func is torch.Tensor.__format__ and args[1]:
-            self._refuse_read(f"formatting with {args[1]!r}", args[0])
-        return True, f"Traced<{short(args[0])}>"
-
-    def _is_traced(self, tensor: torch.Tensor) -> bool:
-        """Whether reading `tensor` would read an input of the program."""
-        if tensor.device.type == "xla":
-            return True
-        return not self._owns(tensor)
-
-    def _refuse_read(self, name: str, tensor: torch.Tensor) -> NoReturn:
-        self._refuse(
-            ConcretizationError,
-            f"{name} reads a traced value ({short(tensor)}), which has no data",
-            "compute with tensors (torch.where instead of `if`), return the value and read it "
-            "outside, or pass it as a static argument.",
-        )
-
-    def _refuse(self, error: type[XfuncError], problem: str, repair: str) -> NoReturn:
+    def refuse(self, error: type[XfuncError], problem: str, repair: str) -> NoReturn:
+        """Raise an error of this trace, at the user's line."""
         raise error(report(problem, repair, function=self.name, at=user_location()))
-
-    def _make_literal(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bool, Any]:
-        """A tensor of Python data becomes a constant of the program: nothing is transferred."""
-        data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-        where = kwargs.get("device")
-        if isinstance(data, torch.Tensor) or not on_device(where):
-            return False, None
-        traced = find_traced(data)
-        if traced is not None:
-            self._refuse(
-                ConcretizationError,
-                f"{operation_name(func)} reads traced values ({short(traced)}) out of a "
-                "Python sequence",
-                "use torch.stack.",
-            )
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
-        with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
-            out = literal(func(*args, **kwargs))
-        self._remember(out, func, sys._getframe(3))
-        return True, out
 
     def check_unmutated(self, func: Any = None) -> None:
         """Raise if an input has been changed in place."""
@@ -618,7 +442,7 @@ class Trace:
         for _, view, version, label, number in self._placeholders:
             if view._version != version or (numbered and number != number_of(view)):
                 what = "something" if func is None else operation_name(func)
-                self._refuse(
+                self.refuse(
                     PurityError,
                     f"{what} changes {label} ({short(view)}) in place",
                     "compute a new tensor and return it (x = x + 1 instead of x += 1; "
@@ -640,47 +464,6 @@ class _Mode(TorchFunctionMode):
 
 # Where traced code uses torch.compile: dynamo is to compile neither the tracer nor what it calls.
 functorch.never_compile(_Mode.__torch_function__)
-
-
-@contextlib.contextmanager
-def _tracing_switches() -> Iterator[None]:
-    """torch_xla's process-wide switches, as tracing needs them."""
-    X = runtime.xla()
-    numbers = X._get_xla_all_numbers_special_scalars()
-    allowed, eager = X._get_allow_execution(), X._get_use_eager_mode()
-    X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants, not transfers.
-    X._set_allow_execution(False)
-    X._set_use_eager_mode(False)
-    try:
-        yield
-    finally:
-        X._set_xla_all_numbers_special_scalars(numbers)
-        X._set_allow_execution(allowed)
-        X._set_use_eager_mode(eager)
-
-
-@contextlib.contextmanager
-def _young_garbage_only() -> Iterator[None]:
-    """Let the garbage collector look only at objects made from now on.
-
-    Half of all traces leave reference cycles behind. Collecting them takes 4 ms then; with all the
-    objects of torch and its friends to look through it takes 260.
-    """
-    if gc.get_freeze_count():  # Someone else has frozen objects, and may not want them back.
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _flush_user_work() -> None:
-    """Let the user's own pending lazy tensors compute: see NOTE [defusing what leaks]."""
-    # It fails on a tensor that lost its computation to a refused read and is still held somewhere.
-    with contextlib.suppress(RuntimeError):
-        runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)
 
 
 def _like(func: Any) -> bool:
