@@ -158,3 +158,31 @@ def test_a_process_that_dies_is_a_finding(monkeypatch):
     monkeypatch.setattr(operations, "_Worker", Dead)
     (found,) = operations.measure(["add"])
     assert (found.status, found.detail) == ("crash", "exit status -9")
+
+
+def _several(t):
+    """The same tensor as one of several results of an operation."""
+    return xf.jit(lambda t: (t + 0, t * 1))(t)[1]
+
+
+INDEXING = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_add": lambda x, i: x.index_add(0, i, x),
+    "index_copy": lambda x, i: x.index_copy(0, i, x),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(3, 3)),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None].expand(3, 3), x),
+    "index": lambda x, i: x[i],
+    "index_put": lambda x, i: x.index_put((i,), x.flip(0)),
+    "cross_entropy": lambda x, i: torch.nn.functional.cross_entropy(x, i),
+}
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_operands_that_are_one_of_several_results(name):
+    """Some end the process in torch_xla 2.9."""
+    op, x, i = INDEXING[name], torch.arange(9.0).reshape(3, 3), torch.tensor([2, 0, 1])
+    same(xf.jit(lambda x, i: op(_several(x), _several(i)))(x, i), op(x, i))
+    same(xf.jit(lambda x, i: op(x, torch.sort(i).indices))(x, i), op(x, torch.sort(i).indices))
+    got = xf.grad(lambda x: op(_several(x), torch.argsort(i)).sum())(x)
+    same(got, torch.func.grad(lambda x: op(x, torch.argsort(i)).sum())(x))

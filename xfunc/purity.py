@@ -26,6 +26,7 @@ class Kind(enum.Enum):
     LITERAL = enum.auto()  # makes a tensor of Python data
     MOVE = enum.auto()  # moves a tensor: off the device is a read
     INDEX = enum.auto()  # reads if it indexes with a boolean mask
+    SIZED = enum.auto()  # reads a tensor among its sizes
     IN_PLACE = enum.auto()  # changes its first argument, or `out`
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
@@ -84,6 +85,8 @@ def _table() -> dict[Any, Kind]:
     put(Kind.COPY, [torch.Tensor.__deepcopy__])
     put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])
     put(Kind.INDEX, [torch.Tensor.__getitem__])
+    put(Kind.SIZED, _functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
+    put(Kind.SIZED, _functions("new_zeros", "new_ones", "new_empty"))
     put(
         Kind.DATA_SHAPED,
         _functions(
@@ -212,12 +215,24 @@ def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def has_mask(index: Any) -> bool:
-    """Whether an index holds a boolean tensor, whose result has no fixed shape."""
+    """Whether an index holds a boolean tensor, or a tensor as a bound: without a fixed shape."""
+    if type(index) is slice:
+        return bound_of(index) is not None
     if isinstance(index, torch.Tensor):
         if type(index) is not torch.Tensor:  # It may be a token, which does not know its dtype.
             return True
         return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
+
+
+def bound_of(index: Any) -> torch.Tensor | None:
+    """A tensor that bounds a slice of an index, if there is one."""
+    if isinstance(index, slice):
+        bounds = (index.start, index.stop, index.step)
+        return next((b for b in bounds if isinstance(b, torch.Tensor)), None)
+    if isinstance(index, (tuple, list)):
+        return next((b for b in map(bound_of, index) if b is not None), None)
+    return None
 
 
 def is_masked_fill(args: tuple[Any, ...]) -> bool:

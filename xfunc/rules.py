@@ -64,6 +64,13 @@ def special(
         refuse_read(trace, name, tensors[0])
     if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
         refuse_read(trace, "Tensor.type()", tensors[0])
+    if kind is Kind.INDEX and (bound := purity.bound_of(args[1])) is not None:
+        trace.refuse(
+            ConcretizationError,
+            f"a bound of a slice is a traced value ({short(bound)}), which has no data",
+            "use x.narrow(dim, start, length), whose start may be traced; or keep the whole and "
+            "mask it with torch.where.",
+        )
     data_shaped = kind is Kind.DATA_SHAPED or (kind is Kind.INDEX and purity.has_mask(args[1]))
     if data_shaped:
         what = "indexing with a boolean mask" if kind is Kind.INDEX else name
@@ -107,6 +114,12 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             purity.KEYED if source is None else "draw with a key: xf.random.uniform(key, shape).",
         )
     return out
+
+
+def check_sizes(trace: Trace, func: Any, args: tuple[Any, ...]) -> None:
+    """Raise if a traced value is given as a size. torch_xla would, with a report on stderr."""
+    for t in tensors_in(args[1:], {}):
+        refuse_read(trace, operation_name(func), t)
 
 
 def _show(trace: Trace, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:

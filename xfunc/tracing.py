@@ -372,6 +372,8 @@ class Trace:
                     rules.refuse_read(self, operation_name(func), t)
             if kwargs.get("device") is None and not _like(func):
                 kwargs = {**kwargs, "device": runtime.device()}
+        elif kind is Kind.SIZED:
+            rules.check_sizes(self, func, args)
         elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
             if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
                 args, kwargs = self.lift_all(args, kwargs)
