@@ -306,18 +306,7 @@ def isin(
     return ((edges[place] == x) != invert).reshape(shape)
 
 
-def _of_one_result(name: str) -> None:
-    """torch_xla 2.9 ends the process on an index that is one of several results (of a sort)."""
-
-    @kernel(name)
-    def run(x: Tensor, dim: int, index: Tensor, *rest: Any, **options: Any) -> Tensor:
-        return original(name)(x, dim, index + 0, *rest, **options)
-
-
-for _name in ("index_select", "index_add", "index_copy"):
-    _of_one_result(_name)
-
-
 @kernel("embedding")
 def embedding(weight: Tensor, index: Tensor, *rest: Any, **options: Any) -> Tensor:
+    # As with index_select: see `scalars`.
     return original("embedding")(weight, index + 0, *rest, **options)

@@ -22,6 +22,7 @@ import torch
 Kernel = Callable[..., Any]
 
 _kernels: dict[str, Kernel] = {}
+_unless: dict[str, Callable[..., bool]] = {}
 _compositions: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
@@ -29,15 +30,18 @@ _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _LEVEL = "Functionalize"
 
 
-def kernel(*names: str) -> Callable[[Kernel], Kernel]:
+def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[Kernel], Kernel]:
     """A decorator: this is the kernel of these operations of the dispatcher.
 
     Args:
         names: without ``aten::``, with the overload after a dot.
+        unless: for which arguments (by position) torch_xla's own kernel is right, and quicker.
     """
 
     def put(function: Kernel) -> Kernel:
         _kernels.update(dict.fromkeys(names, function))
+        if unless is not None:
+            _unless.update(dict.fromkeys(names, unless))
         return function
 
     return put
@@ -87,16 +91,19 @@ def install() -> None:
         for name, function in _kernels.items():
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
                 _originals[name] = torch.library.get_kernel(f"aten::{name}", "XLA")
-            library.impl(name, _functionalised(function), "XLA", allow_override=True)
+            library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
         for name, function in _compositions.items():
             library.impl(name, function, "AutogradXLA", allow_override=True)
 
 
-def _functionalised(function: Kernel) -> Kernel:
+def _functionalised(name: str, function: Kernel) -> Kernel:
     """See NOTE [kernels are written with views]."""
+    unless = _unless.get(name)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if unless is not None and unless(*args):
+            return _originals[name].call_boxed(_XLA, *args, **kwargs)
         with _level(excluded=False):
             out = function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()})
             return _unwrap(out)

@@ -15,7 +15,7 @@ from xfunc.ops.registry import Kernel, kernel, original
 # Kernels of torch_xla; of scalars their results are scalars.
 _ALONG = """
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
-    index_select index_copy index_add scatter.src
+    scatter.src
     squeeze_copy.dim squeeze_copy.dims prod.dim_int logsumexp
     sort sort.stable any.dim all.dim sum.dim_IntList mean.dim flip std.correction var.correction
     std_mean.correction var_mean.correction
@@ -42,5 +42,23 @@ def _vector(x: Any) -> Any:
     return x.reshape(1) if isinstance(x, torch.Tensor) and not x.ndim else x
 
 
+def _is_right(x: Any, *rest: Any) -> bool:
+    return not isinstance(x, torch.Tensor) or x.ndim > 0
+
+
 for _name in _ALONG:
-    kernel(_name)(_lifted(_name))
+    kernel(_name, unless=_is_right)(_lifted(_name))
+
+
+def _by_index(name: str) -> Kernel:
+    lifted = _lifted(name)
+
+    def run(x: torch.Tensor, dim: int, index: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        # torch_xla 2.9 ends the process on an index that is one of several results (of a sort).
+        return lifted(x, dim, index + 0, *rest, **options)
+
+    return run
+
+
+for _name in ("index_select", "index_copy", "index_add"):
+    kernel(_name)(_by_index(_name))
