@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tree
-from xfunc.avals import Aval, aval_of
+from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.errors import TreeMismatchError, report
@@ -240,10 +240,7 @@ class JvpRule:
             self,
             primal=self.primal.batched(tuple(dims[i] for i in self.primal_uses), n),
             push=self.push.batched(of_push, n),
-            avals=tuple(
-                a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
-                for a, d in zip(self.avals, dims, strict=True)
-            ),
+            avals=batched(self.avals, dims, n),
         )
 
 

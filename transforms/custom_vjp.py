@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tracing, tree
-from xfunc.avals import Aval, aval_of
+from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
@@ -265,10 +265,7 @@ class VjpRule:
             primal=self.primal.batched(tuple(dims[i] for i in self.primal_uses), n),
             fwd=self.fwd.batched(tuple(dims[i] for i in self.fwd_uses), n),
             bwd=bwd,
-            avals=tuple(
-                a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
-                for a, d in zip(self.avals, dims, strict=True)
-            ),
+            avals=batched(self.avals, dims, n),
         )
 
 

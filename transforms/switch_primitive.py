@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from xfunc.avals import Aval
+from xfunc.avals import Aval, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.lowering import Lowering
@@ -111,7 +111,7 @@ class Switch:
             for b, u in zip(self.branches, self.uses, strict=True)
         )
         if dims[0] is None:
-            outs = bind(Switch(derived, self.uses, _batched_avals(self.avals, dims, n)), args)
+            outs = bind(Switch(derived, self.uses, batched(self.avals, dims, n)), args)
         else:
             found = [
                 bind(Call(b), [args[i] for i in u]) for b, u in zip(derived, self.uses, strict=True)
@@ -138,13 +138,6 @@ def _pullback(
     key = ("switch vjp", own, present, missing)
     cts = [branch.outputs[i] for i in present]
     return branch.derive(key, f"pullback of {branch.name}", fn, [*branch.avals, *cts])
-
-
-def _batched_avals(avals: Sequence[Aval], dims: Dims, n: int) -> tuple[Aval, ...]:
-    return tuple(
-        a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
-        for a, d in zip(avals, dims, strict=True)
-    )
 
 
 def _mask(index: Tensor, k: int, like: Tensor) -> Tensor:
@@ -247,7 +240,7 @@ class SwitchPair:
         own = [tuple(dims[i] for i in u) for u in self.uses]
         joints = tuple(j.batched(d, n) for j, d in zip(self.joints, own, strict=True))
         if dims[0] is None:
-            avals = _batched_avals(self.avals, dims, n)
+            avals = batched(self.avals, dims, n)
             inner: Pair = SwitchPair(self.name, joints, self.uses, avals)
         else:
             pairs = tuple(CallPair(j, everything_saveable, False) for j in joints)

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import torch
 
-from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.avals import Aval, aval_of, batched, hlo_shape
 from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Builder
@@ -171,24 +171,21 @@ class While:
         carries = range(len(self.outputs))
         reads = [{self.body_uses[j] for j in r} for r in self.body.lowering.dependencies]
         tested = {self.cond_uses[j] for j in self.cond.lowering.dependencies[0]}
-        batched = {i for i, d in enumerate(dims) if d is not None}
+        mapped = {i for i, d in enumerate(dims) if d is not None}
         while True:  # A carry is batched if it becomes so at any step.
-            grown = batched | {i for i in carries if reads[i] & batched}
+            grown = mapped | {i for i in carries if reads[i] & mapped}
             if tested & grown:  # See NOTE [batched while].
                 grown |= set(carries)
-            if grown == batched:
+            if grown == mapped:
                 break
-            batched = grown
-        placed = tuple(0 if i in batched else None for i in range(len(dims)))
-        avals = tuple(
-            a if d is None else Aval((n, *a.shape), a.dtype)
-            for a, d in zip(self.avals, placed, strict=True)
-        )
+            mapped = grown
+        placed = tuple(0 if i in mapped else None for i in range(len(dims)))
+        avals = batched(self.avals, placed, n)
         steps = self.body.batched(tuple(placed[i] for i in self.body_uses), n)
-        if tested & batched:
+        if tested & mapped:
             test = self.cond.batched(tuple(placed[i] for i in self.cond_uses), n)
             return self._masked(test, steps, n, avals), placed
-        kept = tuple(i in batched for i in carries)
+        kept = tuple(i in mapped for i in carries)
 
         def fn(*flat: Tensor) -> list[Tensor]:
             outs = steps.fn(*flat)

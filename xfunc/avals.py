@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,14 @@ def aval_of(x: Any) -> Aval:
     if isinstance(x, ShapeDtypeStruct):
         return x
     return Aval(tuple(x.shape), x.dtype)
+
+
+def batched(avals: Sequence[Aval], dims: Sequence[int | None], n: int) -> tuple[Aval, ...]:
+    """The avals with a batch dimension of size n at each of the dims; None: without."""
+    return tuple(
+        a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
+        for a, d in zip(avals, dims, strict=True)
+    )
 
 
 def hlo_shape(aval: Any) -> Shape:

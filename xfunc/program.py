@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import torch
 
 from xfunc import functorch, tracing, values
-from xfunc.avals import Aval, aval_of
+from xfunc.avals import Aval, aval_of, batched
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
 from xfunc.split import Halves, Policy, primal, split
@@ -344,8 +344,5 @@ class Program:
                 return [o.expand(n, *o.shape) for o in self.fn(*flat)]
             return list(functorch.vmap(lambda *a: tuple(self.fn(*a)), dims, flat))
 
-        avals = [
-            a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
-            for a, d in zip(self.avals, dims, strict=True)
-        ]
+        avals = batched(self.avals, dims, n)
         return self.derive(("batched", dims, n), f"vmap of {self.name}", fn, avals)
