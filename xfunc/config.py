@@ -45,8 +45,6 @@ def set_cpu_devices(n: int) -> None:
     _check_not_started("set_cpu_devices")
     os.environ["PJRT_DEVICE"] = "CPU"
     os.environ["CPU_NUM_DEVICES"] = str(n)
-    # XLA's thread pool must hold a thread for each device: fewer deadlock in a collective.
-    os.environ["NPROC"] = str(max(2 * n, os.cpu_count() or 1))
 
 
 def _check_not_started(setting: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from xfunc import purity, runtime, scopes, tracing
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
+from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
 from xfunc.promotion import as_said
 
@@ -77,7 +78,7 @@ class Lowering:
 
     def _stamped_out(self) -> Any:
         """The HLO for the compiler: with files, lines and scopes for the stamps of `scopes`."""
-        hlo = scopes.resolve(Module.from_bytes(self.hlo)).to_bytes()
+        hlo = finished(Module.from_bytes(self.hlo)).to_bytes()
         return runtime.builder().computation_from_module_proto(self.name, hlo)
 
     def is_unused(self, flat: int) -> bool:

@@ -9,10 +9,10 @@ import torch
 from xfunc import runtime
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import UnsupportedOpError, report
+from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
 from xfunc.locations import user_location
 from xfunc.lowering import UNUSED, Lowering
-from xfunc.scopes import resolve
 
 
 def whole(lowering: Lowering, held: Mapping[int, torch.Tensor], lines: bool = True) -> Module:
@@ -37,7 +37,7 @@ def whole(lowering: Lowering, held: Mapping[int, torch.Tensor], lines: bool = Tr
         body.constant(False, torch.bool) if lowering.is_unused(i) else values[i]
         for i in lowering.inputs
     ]
-    found = body.call(b.embed(resolve(lowering.module, lines)), operands)
+    found = body.call(b.embed(finished(lowering.module, lines)), operands)
     outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
     return b.build(body.build(body.tuple(outputs)))
 

@@ -23,6 +23,7 @@ import torch
 
 from xfunc.avals import Aval
 from xfunc.errors import CompileError, report
+from xfunc.locations import user_location
 from xfunc.refusals import compile_error, out_of_memory
 
 
@@ -40,18 +41,72 @@ def xla() -> ModuleType:
     if os.environ["PJRT_DEVICE"] == "CPU" and _map_limit():  # See NOTE [memory maps].
         size = max(_map_limit() // _MAPS_OF_A_PROGRAM, 64)
         os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
+    _make_room_for_devices()
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
     import torch_xla
 
     if unpatched:  # It puts slower ones with fewer options in their place, for all of torch.
         torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
+    _use_all_devices()
     torch_xla.device()
     # The one look upwards: every way into torch_xla comes by here, and none may miss the kernels.
     from xfunc import ops
 
     ops.start()
     return torch_xla._XLAC
+
+
+# NOTE [virtual devices]
+# With several devices xfunc runs torch_xla in its SPMD mode: one program for all of them, and data
+# that is not divided is copied to each. On the CPU the devices are threads of one pool, and one that
+# waits in a collective for the others blocks its thread. If a program finds too few threads for all
+# of its devices, it waits for ever, and XLA aborts the process. So the pool has several for each
+# device (`NPROC`, which XLA reads when it starts), and a program is launched when the one before has
+# ended (`Executable.__call__`).
+_THREADS_PER_DEVICE = 4
+
+
+def _make_room_for_devices() -> None:
+    if os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    count = os.environ.get("CPU_NUM_DEVICES", "1")
+    if not count.isdecimal() or int(count) < 2:
+        return
+    wanted, given = _THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
+    has_enough = given.isdecimal() and int(given) >= wanted
+    if not has_enough:
+        backend = sys.modules.get("torch_xla")
+        if backend is not None and backend._XLAC._xla_runtime_is_initialized():
+            raise RuntimeError(
+                report(
+                    f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
+                    "for them: their collectives would wait for each other for ever",
+                    "use xfunc (or call xf.config.set_cpu_devices) before torch_xla, or set the "
+                    f"environment variable NPROC={wanted}.",
+                    at=user_location(),
+                )
+            )
+        os.environ["NPROC"] = str(wanted)
+    # XLA says of every program for several devices that its partitioner will be succeeded.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _use_all_devices() -> None:
+    """Have torch_xla run one program on all devices; see NOTE [virtual devices]."""
+    from torch_xla import _XLAC as X
+    from torch_xla import runtime as xr
+
+    if X._xla_num_global_devices() == 1:
+        os.environ.pop("XLA_USE_SPMD", None)  # a parent process's
+    elif not xr.is_spmd():
+        xr.use_spmd()
+
+
+@functools.cache
+def device_count() -> int:
+    """The number of devices that programs run on."""
+    return xla()._xla_num_global_devices()
 
 
 # NOTE [memory maps]
@@ -202,7 +257,7 @@ class Executable:
         ids, _ = X._get_tensors_xla_device_data_node(outputs)
         places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in holders]
         self.order = tuple(places.index(i) for i in ids)
-        self._launch = X._run_cached_graph
+        self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
@@ -231,6 +286,14 @@ class Executable:
             if times == 0:
                 raise
             return self._retry(inputs, again, times - 1)
+
+
+def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program when the one before has ended; see NOTE [virtual devices]."""
+    X = xla()
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        X._xla_wait_device_ops([])
+    return X._run_cached_graph(graph, inputs)
 
 
 def _check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:

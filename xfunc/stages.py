@@ -13,11 +13,11 @@ from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.entry import Entry
 from xfunc.errors import TreeMismatchError, report
+from xfunc.finish import finished
 from xfunc.hlo import Module
 from xfunc.hlo.cost import cost
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
-from xfunc.scopes import resolve
 from xfunc.staging import Staged, run_staged
 
 
@@ -65,7 +65,7 @@ class Lowered:
     @property
     def module(self) -> Module:
         """The HLO as data."""
-        return resolve(self._lowering.module)
+        return finished(self._lowering.module)
 
     @property
     def _lowering(self) -> Lowering:

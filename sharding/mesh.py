@@ -1,0 +1,304 @@
+"""`Mesh`, `AbstractMesh`: the devices, laid out along named axes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from xfunc import ambient, runtime
+from xfunc.errors import ShardingError, report, shown
+from xfunc.hlo.tiles import Order
+from xfunc.locations import user_location
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which device is where in a mesh.
+
+    Devices are numbered; ``arange(n).reshape(factors)`` is transposed so that the factors of each
+    axis come together. A mesh whose order is no such transposition lists its devices.
+
+    Attributes:
+        factors: sizes whose product is the number of devices.
+        of_axis: for each axis, the factors it is made of, the slowest first.
+        listed: the devices in row-major order, where they must be listed.
+    """
+
+    factors: tuple[int, ...]
+    of_axis: tuple[tuple[int, ...], ...]
+    listed: tuple[int, ...] | None = None
+
+    @classmethod
+    def plain(cls, sizes: Sequence[int]) -> Layout:
+        """Devices in row-major order."""
+        return cls(tuple(sizes), tuple((i,) for i in range(len(sizes))))
+
+    def order(self, axes: Sequence[int]) -> Order:
+        """The devices, read with these axes (all of them) from the slowest to the fastest."""
+        if self.listed is None:
+            return Order.of(self.factors, [f for a in axes for f in self.of_axis[a]])
+        return Order.list(np.array(self.listed).reshape(self.factors).transpose(axes).ravel())
+
+
+class AbstractMesh:
+    """A mesh of devices that need not exist: for lowering and for compiling ahead of time.
+
+    Args:
+        axis_shapes: the number of devices along each axis.
+        axis_names: a name for each axis, each one once.
+
+    Raises:
+        ShardingError: sizes and names do not fit together.
+
+    Source: ``jax.sharding.AbstractMesh``.
+    """
+
+    def __init__(
+        self, axis_shapes: Sequence[int], axis_names: str | Sequence[str], *, _layout: Any = None
+    ):
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        sizes = tuple(axis_shapes)
+        problem = None
+        if not all(isinstance(n, str) and n for n in names):
+            problem = f"its axis names are {shown(names)}: a name is a string that is not empty"
+        elif len(set(names)) < len(names):
+            problem = f"its axis names {names} are not all different"
+        elif not all(isinstance(s, (int, np.integer)) and s >= 1 for s in sizes):
+            problem = f"its axis sizes are {shown(sizes)}: a size is an int of at least 1"
+        elif len(sizes) != len(names):
+            problem = f"it has {len(sizes)} axis sizes and {len(names)} axis names"
+        if problem is not None:
+            raise ShardingError(
+                report(
+                    f"{type(self).__name__}: {problem}",
+                    "give one size and one name for each axis: AbstractMesh((4, 2), ('data', "
+                    "'tensor')).",
+                    at=user_location(),
+                )
+            )
+        self._sizes, self._names = tuple(int(s) for s in sizes), names
+        self._layout: Layout = _layout or Layout.plain(self._sizes)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The names of the axes."""
+        return self._names
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The number of devices along each axis."""
+        return self._sizes
+
+    @functools.cached_property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis by its name."""
+        return MappingProxyType(dict(zip(self._names, self._sizes, strict=True)))
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self._sizes)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._sizes)
+
+    @property
+    def layout(self) -> Layout:
+        """Which device is where."""
+        return self._layout
+
+    @functools.cached_property
+    def devices(self) -> np.ndarray:
+        """The numbers of the devices, an array of the shape of the mesh."""
+        order = self._layout.order(range(self.ndim)).devices()
+        found = order.reshape(self._sizes)
+        found.flags.writeable = False
+        return found
+
+    @functools.cached_property
+    def _value(self) -> tuple[Any, ...]:
+        order = self._layout.order(range(self.ndim))
+        return (self._names, self._sizes, order)
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(other) is type(self) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            raise AttributeError(f"a {type(self).__name__} cannot be changed")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{n}={s}" for n, s in zip(self._names, self._sizes, strict=True))
+        return f"{type(self).__name__}({axes})"
+
+
+class Mesh(AbstractMesh):
+    """The devices of this process, laid out along named axes.
+
+    Args:
+        devices: the numbers of the devices, an array with one dimension for each axis. All devices
+            take part: XLA runs a program on every one of them.
+        axis_names: a name for each axis, each one once.
+
+    Raises:
+        ShardingError: names and dimensions do not fit together, or these are not the devices.
+
+    Source: ``jax.sharding.Mesh``.
+    """
+
+    def __init__(
+        self, devices: Any, axis_names: str | Sequence[str], *, _layout: Layout | None = None
+    ):
+        ids = np.asarray(devices)
+        if ids.dtype.kind not in "iu":
+            raise ShardingError(
+                report(
+                    f"Mesh was given {shown(devices)}, which is no array of device numbers",
+                    "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
+                    at=user_location(),
+                )
+            )
+        order = Order.list(ids.ravel())
+        plain = Layout.plain(ids.shape)
+        layout = _layout or (plain if order.is_iota else _listed(ids))
+        super().__init__(ids.shape, axis_names, _layout=layout)
+        check_devices(self)
+
+
+def _listed(ids: np.ndarray) -> Layout:
+    return Layout(ids.shape, (), tuple(map(int, ids.ravel())))
+
+
+def check_devices(mesh: AbstractMesh) -> None:
+    """Raise unless a mesh is made of the devices of this process, each one once."""
+    count = runtime.device_count()
+    if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
+        return
+    if mesh.size > count:
+        problem = f"it is too large: it has {mesh.size} devices, and there are {count}"
+    elif mesh.size < count:
+        problem = f"it has {mesh.size} devices of {count}, and XLA runs a program on all of them"
+    else:
+        problem = f"its devices are not those from 0 to {count - 1}, each one once"
+    raise ShardingError(
+        report(
+            f"{mesh!r} is no mesh of this machine: {problem}",
+            "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n before "
+            "the start makes n devices; to lower for devices that are not here, use "
+            "xf.sharding.AbstractMesh.",
+            at=user_location(),
+        )
+    )
+
+
+def make_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: str | Sequence[str],
+    devices: Any = None,
+    *,
+    dcn_axes: Mapping[str, int] | None = None,
+) -> Mesh:
+    """A mesh of the devices of this process.
+
+    Args:
+        axis_shapes: the number of devices along each axis.
+        axis_names: a name for each axis.
+        devices: the numbers of the devices in order, if not 0, 1, 2, ...
+        dcn_axes: for a pod of several slices, over how many slices each axis of these names
+            extends: ``make_mesh((4, 8), ("data", "tensor"), dcn_axes={"data": 2})`` has 2 slices
+            of 2 x 8 devices. Along an axis the slices, between which the network (DCN) is slow,
+            are the slow part. Devices are numbered slice by slice.
+
+    Raises:
+        ShardingError: the devices are more or fewer than those of the mesh.
+
+    Source: ``jax.make_mesh``, ``jax.experimental.mesh_utils.create_hybrid_device_mesh``.
+    """
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    abstract = abstract_mesh(axis_shapes, names, dcn_axes=dcn_axes)
+    layout, order = abstract.layout, abstract.layout.order(range(abstract.ndim)).devices()
+    if devices is not None:
+        ids = np.asarray(devices).ravel()
+        if len(ids) != len(order):
+            raise ShardingError(
+                report(
+                    f"make_mesh was given {len(ids)} devices for {abstract!r}",
+                    f"pass {len(order)} devices, or change the sizes.",
+                    at=user_location(),
+                )
+            )
+        layout, order = None, ids[order]
+    if abstract.size != runtime.device_count():
+        check_devices(abstract)
+    return Mesh(order.reshape(abstract.axis_sizes), names, _layout=layout)
+
+
+def abstract_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: str | Sequence[str],
+    *,
+    dcn_axes: Mapping[str, int] | None = None,
+) -> AbstractMesh:
+    """`make_mesh` for devices that need not exist."""
+    mesh = AbstractMesh(axis_shapes, axis_names)
+    if not dcn_axes:
+        return mesh
+    for name, n in dcn_axes.items():
+        if name not in mesh.shape or n < 1 or mesh.shape[name] % n:
+            found = "no such axis" if name not in mesh.shape else f"of size {mesh.shape[name]}"
+            raise ShardingError(
+                report(
+                    f"dcn_axes says that axis {name!r} ({found}) of {mesh!r} extends over {n} "
+                    "slices",
+                    "name axes of the mesh, and divide their sizes.",
+                    at=user_location(),
+                )
+            )
+    slow = [dcn_axes.get(n, 1) for n in mesh.axis_names]
+    fast = [s // d for s, d in zip(mesh.axis_sizes, slow, strict=True)]
+    k = mesh.ndim
+    layout = Layout((*slow, *fast), tuple((i, k + i) for i in range(k)))
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, _layout=layout)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
+    """Let specs without a mesh mean this one, in a block.
+
+    Raises:
+        ShardingError: `mesh` is no mesh.
+
+    Source: ``jax.sharding.use_mesh``.
+    """
+    if not isinstance(mesh, AbstractMesh):
+        raise ShardingError(
+            report(
+                f"use_mesh was given {shown(mesh)}",
+                "pass a Mesh or an AbstractMesh.",
+                at=user_location(),
+            )
+        )
+    before = ambient.set_mesh(mesh)
+    try:
+        yield mesh
+    finally:
+        ambient.set_mesh(before)

@@ -1,0 +1,308 @@
+"""`PartitionSpec`, `NamedSharding`: which axes of a mesh divide which dimensions of an array."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from xfunc import ambient
+from xfunc.errors import ShardingError, report, shown
+from xfunc.hlo.tiles import Tiles, whole
+from xfunc.locations import user_location
+
+from .mesh import AbstractMesh
+
+
+class _Unconstrained:
+    """In a constraint: XLA may divide the dimension as it likes."""
+
+    def __repr__(self) -> str:
+        return "P.UNCONSTRAINED"
+
+
+Entry = None | str | tuple[str, ...] | _Unconstrained
+
+
+class PartitionSpec(tuple[Entry, ...]):
+    """For each dimension of an array, the mesh axes that it is divided over.
+
+    An entry is the name of an axis; a tuple of names, the first of which is the slowest; None for a
+    dimension that is not divided; or, in a constraint, ``P.UNCONSTRAINED`` for one that XLA may
+    divide as it likes. Dimensions beyond the last entry are not divided, so None at the end says
+    nothing: ``P("x") == P("x", None)``.
+
+    Raises:
+        ShardingError: an entry is something else.
+
+    Source: ``jax.sharding.PartitionSpec``.
+    """
+
+    UNCONSTRAINED = _Unconstrained()
+
+    def __new__(cls, *entries: Any) -> PartitionSpec:
+        return super().__new__(cls, map(_entry, entries))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries up to the last one that says something."""
+        n = len(self)
+        while n and self[n - 1] is None:
+            n -= 1
+        return tuple(self[:n])
+
+    @property
+    def axes(self) -> tuple[tuple[str, ...], ...]:
+        """For each entry, the names of its axes."""
+        return tuple(names_of(e) for e in self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PartitionSpec):
+            return self.entries == other.entries
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    def __hash__(self) -> int:
+        return hash(self.entries)
+
+    def __reduce__(self) -> Any:
+        return PartitionSpec, tuple(self)
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self))})"
+
+
+P = PartitionSpec
+
+
+def _entry(x: Any) -> Entry:
+    if x is None or isinstance(x, (str, _Unconstrained)):
+        return x
+    if isinstance(x, (tuple, list)) and all(isinstance(n, str) for n in x):
+        names = tuple(x)
+        return None if not names else names[0] if len(names) == 1 else names
+    raise ShardingError(
+        report(
+            f"PartitionSpec was given {shown(x)} for a dimension",
+            "give the name of a mesh axis, a tuple of names, or None.",
+            at=user_location(),
+        )
+    )
+
+
+def names_of(entry: Entry) -> tuple[str, ...]:
+    """The names of the axes in an entry."""
+    if entry is None or isinstance(entry, _Unconstrained):
+        return ()
+    return (entry,) if isinstance(entry, str) else entry
+
+
+class NamedSharding:
+    """How an array lies on a mesh.
+
+    Args:
+        mesh: the devices.
+        spec: for each dimension of an array, the axes that it is divided over.
+
+    Raises:
+        ShardingError: the spec names an axis that the mesh does not have, or one twice.
+
+    Source: ``jax.sharding.NamedSharding``.
+    """
+
+    def __init__(self, mesh: AbstractMesh, spec: PartitionSpec | Sequence[Any]):
+        if not isinstance(mesh, AbstractMesh):
+            raise ShardingError(
+                report(
+                    f"NamedSharding was given {shown(mesh)} as mesh",
+                    "pass a Mesh or an AbstractMesh, then a PartitionSpec.",
+                    at=user_location(),
+                )
+            )
+        if isinstance(spec, str) or not isinstance(spec, (tuple, list)):
+            raise ShardingError(
+                report(
+                    f"NamedSharding was given {shown(spec)} as spec",
+                    "pass a PartitionSpec: NamedSharding(mesh, P('data', None)).",
+                    at=user_location(),
+                )
+            )
+        self.mesh = mesh
+        self.spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+        seen: set[str] = set()
+        for names in self.spec.axes:
+            for n in names:
+                if n not in mesh.shape:
+                    problem = f"{mesh!r} has no axis {n!r}"
+                    repair = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
+                elif n in seen:
+                    problem = f"the axis {n!r} occurs twice"
+                    repair = "let each axis divide one dimension only."
+                else:
+                    seen.add(n)
+                    continue
+                raise ShardingError(report(f"{self.spec!r}: {problem}", repair, at=user_location()))
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each device holds the whole array."""
+        return self.tiles(len(self.spec)).is_replicated
+
+    def tiles(self, ndim: int) -> Tiles:
+        """How an array of `ndim` dimensions (at least those of the spec) is divided."""
+        return _tiles(self, ndim)
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what one device holds of an array.
+
+        Raises:
+            ShardingError: the spec does not fit the shape.
+        """
+        check_shape(self, tuple(global_shape), "the array")
+        tiles = self.tiles(len(global_shape))
+        return tuple(n // d for n, d in zip(global_shape, tiles.dims, strict=True))
+
+    def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
+        """Whether both put the same part of an array of `ndim` dimensions on each device."""
+        return self.tiles(ndim) == other.tiles(ndim)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, NamedSharding) and self.spec == other.spec and self.mesh == other.mesh
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.mesh, self.spec))
+
+    def __repr__(self) -> str:
+        return f"NamedSharding({self.mesh!r}, {self.spec!r})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _tiles(sharding: NamedSharding, ndim: int) -> Tiles:
+    mesh, names = sharding.mesh, sharding.spec.axes
+    place = {n: i for i, n in enumerate(mesh.axis_names)}
+    dims = []
+    order: list[int] = []
+    for d in range(ndim):
+        axes = [place[n] for n in (names[d] if d < len(names) else ())]
+        order += axes
+        size = 1
+        for a in axes:
+            size *= mesh.axis_sizes[a]
+        dims.append(size)
+    rest = [a for a in range(mesh.ndim) if a not in order]
+    replicated = 1
+    for a in rest:
+        replicated *= mesh.axis_sizes[a]
+    if all(d == 1 for d in dims):
+        return whole(ndim)
+    return Tiles(tuple(dims), 1, replicated, mesh.layout.order([*order, *rest]))
+
+
+def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> None:
+    """Raise unless arrays of this shape can be divided so; `what` names the array."""
+    spec = sharding.spec
+    if len(spec.entries) > len(shape):
+        raise ShardingError(
+            report(
+                f"{what} has {len(shape)} dimensions {shape}, and {spec!r} is for {len(spec)}",
+                "give a spec with at most one entry for each dimension.",
+                at=user_location(),
+            )
+        )
+    for d, names in enumerate(spec.axes[: len(shape)]):
+        size = 1
+        for n in names:
+            size *= sharding.mesh.shape[n]
+        if shape[d] % size:
+            axes = " x ".join(f"{n}={sharding.mesh.shape[n]}" for n in names)
+            raise ShardingError(
+                report(
+                    f"{what} of shape {shape} cannot be divided as {spec!r} says: its dimension "
+                    f"{d} is {shape[d]}, which is no multiple of {size} ({axes})",
+                    "pad or change that dimension, or divide it over fewer devices.",
+                    at=user_location(),
+                )
+            )
+
+
+def resolve_sharding(x: Any, what: str) -> NamedSharding:
+    """A sharding, or a spec on the mesh in use."""
+    if isinstance(x, NamedSharding):
+        return x
+    if isinstance(x, PartitionSpec):
+        mesh = ambient.mesh()
+        if mesh is None:
+            raise ShardingError(
+                report(
+                    f"{what} is {x!r}, and no mesh is in use",
+                    "pass NamedSharding(mesh, spec), or call in a block of "
+                    "`with xf.sharding.use_mesh(mesh):`.",
+                    at=user_location(),
+                )
+            )
+        return NamedSharding(mesh, x)
+    raise ShardingError(
+        report(
+            f"{what} is {shown(x)} (a {type(x).__name__}), which is no sharding",
+            "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
+            at=user_location(),
+        )
+    )
+
+
+def spec_of(tiles: Tiles, mesh: AbstractMesh) -> PartitionSpec | None:
+    """The spec that divides an array so on a mesh, or None if there is none."""
+    if tiles.is_replicated:
+        return PartitionSpec()
+    found = _search(tiles, mesh)
+    if found is None:
+        return None
+    spec = PartitionSpec(*found)
+    return PartitionSpec(*spec.entries)
+
+
+def _search(tiles: Tiles, mesh: AbstractMesh) -> list[tuple[str, ...]] | None:
+    """The axes of each dimension."""
+    sizes = mesh.shape
+
+    def choices(n: int, left: tuple[str, ...]) -> list[tuple[str, ...]]:
+        if n == 1:
+            return [()]
+        found = []
+        for name in left:
+            if sizes[name] > 1 and n % sizes[name] == 0:
+                rest = tuple(a for a in left if a != name)
+                found += [(name, *more) for more in choices(n // sizes[name], rest)]
+        return found
+
+    def every(d: int, left: tuple[str, ...]) -> Any:
+        if d == len(tiles.dims):
+            yield []
+            return
+        for names in choices(tiles.dims[d], left):
+            for rest in every(d + 1, tuple(a for a in left if a not in names)):
+                yield [names, *rest]
+
+    for found in every(0, mesh.axis_names):
+        if _fits(tiles, mesh, found):
+            return found
+    return None
+
+
+def _fits(tiles: Tiles, mesh: AbstractMesh, names: list[tuple[str, ...]]) -> bool:
+    made = NamedSharding(mesh, PartitionSpec(*names)).tiles(len(tiles.dims))
+    if made.dims != tiles.dims or made.replicated != tiles.replicated:
+        return False
+    if made.order == tiles.order:
+        return True
+    # Devices that hold the same tile may be listed in any order.
+    a = made.grid().copy()
+    b = tiles.grid().copy()
+    a.sort(axis=-1)
+    b.sort(axis=-1)
+    return bool((a == b).all())
