@@ -44,7 +44,7 @@ class Layout:
         """The devices, read with these axes (all of them) from the slowest to the fastest."""
         if self.listed is None:
             return Order.of(self.factors, [f for a in axes for f in self.of_axis[a]])
-        return Order.list(np.array(self.listed).reshape(self.factors).transpose(axes).ravel())
+        return Order.listing(np.array(self.listed).reshape(self.factors).transpose(axes).ravel())
 
 
 class AbstractMesh:
@@ -146,9 +146,19 @@ class AbstractMesh:
             raise AttributeError(f"a {type(self).__name__} cannot be changed")
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> Any:
+        return _again, (type(self), self._sizes, self._names, self._layout)
+
     def __repr__(self) -> str:
         axes = ", ".join(f"{n}={s}" for n, s in zip(self._names, self._sizes, strict=True))
         return f"{type(self).__name__}({axes})"
+
+
+def _again(cls: type[AbstractMesh], sizes: Any, names: Any, layout: Layout) -> AbstractMesh:
+    """A mesh read back, maybe where its devices are not."""
+    mesh = cls.__new__(cls)
+    AbstractMesh.__init__(mesh, sizes, names, _layout=layout)
+    return mesh
 
 
 class Mesh(AbstractMesh):
@@ -177,7 +187,7 @@ class Mesh(AbstractMesh):
                     at=user_location(),
                 )
             )
-        order = Order.list(ids.ravel())
+        order = Order.listing(ids.ravel())
         plain = Layout.plain(ids.shape)
         layout = _layout or (plain if order.is_iota else _listed(ids))
         super().__init__(ids.shape, axis_names, _layout=layout)
@@ -202,8 +212,8 @@ def check_devices(mesh: AbstractMesh) -> None:
     raise ShardingError(
         report(
             f"{mesh!r} is no mesh of this machine: {problem}",
-            "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n before "
-            "the start makes n devices; to lower for devices that are not here, use "
+            "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
+            "before the start makes n devices; to lower for devices that are not here, use "
             "xf.sharding.AbstractMesh.",
             at=user_location(),
         )

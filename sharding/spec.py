@@ -11,7 +11,7 @@ from xfunc.errors import ShardingError, report, shown
 from xfunc.hlo.tiles import Tiles, whole
 from xfunc.locations import user_location
 
-from .mesh import AbstractMesh
+from .mesh import AbstractMesh, Mesh
 
 
 class _Unconstrained:
@@ -132,6 +132,8 @@ class NamedSharding:
             )
         self.mesh = mesh
         self.spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+        if isinstance(mesh, Mesh):
+            ambient.note_mesh(mesh)
         seen: set[str] = set()
         for names in self.spec.axes:
             for n in names:
@@ -164,6 +166,10 @@ class NamedSharding:
         check_shape(self, tuple(global_shape), "the array")
         tiles = self.tiles(len(global_shape))
         return tuple(n // d for n, d in zip(global_shape, tiles.dims, strict=True))
+
+    def check(self, shape: tuple[int, ...], what: str) -> None:
+        """Raise `ShardingError` unless arrays of this shape can be divided so."""
+        check_shape(self, shape, what)
 
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
         """Whether both put the same part of an array of `ndim` dimensions on each device."""

@@ -13,6 +13,7 @@ from xfunc import stages, tracing, tree
 from xfunc.cache import CacheInfo
 from xfunc.errors import report, shown
 from xfunc.locations import function_name, user_location
+from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.staging import (
     Staged,
     Transform,
@@ -33,6 +34,8 @@ def jit(
     static_argnames: Names = None,
     donate_argnums: Nums = None,
     donate_argnames: Names = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Any:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
@@ -47,12 +50,19 @@ def jit(
         donate_argnums: positions of arguments whose memory the program may reuse for its results;
             they can't be used afterwards.
         donate_argnames: names of such arguments.
+        in_shardings: how the arguments are divided among the devices of a mesh: a tree of
+            `NamedSharding`, `PartitionSpec` (on the mesh in use) and None (as they are) that is a
+            prefix of the tuple of positional arguments that are not static. What is not divided yet
+            is; what is must be divided so.
+        out_shardings: how the result is divided, a prefix of its tree.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
         ValueError: a static argument is not hashable.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
+        ShardingError: a sharding does not fit its array, or an argument is divided otherwise.
+        TreeMismatchError: the shardings are no prefix.
 
     Source: ``jax.jit``.
     """
@@ -63,8 +73,15 @@ def jit(
             static_argnames=static_argnames,
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
         )
-    return Jit(fun, static_argnums, static_argnames, donate_argnums, donate_argnames)
+    return Jit(
+        fun,
+        (static_argnums, static_argnames),
+        (donate_argnums, donate_argnames),
+        (in_shardings, out_shardings),
+    )
 
 
 class Jit(Transform):
@@ -73,14 +90,15 @@ class Jit(Transform):
     def __init__(
         self,
         fun: Callable[..., Any],
-        static_argnums: Nums,
-        static_argnames: Names,
-        donate_argnums: Nums,
-        donate_argnames: Names,
+        static: tuple[Nums, Names],
+        donate: tuple[Nums, Names],
+        shardings: tuple[Any, Any],
     ):
-        self._static = _resolve(fun, static_argnums, static_argnames)
-        self._donate = _resolve(fun, donate_argnums, donate_argnames)
-        self._is_plain = self._static == self._donate == ((), ())
+        self._static = _resolve(fun, *static)
+        self._donate = _resolve(fun, *donate)
+        self._in, self._out = shardings
+        self._is_sharded = self._in is not None or self._out is not None
+        self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
         both = set(self._static[0]) & set(self._donate[0])
         if both:
             raise ValueError(
@@ -90,7 +108,10 @@ class Jit(Transform):
                     at=user_location(),
                 )
             )
-        super().__init__(fun, (self._static, self._donate), "jit")
+        options: Any = (self._static, self._donate)
+        if self._is_sharded:
+            options = (*options, hashable(self._in), hashable(self._out))
+        super().__init__(fun, options, "jit")
         self.__name__ = self.__qualname__ = function_name(fun)
         self._staged = Staged(fun, value=self, arrays_only=True)
 
@@ -108,6 +129,8 @@ class Jit(Transform):
             if self._is_plain:
                 return run_staged(self._staged, args, kwargs)
             args, kwargs, options = self._split(args, kwargs)
+            if self._in is not None:
+                args = as_arguments(args, self._wanted(args), self._staged, kwargs)
             return run_staged(self._staged, args, kwargs, **options)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
@@ -137,9 +160,18 @@ class Jit(Transform):
                 return fun(*full, **named)
 
             options = {"static": tuple((w, type(v), v) for w, v in given), "call": call}
+        if self._is_sharded:
+            options["call"] = constrained(options.get("call") or self.fun, self._wanted, self._out)
         if self._donate != ((), ()):
             options["donated"] = lambda: self._donated_leaves(args, kwargs)
         return args, kwargs, options
+
+    def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
+        """The sharding of each leaf of the positional arguments; None: as it is."""
+        if self._in is None:
+            return [None] * tree.structure(args).num_leaves
+        dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
+        return in_order(self._in, dynamic, self._staged.name)
 
     def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]
@@ -172,7 +204,9 @@ class Jit(Transform):
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
         """Trace for these arguments (tensors, numbers or `ShapeDtypeStruct`s); runs nothing."""
         args, kwargs, options = self._split(args, kwargs)
-        return stages.trace(self._staged, args, kwargs, **options)
+        wanted: list[Any] = self._wanted(args) if self._in is not None else []
+        wanted += [None] * (tree.structure((args, kwargs)).num_leaves - len(wanted))
+        return stages.trace(self._staged, args, kwargs, wanted, **options)
 
     def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
         """Trace for these arguments, and give the HLO."""

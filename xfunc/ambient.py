@@ -20,6 +20,19 @@ def set_mesh(new: Any) -> Any:
     return before
 
 
+_latest: list[Any] = []
+
+
+def latest_mesh() -> Any:
+    """The mesh in use, or else the one that a sharding was last made for, or None."""
+    return mesh() or (_latest[0] if _latest else None)
+
+
+def note_mesh(new: Any) -> None:
+    """A sharding was made for this mesh."""
+    _latest[:] = [new]
+
+
 def region() -> Any:
     """The innermost manual region (`shard_map`) that is being traced in this thread, or None."""
     return getattr(_thread, "region", None)

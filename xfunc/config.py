@@ -16,6 +16,9 @@ from xfunc.locations import user_location
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 
+shard_as_in_scan: bool = True
+"""Whether the gradients of scans are divided among the devices like what they are gradients of."""
+
 
 def set_platform(platform: str) -> None:
     """Run on ``"cpu"`` or ``"tpu"``."""

@@ -16,6 +16,7 @@ from xfunc.call import Call
 from xfunc.effects import Effect
 from xfunc.errors import report
 from xfunc.locations import user_location
+from xfunc.placement import hand_on_mesh, lie
 from xfunc.program import Program
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -74,19 +75,24 @@ class Entry:
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
             return bind(self.call, flat)
-        run = self._run
-        if run is None:
+        if self._run is None:
             lowering = self.program.lowering
             if not lowering.outputs:
                 return []
-            run = self._run = lowering.executable(self.donated)
-            self._inputs = tuple(lowering.inputs[i] for i in run.order)
             self._consts = lowering.held()
         if self._consts:
             flat = [*flat, *self._consts]
-        if not self.donated:
-            return run([flat[i] for i in self._inputs])
-        return self._run_donating(run, flat)
+        if self._run is None or runtime.device_count() > 1:
+            lowering = self.program.lowering
+            self._run = lowering.executable(self.donated, lie(flat))
+            self._inputs = tuple(lowering.inputs[i] for i in self._run.order)
+        if self.donated:
+            outputs = self._run_donating(self._run, flat)
+        else:
+            outputs = self._run([flat[i] for i in self._inputs])
+        if runtime.device_count() > 1:
+            hand_on_mesh(flat, outputs)
+        return outputs
 
     def _run_donating(
         self, run: runtime.Executable, flat: list[torch.Tensor]

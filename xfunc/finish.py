@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from xfunc import scopes
+from collections.abc import Sequence
+
+from xfunc import config, scopes
 from xfunc.hlo import Module
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
+from xfunc.hlo.tiles import Tiles
 
 
-def finished(module: Module, lines: bool = True) -> Module:
+def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
     """A module of a whole program, in the form that is compiled.
 
     Scopes and lines stand in the place of stamps; shard groups and channels of collectives have
     numbers of their own.
+
+    Args:
+        module: is not changed.
+        lines: whether instructions tell the user's files and lines.
+        tiles: how each parameter is divided; None: not said.
     """
     whole = scopes.resolve(module, lines)  # a copy
-    settle_groups(whole.proto)
+    if any(tiles):
+        for parameter in whole.entry.parameters:
+            divided = tiles[parameter.parameter_number]
+            if divided is not None:
+                divided.write(parameter.proto.sharding)
+        whole = Module(whole.proto)
+    settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
-    return whole
+    return Module(whole.proto)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from xfunc import purity, runtime, scopes, tracing
+from xfunc import config, purity, runtime, scopes, tracing
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
 from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
+from xfunc.placement import Placement, lie, prepare_to_run
 from xfunc.promotion import as_said
 
 
@@ -38,7 +39,7 @@ class Lowering:
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
-    _executables: dict[frozenset[int], runtime.Executable] = dataclasses.field(
+    _executables: dict[Any, runtime.Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
 
@@ -69,16 +70,18 @@ class Lowering:
         inputs = [flat[i] for i in self.inputs]
         if trace is None:
             with runtime.lock:  # A backward pass comes here without passing a transform.
-                run = self.executable(donated)
+                run = self.executable(donated, lie(flat))
                 return run([inputs[i] for i in run.order])
         lifted = [trace.lift(t) for t in inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs
 
-    def _stamped_out(self) -> Any:
-        """The HLO for the compiler: with files, lines and scopes for the stamps of `scopes`."""
-        hlo = finished(Module.from_bytes(self.hlo)).to_bytes()
+    def _compiled_form(self, placements: Sequence[Placement | None]) -> Any:
+        tiles = [p and p.tiles for p in placements]
+        proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
+        prepare_to_run(self.name, proto)
+        hlo = Module(proto).to_bytes()
         return runtime.builder().computation_from_module_proto(self.name, hlo)
 
     def is_unused(self, flat: int) -> bool:
@@ -94,14 +97,28 @@ class Lowering:
             runtime.settle([unused])
         return (*self.consts, unused)
 
-    def executable(self, donated: frozenset[int] = frozenset()) -> runtime.Executable:
-        """The compiled program, made on first use."""
-        found = self._executables.get(donated)
+    def executable(
+        self, donated: frozenset[int] = frozenset(), placements: Sequence[Placement | None] = ()
+    ) -> runtime.Executable:
+        """The compiled program, made on first use.
+
+        Args:
+            donated: flat inputs whose buffers the program may take over.
+            placements: how each flat input, those held too, lies on the devices; none given:
+                whole on each.
+        """
+        key = (donated, placements, config.shard_as_in_scan) if placements else donated
+        found = self._executables.get(key)
         if found is None:
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
             params = [k for k, i in enumerate(self.inputs) if i in donated]
-            found = self._executables[donated] = runtime.Executable(
-                self.name, self._stamped_out(), [avals[i] for i in self.inputs], params
+            where = [placements[i] for i in self.inputs] if placements else []
+            found = self._executables[key] = runtime.Executable(
+                self.name,
+                self._compiled_form(where),
+                [avals[i] for i in self.inputs],
+                params,
+                where,
             )
             compiled()
         return found

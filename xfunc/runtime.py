@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from xfunc.avals import Aval
 from xfunc.errors import CompileError, report
 from xfunc.locations import user_location
 from xfunc.refusals import compile_error, out_of_memory
+
+if TYPE_CHECKING:
+    from xfunc.placement import Placement
 
 
 @functools.cache
@@ -59,11 +62,11 @@ def xla() -> ModuleType:
 
 # NOTE [virtual devices]
 # With several devices xfunc runs torch_xla in its SPMD mode: one program for all of them, and data
-# that is not divided is copied to each. On the CPU the devices are threads of one pool, and one that
-# waits in a collective for the others blocks its thread. If a program finds too few threads for all
-# of its devices, it waits for ever, and XLA aborts the process. So the pool has several for each
-# device (`NPROC`, which XLA reads when it starts), and a program is launched when the one before has
-# ended (`Executable.__call__`).
+# that is not divided is copied to each. On the CPU the devices are threads of one pool, and one
+# that waits in a collective for the others blocks its thread. If a program finds too few threads
+# for all of its devices, it waits for ever, and XLA aborts the process. So the pool has several for
+# each device (`NPROC`, which XLA reads when it starts), and a program is launched when the one
+# before has ended (`_run_alone`).
 _THREADS_PER_DEVICE = 4
 
 
@@ -200,6 +203,28 @@ def placeholder(aval: Aval) -> torch.Tensor:
     return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
 
 
+def _placed(holder: torch.Tensor, placement: Placement | None) -> torch.Tensor:
+    """A placeholder of the same data, which a program takes as an input that lies so.
+
+    Also where each device has the whole: XLA chooses for inputs of which nothing is said.
+
+    torch_xla 2.9 refuses to mark a placeholder. But a sharding outlives that what it was put on is
+    replaced in place, and goes over to the new data when torch_xla is next asked for it.
+    """
+    X = xla()
+    marked = placeholder(Aval(tuple(holder.shape), holder.dtype))
+    sharding = _replicated() if placement is None else placement.op_sharding
+    X._xla_annotate_custom_sharding(marked, sharding)
+    marked.copy_(holder)
+    X._get_xla_sharding_spec(marked)
+    return marked
+
+
+@functools.cache
+def _replicated() -> Any:
+    return xla().OpSharding([], [], [], 0)
+
+
 def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: Any) -> list[Any]:
     """One lazy node that applies a computation."""
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
@@ -207,6 +232,7 @@ def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: Any
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
     """Give data to lazy tensors whose computation is still pending."""
+    wait()
     xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
 
 
@@ -218,15 +244,24 @@ class Executable:
         computation: torch_xla's handle of the HLO.
         avals: of the module's parameters, in order.
         donated: parameters whose buffers the program may take over.
+        placements: how the data of each parameter lies on the devices; none given: whole on each.
 
     Attributes:
         order: the order in which the compiled program takes the parameters.
         graph: the name under which XLA knows the compiled program.
     """
 
-    def __init__(self, name: str, computation: Any, avals: Sequence[Aval], donated: Sequence[int]):
+    def __init__(
+        self,
+        name: str,
+        computation: Any,
+        avals: Sequence[Aval],
+        donated: Sequence[int],
+        placements: Sequence[Placement | None] = (),
+    ):
         self._name, self._computation = name, computation
         self._avals, self._donated = tuple(avals), frozenset(donated)
+        self._placements = tuple(placements) or (None,) * len(self._avals)
         self._compile()
 
     def _compile(self) -> None:
@@ -234,9 +269,12 @@ class Executable:
         _check_maps(self._name)
         from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
-        holders = [placeholder(a) for a in self._avals]
+        bare = [placeholder(a) for a in self._avals]
         for i in self._donated:
-            X._set_buffer_donation(holders[i], True)
+            X._set_buffer_donation(bare[i], True)
+        holders = bare
+        if device_count() > 1:
+            holders = [_placed(*x) for x in zip(bare, self._placements, strict=True)]
         with alias_with_buffer_donor_config(bool(self._donated)):
             outputs = user_computation(self._name, holders, self._computation)
             self._hash = X._get_graph_hash(outputs)
@@ -251,11 +289,12 @@ class Executable:
                 # The traceback keeps this frame; placeholders in it would break the next trace.
                 outputs.clear()
                 holders.clear()
+                bare.clear()
                 if isinstance(error, CompileError):
                     raise
                 raise compile_error(self._name, str(error)) from error
         ids, _ = X._get_tensors_xla_device_data_node(outputs)
-        places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in holders]
+        places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in bare]
         self.order = tuple(places.index(i) for i in ids)
         self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
 
@@ -290,10 +329,14 @@ class Executable:
 
 def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a program when the one before has ended; see NOTE [virtual devices]."""
-    X = xla()
-    if os.environ["PJRT_DEVICE"] == "CPU":
-        X._xla_wait_device_ops([])
-    return X._run_cached_graph(graph, inputs)
+    wait()
+    return xla()._run_cached_graph(graph, inputs)
+
+
+def wait() -> None:
+    """Wait until the virtual devices are idle; see NOTE [virtual devices]."""
+    if os.environ["PJRT_DEVICE"] == "CPU" and device_count() > 1:
+        xla()._xla_wait_device_ops([])
 
 
 def _check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from xfunc.analysis import MemoryAnalysis, Optimised, optimised
 from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.entry import Entry
-from xfunc.errors import TreeMismatchError, report
+from xfunc.errors import ShardingError, TreeMismatchError, report, shown
 from xfunc.finish import finished
 from xfunc.hlo import Module
 from xfunc.hlo.cost import cost
+from xfunc.hlo.tiles import Tiles
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
+from xfunc.placement import Placement, as_argument, known_sharding, placement_of, placements
+from xfunc.runtime import Executable, device_count
 from xfunc.staging import Staged, run_staged
 
 
@@ -36,6 +40,7 @@ class Traced:
     _staged: Staged
     _entry: Entry
     _options: dict[str, Any]
+    _tiles: tuple[Tiles | None, ...] = ()  # of arguments, captures and what the program holds
 
     @property
     def out_tree(self) -> tree.Structure:
@@ -65,7 +70,10 @@ class Lowered:
     @property
     def module(self) -> Module:
         """The HLO as data."""
-        return finished(self._lowering.module)
+        tiles = self.traced._tiles
+        return finished(
+            self._lowering.module, tiles=[tiles[i] for i in self._lowering.inputs] if tiles else ()
+        )
 
     @property
     def _lowering(self) -> Lowering:
@@ -131,10 +139,18 @@ class Lowered:
                     at=user_location(),
                 )
             )
-        entry = self.traced._entry
         if self._lowering.outputs:
-            self._lowering.executable(entry.donated)
+            self._executable()
         return Compiled(self)
+
+    def _executable(self) -> Executable:
+        placements: tuple[Placement | None, ...] = ()
+        tiles = self.traced._tiles
+        if device_count() > 1:
+            placements = tuple(t and placement_of(t) for t in tiles)
+            n = len(self._lowering.avals) + len(self._lowering.held())
+            placements = placements or (None,) * n
+        return self._lowering.executable(self.traced._entry.donated, placements)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,10 +160,9 @@ class Compiled:
     lowered: Lowered
 
     def _optimised(self) -> Optimised | None:
-        lowering = self.lowered._lowering
-        if not lowering.outputs:
+        if not self.lowered._lowering.outputs:
             return None
-        return optimised(lowering.executable(self.lowered.traced._entry.donated))
+        return optimised(self.lowered._executable())
 
     def as_text(self) -> str | None:
         """The HLO that the compiler made, after its optimisations.
@@ -199,6 +214,13 @@ class Compiled:
                     at=user_location(),
                 )
             )
+        leaves = [
+            x if a.sharding is None else as_argument(x, a.sharding, traced._staged.name, label)
+            for x, a, label in zip(
+                leaves, traced.in_avals, traced._staged.labels(structure), strict=True
+            )
+        ]
+        args, kwargs = tree.unflatten(structure, leaves)
         return run_staged(traced._staged, args, kwargs, **traced._options)
 
 
@@ -224,9 +246,64 @@ def _avals(staged: Staged, leaves: list[Any], structure: tree.Structure) -> tupl
     return avals_of(abstract)
 
 
-def trace(staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Traced:
-    """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s."""
+def trace(
+    staged: Staged,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shardings: Sequence[Any] | None = None,
+    **options: Any,
+) -> Traced:
+    """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s.
+
+    `shardings` are those that it takes its flat arguments in, or None for some.
+    """
     leaves, structure = tree.flatten((args, kwargs))
     avals = _avals(staged, leaves, structure)
-    entry, _ = staged.find(structure, avals, None, effects_allowed=True, **options)
-    return Traced(structure, tuple(Aval(*a) for a in avals), staged, entry, options)
+    found = [
+        _sharding(x, given, f"{label} of {staged.name}")
+        for x, given, label in zip(
+            leaves, shardings or (None,) * len(leaves), staged.labels(structure), strict=True
+        )
+    ]
+    entry, held = staged.find(structure, avals, None, effects_allowed=True, **options)
+    in_avals = tuple(Aval(*a, s) for a, s in zip(avals, found, strict=True))
+    return Traced(
+        structure, in_avals, staged, entry, options, _tiles(entry, in_avals, leaves, held)
+    )
+
+
+def _sharding(x: Any, given: Any, what: str) -> Any:
+    """How an argument is divided: as the function wants it, or as it is."""
+    wanted = given if given is not None else getattr(x, "sharding", None)
+    if wanted is not None:
+        if hasattr(wanted, "check"):
+            wanted.check(tuple(x.shape), what)
+            return wanted
+        raise ShardingError(
+            report(
+                f"the sharding of {what} is {shown(wanted)}",
+                "give a ShapeDtypeStruct a NamedSharding.",
+                at=user_location(),
+            )
+        )
+    return known_sharding(x) if isinstance(x, torch.Tensor) else None
+
+
+def _tiles(
+    entry: Entry, avals: Sequence[Aval], leaves: Sequence[Any], held: Sequence[torch.Tensor]
+) -> tuple[Tiles | None, ...]:
+    """How the program's flat inputs are divided; () if nothing says that any is."""
+    captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
+    tensors = [*leaves, *captures, *entry.program.lowering.held()]
+    said = [a.sharding for a in avals] + [None] * (len(tensors) - len(avals))
+    found = [_divided(x, s) for x, s in zip(tensors, said, strict=True)]
+    return tuple(found) if any(found) else ()
+
+
+def _divided(x: Any, sharding: Any) -> Tiles | None:
+    if sharding is not None:
+        return sharding.tiles(len(x.shape))
+    if device_count() == 1 or not isinstance(x, torch.Tensor) or x.device.type != "xla":
+        return None
+    (where,) = placements([x])
+    return where and where.tiles

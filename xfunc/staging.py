@@ -19,7 +19,7 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import cache, config, effects, identity, runtime, tracing, tree, values
+from xfunc import ambient, cache, config, effects, identity, runtime, tracing, tree, values
 from xfunc.arguments import as_outputs, avals_of, path_of, prepare
 from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
@@ -243,10 +243,12 @@ def _check_no_recursion(staged: Staged, key: Key) -> None:
 
 
 def _modes() -> Hashable:
-    """Global settings of torch that change what is traced."""
+    """Global settings of torch, and surroundings, that change what is traced."""
+    modes: Hashable = torch.get_default_dtype()
     if torch.is_autocast_enabled("xla"):
-        return (torch.get_default_dtype(), torch.get_autocast_dtype("xla"))
-    return torch.get_default_dtype()
+        modes = (modes, torch.get_autocast_dtype("xla"))
+    around = ambient.key()
+    return modes if around == (None, None) else (modes, around)
 
 
 class Transform(Wrapper):
@@ -315,7 +317,7 @@ def run_staged(
         entry = store.find(key)
         if entry is None:
             entry = staged.make(key, held, watched(leaves), effects_allowed=True, **options)
-        if entry._run is None and inspect_result is None:
+        if (entry._run is None or runtime.device_count() > 1) and inspect_result is None:
             return _first_run(store, entry, leaves, held)
         if inspect_result is None:
             return entry.result(entry.run(leaves, held))

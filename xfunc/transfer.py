@@ -9,15 +9,6 @@ import torch
 from xfunc import runtime, tree
 
 
-def device_put(x: Any) -> Any:
-    """The tree with every tensor on the device; Python numbers become 0-d tensors."""
-
-    def put(leaf: Any) -> torch.Tensor:
-        return runtime.to_device(leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf))
-
-    return tree.map(put, x)
-
-
 def device_get(x: Any) -> Any:
     """The tree with every tensor copied to the host."""
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)

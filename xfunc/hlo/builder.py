@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -101,31 +101,11 @@ class Builder:
         if module not in self._embedded:
             verify(module)
             ids: dict[int, int] = {}
-            made = {c.id: self.finish(self._copy(c, ids)) for c in module.proto.computations}
+            made = {
+                c.id: self.finish(copied(c, ids, self.new_id)) for c in module.proto.computations
+            }
             self._embedded[module] = made[module.proto.entry_computation_id]
         return self._embedded[module]
-
-    def _copy(
-        self, computation: pb.HloComputationProto, ids: dict[int, int]
-    ) -> pb.HloComputationProto:
-        """A copy with new ids; `ids` maps old ones to new ones, and learns those of this copy."""
-        copy = pb.HloComputationProto()
-        copy.CopyFrom(computation)
-        for i in copy.instructions:
-            new = ids[i.id] = self.new_id()
-            i.id = new
-            i.name = _renamed(i.name, new)
-            i.operand_ids[:] = [ids[k] for k in i.operand_ids]
-            if i.called_computation_ids:
-                i.called_computation_ids[:] = [ids[k] for k in i.called_computation_ids]
-        for i in copy.instructions:
-            if i.control_predecessor_ids:
-                i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]
-        new = ids[computation.id] = self.new_id()
-        copy.id = new
-        copy.name = _renamed(computation.name, new)
-        copy.root_id = ids[computation.root_id]
-        return copy
 
     def build(self, entry: Function) -> Module:
         """The module that runs `entry`."""
@@ -232,6 +212,7 @@ class ComputationBuilder:
         side_effect: bool = False,
         attributes: Mapping[str, str] | None = None,
         sharding: pb.OpSharding | None = None,
+        config: str = "",
     ) -> Value:
         """A call of what the compiler knows as `target`, which returns a value of this shape.
 
@@ -242,6 +223,7 @@ class ComputationBuilder:
             side_effect: keep it even if nothing uses its result.
             attributes: frontend attributes.
             sharding: of the result.
+            config: what else it is told, in a form that depends on the target.
         """
         value, proto = self._add("custom-call", shape, operands)
         proto.custom_call_target = target
@@ -251,6 +233,8 @@ class ComputationBuilder:
             proto.frontend_attributes.map.update(attributes)
         if sharding is not None:
             proto.sharding.CopyFrom(sharding)
+        if config:
+            proto.backend_config = config.encode()
         return value
 
     def opt_barrier(self, values: Sequence[Value]) -> list[Value]:
@@ -422,6 +406,33 @@ class ComputationBuilder:
 _Added = tuple[Value, pb.HloInstructionProto]
 # Inside ComputationBuilder, `tuple` is the method.
 Dims = tuple[int, ...]
+
+
+def copied(
+    computation: pb.HloComputationProto, ids: dict[int, int], new_id: Callable[[], int]
+) -> pb.HloComputationProto:
+    """A copy of a computation with new ids.
+
+    `ids` maps old ids to new ones, and learns those of this copy. Computations that it does not
+    know are called as before.
+    """
+    copy = pb.HloComputationProto()
+    copy.CopyFrom(computation)
+    for i in copy.instructions:
+        new = ids[i.id] = new_id()
+        i.id = new
+        i.name = _renamed(i.name, new)
+        i.operand_ids[:] = [ids[k] for k in i.operand_ids]
+        if i.called_computation_ids:
+            i.called_computation_ids[:] = [ids.get(k, k) for k in i.called_computation_ids]
+    for i in copy.instructions:
+        if i.control_predecessor_ids:
+            i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]
+    new = ids[computation.id] = new_id()
+    copy.id = new
+    copy.name = _renamed(computation.name, new)
+    copy.root_id = ids[computation.root_id]
+    return copy
 
 
 def _renamed(name: str, id: int) -> str:

@@ -384,6 +384,55 @@ class CholeskyOptions(_message.Message):
     lower: bool
     def __init__(self, lower: bool = ...) -> None: ...
 
+class ReplicaGroup(_message.Message):
+    __slots__ = ("replica_ids",)
+    REPLICA_IDS_FIELD_NUMBER: _ClassVar[int]
+    replica_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica_ids: _Iterable[int] | None = ...) -> None: ...
+
+class IotaReplicaGroupListProto(_message.Message):
+    __slots__ = (
+        "iota_reshape_dims",
+        "iota_transpose_perm",
+        "num_devices_per_group",
+        "num_replica_groups",
+    )
+    NUM_REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICES_PER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    IOTA_RESHAPE_DIMS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_TRANSPOSE_PERM_FIELD_NUMBER: _ClassVar[int]
+    num_replica_groups: int
+    num_devices_per_group: int
+    iota_reshape_dims: _containers.RepeatedScalarFieldContainer[int]
+    iota_transpose_perm: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(
+        self,
+        num_replica_groups: int | None = ...,
+        num_devices_per_group: int | None = ...,
+        iota_reshape_dims: _Iterable[int] | None = ...,
+        iota_transpose_perm: _Iterable[int] | None = ...,
+    ) -> None: ...
+
+class CollectiveDeviceListProto(_message.Message):
+    __slots__ = ("iota_replica_group_list", "replica_groups")
+    REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_REPLICA_GROUP_LIST_FIELD_NUMBER: _ClassVar[int]
+    replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
+    iota_replica_group_list: IotaReplicaGroupListProto
+    def __init__(
+        self,
+        replica_groups: _Iterable[ReplicaGroup | _Mapping] | None = ...,
+        iota_replica_group_list: IotaReplicaGroupListProto | _Mapping | None = ...,
+    ) -> None: ...
+
+class SourceTarget(_message.Message):
+    __slots__ = ("source", "target")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    target: int
+    def __init__(self, source: int | None = ..., target: int | None = ...) -> None: ...
+
 class HloInstructionProto(_message.Message):
     __slots__ = (
         "backend_config",
@@ -391,6 +440,7 @@ class HloInstructionProto(_message.Message):
         "called_computation_ids",
         "channel_id",
         "cholesky_options",
+        "collective_device_list",
         "comparison_direction",
         "comparison_type",
         "control_predecessor_ids",
@@ -411,11 +461,14 @@ class HloInstructionProto(_message.Message):
         "opcode",
         "operand_ids",
         "parameter_number",
+        "replica_groups",
         "shape",
         "sharding",
         "slice_dimensions",
+        "source_target_pairs",
         "triangular_solve_options",
         "tuple_index",
+        "use_global_device_ids",
     )
     class SliceDimensions(_message.Message):
         __slots__ = ("limit", "start", "stride")
@@ -450,15 +503,19 @@ class HloInstructionProto(_message.Message):
     CALLED_COMPUTATION_IDS_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
     BACKEND_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TARGET_PAIRS_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRIANGULAR_SOLVE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     CHOLESKY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_CALL_HAS_SIDE_EFFECT_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    USE_GLOBAL_DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_TYPE_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_CALL_API_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
     name: str
     opcode: str
     shape: ShapeProto
@@ -482,15 +539,19 @@ class HloInstructionProto(_message.Message):
     called_computation_ids: _containers.RepeatedScalarFieldContainer[int]
     sharding: OpSharding
     backend_config: bytes
+    replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
     feature_group_count: int
+    source_target_pairs: _containers.RepeatedCompositeFieldContainer[SourceTarget]
     batch_group_count: int
     triangular_solve_options: TriangularSolveOptions
     cholesky_options: CholeskyOptions
     comparison_direction: str
     custom_call_has_side_effect: bool
     frontend_attributes: FrontendAttributes
+    use_global_device_ids: bool
     comparison_type: str
     custom_call_api_version: int
+    collective_device_list: CollectiveDeviceListProto
     def __init__(
         self,
         name: str | None = ...,
@@ -514,15 +575,19 @@ class HloInstructionProto(_message.Message):
         called_computation_ids: _Iterable[int] | None = ...,
         sharding: OpSharding | _Mapping | None = ...,
         backend_config: bytes | None = ...,
+        replica_groups: _Iterable[ReplicaGroup | _Mapping] | None = ...,
         feature_group_count: int | None = ...,
+        source_target_pairs: _Iterable[SourceTarget | _Mapping] | None = ...,
         batch_group_count: int | None = ...,
         triangular_solve_options: TriangularSolveOptions | _Mapping | None = ...,
         cholesky_options: CholeskyOptions | _Mapping | None = ...,
         comparison_direction: str | None = ...,
         custom_call_has_side_effect: bool = ...,
         frontend_attributes: FrontendAttributes | _Mapping | None = ...,
+        use_global_device_ids: bool = ...,
         comparison_type: str | None = ...,
         custom_call_api_version: int | None = ...,
+        collective_device_list: CollectiveDeviceListProto | _Mapping | None = ...,
     ) -> None: ...
 
 class HloComputationProto(_message.Message):

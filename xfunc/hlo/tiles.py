@@ -10,8 +10,10 @@ Source: ``xla::HloSharding``, ``xla::TileAssignment`` (version 2, iota).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -35,7 +37,7 @@ class Order:
         kept = [p for p in perm if reshape[p] != 1]
         runs: list[list[int]] = []
         real = sorted(kept)
-        after = dict(zip(real, real[1:], strict=False))
+        after = dict(itertools.pairwise(real))
         for p in kept:
             if runs and after.get(runs[-1][-1]) == p:
                 runs[-1].append(p)
@@ -46,7 +48,7 @@ class Order:
         return cls(sizes or (1,), tuple(by_start.index(run) for run in runs) or (0,))
 
     @classmethod
-    def list(cls, devices: Sequence[int]) -> Order:
+    def listing(cls, devices: Iterable[int]) -> Order:
         """An order given device by device."""
         listed = tuple(int(d) for d in devices)
         if listed == tuple(range(len(listed))):
@@ -157,6 +159,43 @@ class Tiles:
         if kinds == ["replicated"]:
             return f"{{{text} last_tile_dim_replicate}}"
         return f"{{{text} last_tile_dims={{{', '.join(kinds)}}}}}" if kinds else f"{{{text}}}"
+
+
+def parse(text: str) -> Tiles | None:
+    """Read an ``HloSharding`` as XLA prints it.
+
+    None: it does not say how an array is divided (unknown, manual, or of one device only).
+    """
+    if text == "{replicated}":
+        return Tiles(())
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        return None
+    sizes = _ints(found["sizes"])
+    if found["listed"] is not None:
+        order = Order.listing(_ints(found["listed"]))
+    else:
+        reshape = _ints(found["reshape"])
+        perm = _ints(found["perm"]) if found["perm"] else range(len(reshape))
+        order = Order.of(reshape, perm)
+    kinds = (found["kinds"] or "").split(", ") if found["kinds"] else []
+    if found["partial"]:
+        kinds = ["replicated"]
+    if "manual" in kinds:
+        return None
+    n = len(sizes) - len(kinds)
+    return Tiles(tuple(sizes[:n]), 1, math.prod(sizes[n:]), order)
+
+
+_TEXT = re.compile(
+    r"\{devices=\[(?P<sizes>[\d,]+)\]"
+    r"(?:(?P<listed>[\d,]+)|<=\[(?P<reshape>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?)"
+    r"(?P<partial> last_tile_dim_replicate)?(?: last_tile_dims=\{(?P<kinds>[a-z, ]+)\})?\}"
+)
+
+
+def _ints(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
 
 
 def whole(ndim: int) -> Tiles:

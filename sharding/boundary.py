@@ -1,0 +1,62 @@
+"""What goes into a jitted function and what comes out, divided as `jit` was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from xfunc import tree
+from xfunc.placement import as_argument
+from xfunc.staging import Staged
+
+from .prefix import is_sharding, shardings_of
+
+
+def hashable(shardings: Any) -> Hashable:
+    """A tree of shardings, by value."""
+    leaves, structure = tree.flatten(shardings, is_sharding)
+    return tuple(leaves), structure
+
+
+def in_order(shardings: Any, args: tuple[Any, ...], name: str) -> list[Any]:
+    """The sharding of each leaf of the arguments of a function, or None."""
+    found = shardings_of(shardings, args, "in_shardings", f"the arguments of {name}")
+    return [s for s, _ in found]
+
+
+def as_arguments(
+    args: tuple[Any, ...], wanted: list[Any], staged: Staged, kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments, divided."""
+    leaves, structure = tree.flatten(args)
+    labels = staged.labels(tree.structure((args, kwargs)))
+    made = [
+        x if s is None else as_argument(x, s, staged.name, label)
+        for x, s, label in zip(leaves, wanted, labels, strict=False)
+    ]
+    return structure.unflatten(made)
+
+
+def constrained(
+    fun: Callable[..., Any], wanted: Callable[[tuple[Any, ...]], list[Any]], out: Any
+) -> Callable[..., Any]:
+    """The function, with its positional arguments and its result divided."""
+    from .constraint import with_sharding_constraint
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = tree.flatten(args)
+        leaves = [
+            x if s is None else with_sharding_constraint(x, s)
+            for x, s in zip(leaves, wanted(args), strict=True)
+        ]
+        result = fun(*structure.unflatten(leaves), **kwargs)
+        if out is None:
+            return result
+        leaves, structure = tree.flatten(result)
+        found = shardings_of(out, result, "out_shardings", "the result")
+        return structure.unflatten(
+            x if s is None else with_sharding_constraint(x, s)
+            for x, (s, _) in zip(leaves, found, strict=True)
+        )
+
+    return call

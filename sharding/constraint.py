@@ -1,0 +1,103 @@
+"""`with_sharding_constraint`: say how a value inside of a program is divided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from xfunc import ambient, functorch, runtime, tracing, tree
+from xfunc.annotation import Annotation
+from xfunc.avals import aval_of, batched
+from xfunc.bind import bind
+from xfunc.errors import ShardingError, report
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo.annotations import constrain
+from xfunc.hlo.tiles import Tiles
+from xfunc.locations import user_location
+from xfunc.staging import is_eager
+from xfunc.transforms.common import arrays, as_tensors, labels_in
+
+from .arrays import device_put
+from .prefix import broadcast
+from .spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
+
+_NAME = "with_sharding_constraint"
+
+
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """The same tree, divided over the devices as the shardings say.
+
+    Inside of a program XLA divides what it is not told about as it thinks best; this tells it. The
+    gradient of each leaf is divided in the same way. Under `vmap` a sharding is that of one
+    example, and XLA may divide the mapped axis as it likes; so too dimensions of the entry
+    ``P.UNCONSTRAINED``. Outside of a traced function the data is moved.
+
+    Args:
+        x: a tree of tensors and numbers.
+        shardings: a `NamedSharding`, or a `PartitionSpec` on the mesh in use, for all leaves; or a
+            tree prefix of those.
+
+    Raises:
+        ShardingError: a sharding does not fit its array, no mesh is in use, or the call is in a
+            `shard_map`, whose function sees what one device holds.
+        TreeMismatchError: `shardings` is no prefix of `x`.
+
+    Source: ``jax.lax.with_sharding_constraint``.
+    """
+    leaves, structure = tree.flatten(as_tensors(x))
+    labels = labels_in(x, "x")
+    leaves = arrays(leaves, _NAME, labels)
+    given = broadcast(shardings, x, f"{_NAME}: shardings", "x")
+    placed = [_checked(*one) for one in zip(leaves, given, labels, strict=True)]
+    if is_eager():
+        return tree.unflatten(structure, leaves)
+    made = [_constrained(*one) for one in zip(leaves, placed, strict=True)]
+    return tree.unflatten(structure, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint(Annotation):
+    """The primitive: one value, divided as `tiles` says.
+
+    Attributes:
+        tiles: how.
+        free: dimensions that XLA may divide as it likes.
+    """
+
+    tiles: Tiles
+    free: tuple[int, ...]
+
+    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
+        return [constrain(body, values[0], self.tiles.to_proto(), self.free)]
+
+    def batched(self, n: int) -> Constraint:
+        tiles = dataclasses.replace(self.tiles, dims=(1, *self.tiles.dims))
+        free = (0, *(d + 1 for d in self.free))
+        return Constraint(batched(self.avals, [0], n), tiles, free)
+
+
+def _constrained(x: Any, sharding: NamedSharding) -> Any:
+    if tracing.current() is None:
+        if functorch.top_level() is None:
+            return device_put(x, sharding)
+        x = runtime.to_device(x)
+    if sharding.mesh.size == 1:
+        return x
+    free = tuple(d for d, e in enumerate(sharding.spec) if e is PartitionSpec.UNCONSTRAINED)
+    return bind(Constraint((aval_of(x),), sharding.tiles(x.ndim), free), [x])[0]
+
+
+def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
+    what = f"{_NAME}: {label}"
+    found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
+    check_shape(found, tuple(x.shape), what)
+    if ambient.region() is not None and not is_eager():
+        raise ShardingError(
+            report(
+                f"{what} is divided inside of a shard_map, where it is what one device holds",
+                "divide it by in_specs and out_specs of the shard_map, or outside of it.",
+                at=user_location(),
+            )
+        )
+    return found

@@ -1,0 +1,86 @@
+"""Trees of shardings that are a prefix of a tree of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optree
+
+from xfunc import tree
+from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.locations import user_location
+
+from .spec import NamedSharding, PartitionSpec, resolve_sharding
+
+
+def is_sharding(x: Any) -> bool:
+    """Whether `x` is a leaf of a tree of shardings."""
+    return x is None or isinstance(x, (NamedSharding, PartitionSpec))
+
+
+def shardings_of(
+    prefix: Any, x: Any, what: str, label: str
+) -> list[tuple[NamedSharding | None, str]]:
+    """For each leaf of `x`, its sharding (None: not said) and its key path.
+
+    Args:
+        prefix: a tree of shardings and None.
+        x: a tree of arrays.
+        what: the name of `prefix` in errors.
+        label: the name of `x` in errors.
+
+    Raises:
+        TreeMismatchError: `prefix` is no prefix of `x`.
+        ShardingError: something in `prefix` is no sharding.
+    """
+    _, structure = tree.flatten(x)
+    paths = [a.codify(label) for a in structure.accessors()]
+    given = broadcast(prefix, x, what, label)
+    return [
+        (None if s is None else resolve_sharding(s, f"{what} of {path}"), path)
+        for s, path in zip(given, paths, strict=True)
+    ]
+
+
+def broadcast(prefix: Any, x: Any, what: str, label: str) -> list[Any]:
+    """For each leaf of `x`, the leaf of `prefix` that it lies under."""
+    found: list[Any] = []
+    _walk(prefix, x, what, label, found)
+    return found
+
+
+def _walk(prefix: Any, x: Any, what: str, path: str, found: list[Any]) -> None:
+    if is_sharding(prefix):
+        found += [prefix] * tree.structure(x).num_leaves
+        return
+    mine, structure = optree.tree_flatten(
+        prefix, lambda y: y is not prefix, namespace=tree.NAMESPACE
+    )
+    theirs, other = optree.tree_flatten(x, lambda y: y is not x, namespace=tree.NAMESPACE)
+    if optree.treespec_is_leaf(structure):
+        resolve_sharding(prefix, f"{what} of {path}")  # Raises: it is no sharding.
+    if structure != other:
+        raise TreeMismatchError(
+            report(
+                f"{what} is no prefix of the tree it is for: at {path} it is {shown(prefix)}, and "
+                f"the tree has {_kind(x)}",
+                "give one sharding for a whole subtree, or a tree of the same structure.",
+                at=user_location(),
+            )
+        )
+    for accessor, p, y in zip(structure.accessors(), mine, theirs, strict=True):
+        _walk(p, y, what, accessor.codify(path), found)
+
+
+def _one_level(x: Any) -> tuple[list[Any], tree.Structure]:
+    return optree.tree_flatten(x, lambda y: y is not x, namespace=tree.NAMESPACE)
+
+
+def _kind(x: Any) -> str:
+    if tree.structure(x).num_leaves == 1 and not isinstance(x, (tuple, list, dict)):
+        return "a leaf"
+    if isinstance(x, dict):
+        return f"a dict of {', '.join(map(repr, x))}"
+    if isinstance(x, (tuple, list)):
+        return f"a {type(x).__name__} of {len(x)}"
+    return f"a {type(x).__name__}"

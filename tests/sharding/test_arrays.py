@@ -1,0 +1,341 @@
+"""Arrays on a mesh: putting, asking, resharding, jit with shardings, donation."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc import NamedSharding, P
+from xfunc.errors import ShardingError, TreeMismatchError
+
+MESH = xf.make_mesh((4, 2), ("x", "y"))
+X = torch.arange(64.0).reshape(8, 8)
+
+
+def on(*entries):
+    return NamedSharding(MESH, P(*entries))
+
+
+SPECS = [
+    (),
+    ("x",),
+    ("y",),
+    (None, "x"),
+    ("x", "y"),
+    ("y", "x"),
+    (("x", "y"),),
+    (("y", "x"),),
+    (None, ("x", "y")),
+    ("x", None),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_put_and_get(spec, dtype):
+    x = (X % 3).to(dtype)
+    y = xf.device_put(x, on(*spec))
+    assert xf.sharding_of(y) == on(*spec)
+    assert torch.equal(xf.device_get(y), x)
+
+
+@pytest.mark.parametrize("after", SPECS, ids=str)
+@pytest.mark.parametrize("before", SPECS[:6], ids=str)
+def test_reshard(before, after):
+    y = xf.device_put(xf.device_put(X, on(*before)), on(*after))
+    assert xf.sharding_of(y) == on(*after)
+    assert torch.equal(y.cpu(), X)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (8, 0), (4, 2, 4), (2, 4, 2, 2, 2, 2, 2)], ids=str)
+def test_shapes(shape):
+    x = torch.randn(shape)
+    spec = P() if not shape else P(None, "x") if shape[1:] and shape[1] % 4 == 0 else P("y")
+    y = xf.device_put(x, NamedSharding(MESH, spec))
+    assert torch.equal(y.cpu(), x)
+    assert xf.sharding_of(y) == NamedSharding(MESH, spec)
+
+
+def test_on_other_meshes(any_mesh):
+    sharding = NamedSharding(any_mesh, P(tuple(any_mesh.axis_names)))
+    y = xf.device_put(X, sharding)
+    assert torch.equal(y.cpu(), X)
+    assert xf.sharding_of(y) == sharding
+    assert sharding.shard_shape(X.shape) == (1, 8)
+
+
+def test_devices_in_another_order():
+    mesh = xf.Mesh([[6, 1, 3, 0], [2, 7, 5, 4]], ("a", "b"))
+    y = xf.device_put(X, NamedSharding(mesh, P("b", "a")))
+    z = xf.jit(lambda a: a @ a, out_shardings=NamedSharding(mesh, P("a")))(y)
+    assert xf.sharding_of(y) == NamedSharding(mesh, P("b", "a"))
+    assert xf.sharding_of(z) == NamedSharding(mesh, P("a"))
+    assert torch.equal(z.cpu(), X @ X)
+
+
+def test_orders_of_devices_are_told_apart():
+    """torch_xla's hash of a program leaves the compact order out."""
+    one = xf.jit(lambda a: a + 1, out_shardings=on(("x", "y")))(X)
+    two = xf.jit(lambda a: a + 1, out_shardings=on(("y", "x")))(X)
+    assert xf.sharding_of(one) == on(("x", "y"))
+    assert xf.sharding_of(two) == on(("y", "x"))
+
+
+def test_tree_and_prefix():
+    tree = {"a": [X, X], "b": (X, 1.5), "c": None}
+    with xf.use_mesh(MESH):
+        y = xf.device_put(tree, {"a": P("x"), "b": (P("y"), P()), "c": P("x")})
+    assert xf.sharding_of(y["a"][1]) == on("x")
+    assert xf.sharding_of(y["b"][0]) == on("y")
+    assert y["b"][1].item() == 1.5
+
+
+def test_inputs_carry_their_shardings():
+    f = xf.jit(lambda a, b: a @ b)
+    for left, right in ((("x", "y"), ("y", "x")), (("x",), ()), ((), ())):
+        y = f(xf.device_put(X, on(*left)), xf.device_put(X, on(*right)))
+        assert torch.equal(y.cpu(), X @ X)
+    assert xf.trace_count(f) == 1  # The function is traced once, and compiled for each way.
+    assert f.cache_info().compiles == 3
+    f(xf.device_put(X, on("x", "y")), xf.device_put(X, on("y", "x")))
+    assert f.cache_info().compiles == 3
+
+
+def test_elementwise_results_lie_like_the_argument():
+    y = xf.jit(lambda a: torch.tanh(a) * 2)(xf.device_put(X, on("y", "x")))
+    assert xf.sharding_of(y) == on("y", "x")
+
+
+def test_jit_shardings():
+    f = xf.jit(
+        lambda a, b: {"dot": a @ b, "sum": a + b},
+        in_shardings=(on("x"), on(None, "y")),
+        out_shardings={"dot": on("x", "y"), "sum": on()},
+    )
+    y = f(X, X)
+    assert xf.sharding_of(y["dot"]) == on("x", "y")
+    assert xf.sharding_of(y["sum"]) == on()
+    assert torch.equal(y["dot"].cpu(), X @ X)
+    text = f.lower(X, xf.ShapeDtypeStruct((8, 8), torch.float32)).as_text()
+    assert "parameter(1), sharding={devices=[4,1,2]<=[8] last_tile_dim_replicate}" in text
+    z = xf.jit(lambda a: f(a, a + 0)["dot"])(X)  # inside another function: constraints
+    assert xf.sharding_of(z) == on("x", "y")
+
+
+def test_jit_shardings_with_static_and_donated_arguments():
+    f = xf.jit(
+        lambda n, a, b: (a * n, b),
+        static_argnums=0,
+        donate_argnums=1,
+        in_shardings=(on("x"), None),
+        out_shardings=(on("y"), None),
+    )
+    a = xf.device_put(X, on("x"))
+    y, z = f(3, a, X)
+    assert torch.equal(y.cpu(), 3 * X)
+    assert xf.sharding_of(y) == on("y")
+    assert torch.equal(z.cpu(), X)
+    with pytest.raises(RuntimeError, match="was donated to a jitted function"):
+        a + 1
+
+
+def test_specs_mean_the_mesh_in_use():
+    f = xf.jit(lambda a: a + 1, in_shardings=P("x"), out_shardings=P("y"))
+    with xf.use_mesh(MESH):
+        assert xf.sharding_of(f(X)) == on("y")
+    other = xf.make_mesh((2, 4), ("x", "y"))
+    with xf.use_mesh(other):
+        assert xf.sharding_of(f(X)) == NamedSharding(other, P("y"))
+
+
+def test_donated_buffers_are_reused():
+    def step(p, g):
+        return p - 0.1 * g
+
+    abstract = xf.ShapeDtypeStruct((64, 64), torch.float32, on("x", "y"))
+    kept = xf.jit(step).lower(abstract, abstract).compile().memory_analysis()
+    donated = xf.jit(step, donate_argnums=0).lower(abstract, abstract).compile().memory_analysis()
+    assert kept.argument_size_in_bytes == 2 * 64 * 64 * 4 // 8  # of one device
+    assert kept.alias_size_in_bytes == 0
+    assert donated.alias_size_in_bytes == 64 * 64 * 4 // 8
+
+
+def test_compiled_takes_its_shardings():
+    abstract = xf.ShapeDtypeStruct((8, 8), torch.float32, on("x"))
+    compiled = xf.jit(lambda a: a + 1).lower(abstract).compile()
+    assert xf.sharding_of(compiled(X)) == on("x")
+    with pytest.raises(ShardingError, match=r"takes a divided as .*'x'"):
+        compiled(xf.device_put(X, on("y")))
+
+
+def test_gradients():
+    w = xf.device_put(torch.randn(8, 8, dtype=torch.float64), on("x", "y"))
+    x = xf.device_put(torch.randn(16, 8, dtype=torch.float64), on("x"))
+    value, grad = xf.value_and_grad(lambda w, x: torch.tanh(x @ w).square().sum())(w, x)
+    plain = w.cpu().requires_grad_()
+    torch.tanh(x.cpu() @ plain).square().sum().backward()
+    torch.testing.assert_close(grad.cpu(), plain.grad)
+    assert value.dtype == torch.float64
+
+
+def test_ordinary_autograd():
+    leaf = torch.randn(8, 8, requires_grad=True)
+    on_mesh = xf.device_put(leaf, on("x"))
+    f = xf.jit(lambda a: (a @ a).sum())
+    f(on_mesh).backward()
+    assert leaf.grad is not None
+    plain = leaf.detach().requires_grad_()
+    (plain @ plain).sum().backward()
+    torch.testing.assert_close(leaf.grad, plain.grad)
+    param = xf.device_put(leaf.detach(), on("x", "y")).requires_grad_()
+    f(param).backward()
+    torch.testing.assert_close(param.grad.cpu(), plain.grad)
+
+
+def test_torch_xla_operations_afterwards():
+    y = xf.device_put(X, on("x", "y"))
+    lazy = y + 1
+    assert lazy.sum().item() == (X + 1).sum().item()
+    z = xf.jit(lambda a: a * 2)(y * 3)  # a pending lazy tensor as an argument
+    assert torch.equal(z.cpu(), X * 6)
+    assert "tensor" in repr(y)
+
+
+def test_a_captured_tensor_keeps_its_sharding():
+    w = xf.device_put(X, on("x", "y"))
+    f = xf.jit(lambda a: a * w)
+    y = f(xf.device_put(X, on("x", "y")))
+    assert torch.equal(y.cpu(), X * X)
+    assert xf.sharding_of(y) == on("x", "y")
+    assert "devices=[4,2]<=[8]" in f.lower(X).as_text()
+
+
+def test_many_steps():
+    f = xf.jit(lambda p, x: (p + (x @ p.T).mean(), p.sum()), donate_argnums=0)
+    p, x = xf.device_put(X, on("x", "y")), xf.device_put(X, on("y"))
+    plain = X.clone()
+    for _ in range(100):
+        p, total = f(p, x)
+        expected = plain.sum()
+        plain = plain + (X @ plain.T).mean()
+        if total.isinf():
+            break
+    torch.testing.assert_close(total.cpu(), expected, rtol=1e-3, atol=0)
+    assert xf.trace_count(f) == 1
+
+
+def test_values():
+    assert P("x") == P("x", None) == P(("x",))
+    assert hash(P("x")) == hash(P("x", None))
+    assert P("x") != P("y")
+    assert P(("x", "y")) != P(("y", "x"))
+    assert P(()) == P(None) == P()
+    assert repr(P("x", None, ("y", "z"))) == "P('x', None, ('y', 'z'))"
+    assert on("x") == on("x", None)
+    assert len({on("x"), on("x", None), on("y")}) == 2
+    again = xf.make_mesh((4, 2), ("x", "y"))
+    assert again == MESH
+    assert hash(again) == hash(MESH)
+    assert xf.AbstractMesh((4, 2), ("x", "y")) != MESH
+    assert xf.make_mesh((2, 4), ("x", "y")) != MESH
+    for value in (MESH, P("x", None), on("x"), xf.AbstractMesh((64, 4), ("a", "b"))):
+        assert pickle.loads(pickle.dumps(value)) == value
+        assert copy.deepcopy(value) == value
+    assert dict(MESH.shape) == {"x": 4, "y": 2}
+    assert (MESH.size, MESH.ndim, MESH.axis_names) == (8, 2, ("x", "y"))
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        MESH._names = ()
+
+
+def test_slices():
+    mesh = xf.make_mesh((4, 2), ("data", "tensor"), dcn_axes={"data": 2})
+    assert mesh.devices.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    mesh = xf.make_mesh((2, 4), ("data", "tensor"), dcn_axes={"tensor": 2})
+    assert mesh.devices.tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    y = xf.device_put(X, NamedSharding(mesh, P("tensor")))
+    assert torch.equal(y.cpu(), X)
+    assert xf.sharding_of(y) == NamedSharding(mesh, P("tensor"))
+    big = xf.sharding.abstract_mesh((64, 64), ("data", "tensor"), dcn_axes={"data": 16})
+    abstract = xf.ShapeDtypeStruct(
+        (4096, 4096), torch.float32, NamedSharding(big, P("tensor", "data"))
+    )
+    text = xf.jit(lambda a: a @ a).lower(abstract).as_text()
+    assert "sharding={devices=[64,64]<=[64,64]T(1,0)}" in text
+    with pytest.raises(ShardingError, match=r"axis 'data' .of size 64. of .* over 3 slices"):
+        xf.sharding.abstract_mesh((64,), ("data",), dcn_axes={"data": 3})
+    with pytest.raises(ShardingError, match=r"axis 'model' .no such axis."):
+        xf.sharding.abstract_mesh((64,), ("data",), dcn_axes={"model": 2})
+
+
+BIG = xf.AbstractMesh((64, 4), ("x", "y"))
+ERRORS = [
+    (lambda: xf.make_mesh((4, 4), ("x", "y")), "is too large: it has 16 devices, and there are 8"),
+    (lambda: xf.make_mesh((2, 2), ("x", "y")), "4 devices of 8, and XLA runs a program on all"),
+    (lambda: xf.make_mesh((8,), "x", devices=[0, 1]), "given 2 devices for"),
+    (lambda: xf.Mesh([0, 1, 2, 3, 4, 5, 6, 6], "x"), "not those from 0 to 7, each one once"),
+    (lambda: xf.Mesh("abc", "x"), "no array of device numbers"),
+    (lambda: xf.AbstractMesh((4, 2), ("x", "x")), "not all different"),
+    (lambda: xf.AbstractMesh((4, 2), ("x",)), "2 axis sizes and 1 axis names"),
+    (lambda: xf.AbstractMesh((0, 2), ("x", "y")), "a size is an int of at least 1"),
+    (lambda: xf.AbstractMesh((4, 2), ("x", 3)), "a name is a string"),
+    (lambda: P(3), "PartitionSpec was given 3"),
+    (lambda: on("z"), "has no axis 'z'"),
+    (lambda: on("x", "x"), "the axis 'x' occurs twice"),
+    (lambda: on(("x", "x")), "the axis 'x' occurs twice"),
+    (lambda: NamedSharding(MESH, "x"), "was given 'x' as spec"),
+    (lambda: NamedSharding("x", P()), "was given 'x' as mesh"),
+    (lambda: xf.device_put({"a": [X[:6]]}, on("x")), r"x\['a'\]\[0\] of shape \(6, 8\) cannot be"),
+    (lambda: xf.device_put(X[0], on("x", "y")), "has 1 dimensions"),
+    (lambda: xf.device_put(1.0, on("x")), "x has 0 dimensions"),
+    (lambda: xf.device_put(X, P("x")), "no mesh is in use"),
+    (lambda: xf.device_put(X, "x"), "is no sharding"),
+    (lambda: xf.device_put(torch.ones(64, 4), NamedSharding(BIG, P("x"))), "is no mesh of this"),
+    (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(X[:3]), "a of .* of shape .3, 8. cannot"),
+    (lambda: xf.jit(lambda a: a[:3], out_shardings=on("x"))(X), "of shape .3, 8. cannot be"),
+    (lambda: xf.sharding_of(3), "sharding_of was given 3"),
+    (lambda: xf.jit(xf.sharding_of)(X), "sharding_of was given a traced tensor"),
+    (lambda: xf.use_mesh(3).__enter__(), "use_mesh was given 3"),
+    (
+        lambda: xf.jit(lambda a: a).lower(xf.ShapeDtypeStruct((8,), torch.int64, "x")),
+        "the sharding of a of .* is 'x'",
+    ),
+    (
+        lambda: (
+            xf.jit(lambda a: a + 1)
+            .lower(xf.ShapeDtypeStruct((64,), torch.int64, NamedSharding(BIG, P("x"))))
+            .compile()
+        ),
+        "was traced for a mesh of 256 devices, and there are 8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "match"), ERRORS, ids=lambda x: x if isinstance(x, str) else "")
+def test_errors(call, match):
+    with pytest.raises(ShardingError, match=match) as caught:
+        call()
+    assert "Repair: " in str(caught.value)
+    assert torch.equal(xf.jit(lambda a: a + 1)(X).cpu(), X + 1)
+
+
+def test_wrong_prefixes():
+    with pytest.raises(TreeMismatchError, match=r"at x\['a'\] it is .* and the tree has a leaf"):
+        xf.device_put({"a": X}, {"a": [on("x")]})
+    with pytest.raises(TreeMismatchError, match="the tree has a dict of 'a'"):
+        xf.device_put({"a": X}, {"b": on("x")})
+    with pytest.raises(TreeMismatchError, match="in_shardings is no prefix"):
+        xf.jit(lambda a: a, in_shardings=(on("x"), on("y")))(X)
+    with pytest.raises(TreeMismatchError, match="out_shardings is no prefix"):
+        xf.jit(lambda a: a, out_shardings=(on("x"), on("y")))(X)
+
+
+def test_text_does_not_grow_with_the_pod():
+    def text(n):
+        mesh = xf.AbstractMesh((n, 4), ("x", "y"))
+        a = xf.ShapeDtypeStruct((4096, 4096), torch.float32, NamedSharding(mesh, P("x", "y")))
+        b = xf.ShapeDtypeStruct((4096, 4096), torch.float32, NamedSharding(mesh, P("y", "x")))
+        return xf.jit(lambda a, b: (a @ b).sum()).lower(a, b).as_text()
+
+    assert len(text(1024)) - len(text(2)) < 32

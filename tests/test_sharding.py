@@ -1,0 +1,67 @@
+"""Runs the tests of tests/sharding, each file in a process that has 8 virtual devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "sharding"
+FILES = sorted(FOLDER.glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_on_8_devices(file):
+    env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "NPROC", "XLA_USE_SPMD"):
+        env.pop(name, None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, str(file)],
+        env=env,
+        cwd=FOLDER.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr, sep="\n")
+    assert done.returncode == 0, f"{file.name} failed: see above"
+    assert " passed" in done.stdout
+
+
+def test_enough_threads_whatever_the_environment():
+    """With a thread for each device, or fewer, collectives would wait for each other for ever."""
+    program = """
+import os, torch, xfunc as xf
+mesh = xf.make_mesh((8,), "x")
+x = xf.device_put(torch.ones(8, 8), xf.NamedSharding(mesh, xf.P("x")))
+f = xf.jit(lambda a: (a @ a.T).sum() + (a.T @ a).mean())
+for _ in range(50):
+    y = f(x)
+print(y.item(), os.environ["NPROC"])
+"""
+    for given in ("1", "8", "1000"):
+        env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "NPROC": given}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+        )
+        value, threads = done.stdout.split()
+        assert float(value) == 520.0
+        assert int(threads) == max(int(given), 32)
+
+
+def test_torch_xla_started_with_too_few_threads():
+    program = """
+import torch_xla
+torch_xla._XLAC._xla_num_global_devices()
+import xfunc as xf
+xf.make_mesh((8,), "x")
+"""
+    env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "NPROC": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "torch_xla started before xfunc, with 8 CPU devices and too few threads" in done.stderr
+    assert "set the environment variable NPROC=32" in done.stderr

@@ -1,0 +1,72 @@
+"""What tells XLA's partitioner how to divide values: constraints and ties.
+
+A constraint states how a value is divided. A tie states that two values are divided alike, however
+that is: both are members of one *shard group*, and the partitioner gives the sharding that it finds
+for one member to the other.
+
+NOTE [ties have side effects]: a tie concerns both its members even where only one of them is used
+any further, as a gradient that leaves the program while the weight does not. XLA would remove the
+other as dead code, and with it the tie. So ties are marked as having side effects; they are gone
+when the partitioner is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.errors import InvalidHloError
+
+SHARDING = "Sharding"
+_AUTOMATIC = "xfunc_automatic"
+
+
+def constrain(
+    body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
+) -> Value:
+    """The same value, divided as `sharding` says, but along the dimensions in `free` in any way."""
+    config = f"unspecified_dims=[{','.join(map(str, free))}]" if free else ""
+    return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=config)
+
+
+def tie(
+    body: ComputationBuilder, a: Value, b: Value, *, automatic: bool = False
+) -> tuple[Value, Value]:
+    """The same values, divided alike; see NOTE [ties have side effects].
+
+    Args:
+        body: the computation to add to.
+        a: a value.
+        b: another of the same dimensions.
+        automatic: whether xfunc tied them by itself: `settle_groups` may be told to leave such out.
+    """
+    if a.shape.dims != b.shape.dims or a.shape.is_tuple or b.shape.is_tuple:
+        raise InvalidHloError(  # XLA would end the process.
+            f"computation {body.name!r}: {a.shape} and {b.shape} cannot be divided alike"
+        )
+    sharding = pb.OpSharding(
+        type=pb.OpSharding.UNKNOWN,
+        is_shard_group=True,
+        # It tells groups of one computation apart; `settle_groups` gives the final one.
+        shard_group_id=body.module.new_id(),
+        shard_group_type=pb.OpSharding.AS,
+    )
+    attributes = {_AUTOMATIC: "true"} if automatic else {}
+    first, second = (
+        body.custom_call(
+            SHARDING, [x], x.shape, side_effect=True, attributes=attributes, sharding=sharding
+        )
+        for x in (a, b)
+    )
+    return first, second
+
+
+def is_tie(i: pb.HloInstructionProto) -> bool:
+    """Whether an instruction is a member of a shard group and nothing else."""
+    return i.custom_call_target == SHARDING and i.sharding.is_shard_group
+
+
+def is_automatic(i: pb.HloInstructionProto) -> bool:
+    """Whether xfunc made a tie by itself."""
+    return _AUTOMATIC in i.frontend_attributes.map
