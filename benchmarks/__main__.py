@@ -13,9 +13,9 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices=["trace", "dispatch", "scan", "second_process", "operations"],
+        choices=["trace", "dispatch", "scan", "pods", "second_process", "operations"],
         metavar="name",
-        help="trace, dispatch, scan, second_process, operations (which writes docs/operations.md)",
+        help="trace, dispatch, scan, pods, second_process, operations (writes docs/operations.md)",
     )
     parser.add_argument(
         "--jax-python",
@@ -37,6 +37,10 @@ def main() -> None:
             from benchmarks import scan
 
             scan.main()
+        elif name == "pods":
+            from benchmarks import pods
+
+            pods.main()
         elif name == "operations":
             from benchmarks import operations
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from xfunc import ambient, placement, runtime, tracing, tree
+from xfunc import ambient, functorch, placement, runtime, tracing, tree, values
+from xfunc.avals import NUMBERS
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import user_location
+from xfunc.staging import is_eager
 
 from .mesh import Mesh, check_devices
 from .prefix import shardings_of
@@ -37,17 +40,39 @@ def device_put(x: Any, sharding: Any = None) -> Any:
 
 def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     sharding, path = wanted
-    t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+    t = _tensor(leaf, path)
     if sharding is None:
         return runtime.to_device(t)
     sharding.check(tuple(t.shape), path)
-    if tracing.current() is not None:
-        from .constraint import with_sharding_constraint
+    if tracing.current() is not None or is_eager() or functorch.levels():
+        from .constraint import with_sharding_constraint  # which puts, outside of programs
 
         return with_sharding_constraint(t, sharding)
+    if PartitionSpec.UNCONSTRAINED in tuple(sharding.spec):
+        raise ShardingError(
+            report(
+                f"device_put was given {sharding.spec!r} for {path}",
+                "say how each dimension is divided: P.UNCONSTRAINED is for constraints.",
+                at=user_location(),
+            )
+        )
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)
     return _differentiable_put(t, sharding) if t.requires_grad else placement.divided(t, sharding)
+
+
+def _tensor(leaf: Any, path: str) -> torch.Tensor:
+    if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
+        raise TypeError(
+            report(
+                f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
+                "pass tensors and Python numbers.",
+                at=user_location(),
+            )
+        )
+    t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+    values.check_array(t, "device_put", path)
+    return t
 
 
 def _differentiable_put(t: torch.Tensor, sharding: NamedSharding) -> Any:
@@ -71,8 +96,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     """How a tensor lies on the mesh.
 
     On the mesh that it, or what it was computed from, was put on; else on the mesh in use, or the
-    one that was last. None: for a CPU tensor; if no mesh was ever used; or if the tensor is divided
-    in a way that no spec on the mesh says.
+    latest that fits. None: for a CPU tensor, and where no mesh fits.
 
     Raises:
         ShardingError: the tensor is traced: how it is divided is chosen when the program is
@@ -94,11 +118,14 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     known = placement.known_sharding(x)
     if known is not None:
         return known
-    noted = placement.remembered(x)
-    mesh = ambient.latest_mesh() if noted is None else getattr(noted, "mesh", noted)
-    if mesh is None or x.device.type == "cpu":
+    if x.device.type == "cpu":
         return None
+    noted = placement.remembered(x)
+    meshes = ambient.known_meshes() if noted is None else [getattr(noted, "mesh", noted)]
     with runtime.lock:
         where = None if runtime.device_count() == 1 else placement.placements([x])[0]
-    spec = PartitionSpec() if where is None else spec_of(where.tiles, mesh)
-    return None if spec is None else NamedSharding(mesh, spec)
+    for mesh in meshes:
+        spec = PartitionSpec() if where is None else spec_of(where.tiles, mesh)
+        if spec is not None:
+            return NamedSharding(mesh, spec)
+    return None

@@ -17,8 +17,15 @@ from .mesh import AbstractMesh, Mesh
 class _Unconstrained:
     """In a constraint: XLA may divide the dimension as it likes."""
 
+    def __reduce__(self) -> Any:
+        return _unconstrained, ()
+
     def __repr__(self) -> str:
         return "P.UNCONSTRAINED"
+
+
+def _unconstrained() -> _Unconstrained:
+    return PartitionSpec.UNCONSTRAINED
 
 
 Entry = None | str | tuple[str, ...] | _Unconstrained

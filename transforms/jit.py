@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from xfunc import stages, tracing, tree
+from xfunc import ambient, stages, tracing, tree
 from xfunc.cache import CacheInfo
-from xfunc.errors import report, shown
+from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import function_name, user_location
+from xfunc.placement import remember
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
+from xfunc.sharding.prefix import shardings_of
 from xfunc.staging import (
     Staged,
     Transform,
@@ -97,6 +99,7 @@ class Jit(Transform):
         self._static = _resolve(fun, *static)
         self._donate = _resolve(fun, *donate)
         self._in, self._out = shardings
+        self._out_shardings: dict[Any, list[Any]] = {}
         self._is_sharded = self._in is not None or self._out is not None
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
         both = set(self._static[0]) & set(self._donate[0])
@@ -131,7 +134,8 @@ class Jit(Transform):
             args, kwargs, options = self._split(args, kwargs)
             if self._in is not None:
                 args = as_arguments(args, self._wanted(args), self._staged, kwargs)
-            return run_staged(self._staged, args, kwargs, **options)
+            result = run_staged(self._staged, args, kwargs, **options)
+            return result if self._out is None else self._noted(result)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
 
@@ -161,10 +165,22 @@ class Jit(Transform):
 
             options = {"static": tuple((w, type(v), v) for w, v in given), "call": call}
         if self._is_sharded:
+            self._check_positional(kwargs)
             options["call"] = constrained(options.get("call") or self.fun, self._wanted, self._out)
         if self._donate != ((), ()):
             options["donated"] = lambda: self._donated_leaves(args, kwargs)
         return args, kwargs, options
+
+    def _check_positional(self, kwargs: dict[str, Any]) -> None:
+        if self._in is not None and kwargs:
+            raise ShardingError(
+                report(
+                    f"{self._staged.name} has in_shardings, which are those of positional "
+                    f"arguments, and was given {next(iter(kwargs))!r} by keyword",
+                    "pass all arguments by position.",
+                    at=user_location(),
+                )
+            )
 
     def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
         """The sharding of each leaf of the positional arguments; None: as it is."""
@@ -172,6 +188,18 @@ class Jit(Transform):
             return [None] * tree.structure(args).num_leaves
         dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
         return in_order(self._in, dynamic, self._staged.name)
+
+    def _noted(self, result: Any) -> Any:
+        """The result, of which `xf.sharding_of` says what `out_shardings` did."""
+        leaves, structure = tree.flatten(result)
+        key = (structure, ambient.mesh())
+        if key not in self._out_shardings:
+            found = shardings_of(self._out, result, "out_shardings", "the result")
+            self._out_shardings[key] = [s for s, _ in found]
+        for x, s in zip(leaves, self._out_shardings[key], strict=True):
+            if s is not None:
+                remember(x, s)
+        return result
 
     def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]

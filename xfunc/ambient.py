@@ -20,17 +20,19 @@ def set_mesh(new: Any) -> Any:
     return before
 
 
-_latest: list[Any] = []
+_known: list[Any] = []
+_MOST_KNOWN = 16
 
 
-def latest_mesh() -> Any:
-    """The mesh in use, or else the one that a sharding was last made for, or None."""
-    return mesh() or (_latest[0] if _latest else None)
+def known_meshes() -> list[Any]:
+    """The mesh in use, then those that shardings were made for, the latest first."""
+    return [*([] if mesh() is None else [mesh()]), *_known]
 
 
 def note_mesh(new: Any) -> None:
     """A sharding was made for this mesh."""
-    _latest[:] = [new]
+    if not _known or _known[0] is not new:
+        _known[:] = [new, *(m for m in _known if m != new)][:_MOST_KNOWN]
 
 
 def region() -> Any:
@@ -48,3 +50,10 @@ def set_region(new: Any) -> Any:
 def key() -> Any:
     """What of it changes what is traced."""
     return _thread.__dict__.get("mesh"), _thread.__dict__.get("region")
+
+
+def restore(surroundings: Any) -> Any:
+    """Have what `key` told once around from now on; what was before."""
+    before = key()
+    _thread.mesh, _thread.region = surroundings
+    return before

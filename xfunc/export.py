@@ -41,8 +41,9 @@ def serialize(lowered: Lowered) -> bytes:
     """A lowered function as the bytes of a file, for `deserialize`.
 
     Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
-    Donation is not kept. The program is for tensors of exactly the shapes that it was lowered for,
-    and cannot be differentiated or batched where it is loaded: export the gradient instead.
+    Donation is not kept. A program for a mesh runs where there are as many devices. The program is
+    for tensors of exactly the shapes that it was lowered for, and cannot be differentiated or
+    batched where it is loaded: export the gradient instead.
 
     Raises:
         TypeError: a tree has a node of another class.
@@ -63,7 +64,7 @@ def serialize(lowered: Lowered) -> bytes:
     program = entry.program
     n, lowering = len(traced.in_avals), program.lowering
     held = dict(enumerate([*program.captures, *lowering.consts], start=n))
-    module = portable.whole(lowering, held, lines=False)
+    module = portable.whole(lowering, held, lines=False, tiles=traced._tiles)
     header = {
         "format": _FORMAT,
         "name": program.name,

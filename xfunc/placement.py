@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from xfunc.avals import Aval
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.collectives import DEVICES
 from xfunc.hlo.tiles import Order, Tiles, parse
 from xfunc.locations import user_location
 
@@ -170,14 +172,20 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> run
     return runtime.Executable("device_put", handle, [aval], (), (before,))
 
 
+_noted: dict[int, tuple[Any, Any]] = {}  # by a tensor's id: a weak reference to it, and the note
+
+
 def remember(tensor: torch.Tensor, sharding: Any) -> None:
     """Note how a tensor was divided: a sharding, or the mesh of one."""
-    tensor._xfunc_sharding = sharding  # pyright: ignore[reportAttributeAccessIssue]
+    # Not as an attribute, which torch.save would write.
+    key = id(tensor)
+    _noted[key] = (weakref.ref(tensor, lambda _: _noted.pop(key, None)), sharding)
 
 
 def remembered(tensor: torch.Tensor) -> Any:
     """What was noted; in-place changes do not change it."""
-    return getattr(tensor, "_xfunc_sharding", None)
+    reference, sharding = _noted.get(id(tensor), (None, None))
+    return sharding if reference is not None and reference() is tensor else None
 
 
 def known_sharding(tensor: torch.Tensor) -> Any:
@@ -214,6 +222,8 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     """
     for computation in proto.computations:
         for i in computation.instructions:
+            if DEVICES in i.frontend_attributes.map:
+                _check_count(name, int(i.frontend_attributes.map.pop(DEVICES)))
             if i.HasField("sharding"):
                 _check(name, i.sharding)
                 _list_devices(i.sharding)
@@ -222,8 +232,12 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
 def _check(name: str, sharding: pb.OpSharding) -> None:
     for part in sharding.tuple_shardings:
         _check(name, part)
-    n = math.prod(sharding.tile_assignment_dimensions)
-    if sharding.type == pb.OpSharding.OTHER and n != runtime.device_count():
+    if sharding.type == pb.OpSharding.OTHER:
+        _check_count(name, math.prod(sharding.tile_assignment_dimensions))
+
+
+def _check_count(name: str, n: int) -> None:
+    if n != runtime.device_count():
         raise ShardingError(
             report(
                 f"{name} was traced for a mesh of {n} devices, and there are "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,16 +11,23 @@ from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
+from xfunc.hlo.annotations import constrain
+from xfunc.hlo.tiles import Tiles
 from xfunc.locations import user_location
 from xfunc.lowering import UNUSED, Lowering
 
 
-def whole(lowering: Lowering, held: Mapping[int, torch.Tensor], lines: bool = True) -> Module:
+def whole(
+    lowering: Lowering,
+    held: Mapping[int, torch.Tensor],
+    lines: bool = True,
+    tiles: Sequence[Tiles | None] = (),
+) -> Module:
     """A module of all flat inputs of a program, in order, used or not.
 
     Those in `held` are constants of the module; what else the program holds comes as last inputs.
     A program without inputs gets one that is not used, a boolean. If `lines`, instructions tell the
-    user's files and lines.
+    user's files and lines. `tiles` says how the flat inputs are divided, if any is.
     """
     avals = [*lowering.avals, *(aval_of(t) for t in lowering.consts)]
     b = Builder(lowering.name)
@@ -37,7 +44,13 @@ def whole(lowering: Lowering, held: Mapping[int, torch.Tensor], lines: bool = Tr
         body.constant(False, torch.bool) if lowering.is_unused(i) else values[i]
         for i in lowering.inputs
     ]
-    found = body.call(b.embed(finished(lowering.module, lines)), operands)
+    divided = [tiles[i] for i in lowering.inputs] if tiles else []
+    operands = [
+        # Attributes of parameters get lost on the way to StableHLO.
+        x if t is None else constrain(body, x, t.to_proto())
+        for x, t in zip(operands, divided or [None] * len(operands), strict=True)
+    ]
+    found = body.call(b.embed(finished(lowering.module, lines, divided)), operands)
     outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
     return b.build(body.build(body.tuple(outputs)))
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from xfunc import functorch, tracing, values
+from xfunc import ambient, functorch, tracing, values
 from xfunc.avals import Aval, aval_of, batched
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
@@ -118,8 +118,8 @@ class Joint:
                 return [*outs, *pull(tuple(flat[n:]))]
 
             avals = [*self.source.avals, *(self.outputs[i] for i in cts)]
-            self._memo["program"] = Program(
-                f"joint of {self.source.name}", joint, avals, derived=True
+            self._memo["program"] = self.source.related(
+                f"joint of {self.source.name}", joint, avals
             )
         return self._memo["program"]
 
@@ -150,6 +150,7 @@ class Program:
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures of its own.
+        self._around = ambient.key()  # wherever it is traced again
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: Lowering | None = None
         self._memo: dict[Any, Any] = {}
@@ -241,7 +242,8 @@ class Program:
         return Joint(self, lowering, n, self._outputs, cts, positions)
 
     def _open(self) -> Trace:
-        return Trace(self.name, self._traced or self._derived, self.defined_at)
+        frozen = self._traced or self._derived
+        return Trace(self.name, frozen, self.defined_at, self._around)
 
     def _run(
         self, trace: Trace, wrt: tuple[bool, ...]
@@ -271,7 +273,13 @@ class Program:
 
     def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
         """A program traced from `fn`, made once per key."""
-        return self.memo(key, lambda: Program(name, fn, avals, derived=True))
+        return self.memo(key, lambda: self.related(name, fn, avals))
+
+    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+        """A program without captures, with the same surroundings."""
+        program = Program(name, fn, avals, derived=True)
+        program._around = self._around
+        return program
 
     def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> Program:
         """``(inputs, cotangents of the outputs in cts) -> gradients of the inputs in wrt``."""

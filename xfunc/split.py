@@ -13,7 +13,9 @@ Some values are never kept, whatever the policy says:
 - likewise what an elementwise operation makes, if the forward pass itself has no use for it: it is
   computed in the backward pass, the one place where it is needed;
 - what depends on nothing that varies: constants, and in a loop whatever is computed from values
-  that are the same at every step. XLA hoists it out of the loop again.
+  that are the same at every step. XLA hoists it out of the loop again;
+- what the backward pass only ties a gradient to (`annotation.Tie`): such a tie is left out if the
+  value is not an input.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Literal
 
 from xfunc.avals import Aval
 from xfunc.hlo import Instruction, extract
+from xfunc.hlo.groups import without_ties
 from xfunc.lowering import Lowering, with_parameter
 
 Policy = Callable[[Instruction], bool]
@@ -96,13 +99,20 @@ def split(
         barrier: put an optimisation barrier before the backward pass, so that XLA does not merge
             what is recomputed there with the forward pass.
     """
-    entry = joint.module.entry
-    results = entry.root.operands
-    outputs, gradients = results[:n_outputs], results[n_outputs:]
     n_avals = len(joint.avals)
 
     def is_ct(flat: int) -> bool:
         return n_inputs <= flat < n_avals
+
+    def is_no_input(i: Instruction) -> bool:
+        while i.opcode in _FREE and i.operands:
+            (i,) = i.operands
+        return i.opcode != "parameter" or joint.inputs[i.parameter_number] in unavailable
+
+    module = without_ties(joint.module, is_no_input)
+    entry = module.entry
+    results = entry.root.operands
+    outputs, gradients = results[:n_outputs], results[n_outputs:]
 
     params: dict[int, int] = {}  # instruction id -> flat input
     of_ct: set[int] = set()
@@ -159,7 +169,7 @@ def split(
     forward = Lowering(
         f"{name}.forward",
         extract(
-            joint.module,
+            module,
             [i.id for i in (*outputs, *residuals)],
             forward_params,
             name=f"{name}.forward",
@@ -183,7 +193,7 @@ def split(
     backward = Lowering(
         f"{name}.backward",
         extract(
-            joint.module,
+            module,
             [g.id for g in gradients],
             backward_inputs,
             name=f"{name}.backward",

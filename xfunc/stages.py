@@ -97,7 +97,7 @@ class Lowered:
                 )
             )
         if dialect == "stablehlo":
-            return portable.stablehlo(portable.whole(self._lowering, {}))
+            return portable.stablehlo(portable.whole(self._lowering, {}, tiles=self.traced._tiles))
         return str(self.module)
 
     def cost_analysis(self) -> dict[str, float]:

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc import functorch, purity, rules, runtime, scopes, switches
+from xfunc import ambient, functorch, purity, rules, runtime, scopes, switches
 from xfunc.avals import Aval, short
 from xfunc.errors import (
     LeakError,
@@ -93,9 +93,14 @@ class Trace:
     """One run of a function on placeholders; a context manager."""
 
     def __init__(
-        self, name: str, frozen_captures: bool = False, defined_at: Location | None = None
+        self,
+        name: str,
+        frozen_captures: bool = False,
+        defined_at: Location | None = None,
+        around: tuple[Any, Any] = (None, None),
     ):
         self.name, self._defined_at = name, defined_at
+        self._around = around  # the mesh in use and the manual region: see `ambient`
         self.captures: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
@@ -127,6 +132,7 @@ class Trace:
                 stack.enter_context(switches.tracing_switches())
                 stack.enter_context(switches.young_garbage_only())
             stack.enter_context(functorch.bottom_level())
+            stack.callback(ambient.restore, ambient.restore(self._around))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             # torch runs backward passes of XLA tensors in a thread of their own, where neither

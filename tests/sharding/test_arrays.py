@@ -1,6 +1,7 @@
 """Arrays on a mesh: putting, asking, resharding, jit with shardings, donation."""
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import xfunc as xf
 from xfunc import NamedSharding, P
-from xfunc.errors import ShardingError, TreeMismatchError
+from xfunc.errors import ShardingError, TreeMismatchError, UnsupportedOpError
 
 MESH = xf.make_mesh((4, 2), ("x", "y"))
 X = torch.arange(64.0).reshape(8, 8)
@@ -240,7 +241,7 @@ def test_values():
     assert hash(again) == hash(MESH)
     assert xf.AbstractMesh((4, 2), ("x", "y")) != MESH
     assert xf.make_mesh((2, 4), ("x", "y")) != MESH
-    for value in (MESH, P("x", None), on("x"), xf.AbstractMesh((64, 4), ("a", "b"))):
+    for value in (MESH, P("x", P.UNCONSTRAINED), on("x"), xf.AbstractMesh((64, 4), ("a", "b"))):
         assert pickle.loads(pickle.dumps(value)) == value
         assert copy.deepcopy(value) == value
     assert dict(MESH.shape) == {"x": 4, "y": 2}
@@ -294,6 +295,8 @@ ERRORS = [
     (lambda: xf.device_put(torch.ones(64, 4), NamedSharding(BIG, P("x"))), "is no mesh of this"),
     (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(X[:3]), "a of .* of shape .3, 8. cannot"),
     (lambda: xf.jit(lambda a: a[:3], out_shardings=on("x"))(X), "of shape .3, 8. cannot be"),
+    (lambda: xf.device_put(X, on(P.UNCONSTRAINED, "x")), "is for constraints"),
+    (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(a=X), "was given 'a' by keyword"),
     (lambda: xf.sharding_of(3), "sharding_of was given 3"),
     (lambda: xf.jit(xf.sharding_of)(X), "sharding_of was given a traced tensor"),
     (lambda: xf.use_mesh(3).__enter__(), "use_mesh was given 3"),
@@ -339,3 +342,46 @@ def test_text_does_not_grow_with_the_pod():
         return xf.jit(lambda a, b: (a @ b).sum()).lower(a, b).as_text()
 
     assert len(text(1024)) - len(text(2)) < 32
+
+
+def test_a_saved_tensor_loads_without_xfunc():
+    file = io.BytesIO()
+    torch.save({"a": xf.device_put(X, on("x"))}, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file)["a"].cpu(), X)
+
+
+def test_what_cannot_be_put():
+    with pytest.raises(TypeError, match=r"device_put was given 'a' \(a str\) as x\[1\]"):
+        xf.device_put([X, "a"])
+    with pytest.raises(UnsupportedOpError, match=r"x\['b'\] .uint16\[8,8\]. cannot be used"):
+        xf.device_put({"b": X.to(torch.uint16)}, on("x"))
+    assert xf.device_put(X.numpy(), on("x")).dtype == torch.float32
+
+
+def test_under_transforms():
+    def f(a):
+        return xf.device_put(torch.sin(a), on("x")).sum()
+
+    x = xf.device_put(X.double(), on("y"))
+    for _ in range(2):
+        torch.testing.assert_close(xf.grad(f)(x).cpu(), X.double().cos())
+        torch.testing.assert_close(xf.vmap(xf.grad(f))(x[None])[0].cpu(), X.double().cos())
+    with xf.disable_jit():
+        torch.testing.assert_close(xf.grad(f)(x).cpu(), X.double().cos())
+    torch.testing.assert_close(torch.func.grad(f)(X.double()), X.double().cos())
+
+
+def test_stablehlo_and_export():
+    f = xf.jit(lambda a, b: a @ b, in_shardings=(on("x"), on(None, "y")), out_shardings=on("y"))
+    lowered = f.lower(X, X)
+    text = lowered.as_text("stablehlo")
+    assert 'mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"' in text
+    loaded = xf.export.deserialize(xf.export.serialize(lowered))
+    y = loaded(X, X)
+    assert torch.equal(y.cpu(), X @ X)
+    assert xf.sharding_of(y) == on("y")
+    abstract = xf.ShapeDtypeStruct((64,), torch.float32, NamedSharding(BIG, P("x")))
+    loaded = xf.export.deserialize(xf.export.serialize(xf.jit(lambda a: a + 1).lower(abstract)))
+    with pytest.raises(ShardingError, match="for a mesh of 256 devices, and there are 8"):
+        loaded(torch.ones(64))
