@@ -204,14 +204,14 @@ def check_devices(mesh: AbstractMesh) -> None:
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
         return
     if mesh.size > count:
-        problem = f"it is too large: it has {mesh.size} devices, and there are {count}"
+        problem = f"is too large for this machine: it has {mesh.size} devices, and there are {count}"
     elif mesh.size < count:
-        problem = f"it has {mesh.size} devices of {count}, and XLA runs a program on all of them"
+        problem = f"has {mesh.size} devices of {count}, and XLA runs a program on all of them"
     else:
-        problem = f"its devices are not those from 0 to {count - 1}, each one once"
+        problem = f"has devices that are not those from 0 to {count - 1}, each one once"
     raise ShardingError(
         report(
-            f"{mesh!r} is no mesh of this machine: {problem}",
+            f"{mesh!r} {problem}",
             "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
             "before the start makes n devices; to lower for devices that are not here, use "
             "xf.sharding.AbstractMesh.",

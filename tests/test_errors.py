@@ -24,6 +24,7 @@ BUILTINS = {
     "LeakError": RuntimeError,
     "TreeMismatchError": TypeError,
     "UnsupportedOpError": NotImplementedError,
+    "ShardingError": ValueError,
     "CompileError": RuntimeError,
     "OutOfMemoryError": errors.CompileError,
 }
@@ -59,8 +60,7 @@ def test_every_class_has_examples() -> None:
     classes = {
         n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)
     }
-    # Shardings are not there yet, and nothing raises their error.
-    assert {*BUILTINS} == classes - {"XfuncError", "ShardingError"}
+    assert {*BUILTINS} == classes - {"XfuncError"}
     shown = {case.message.partition(":")[0] for case in CASES}
     assert shown >= {*BUILTINS, "TypeError", "ValueError", "RuntimeError"}
 

@@ -1,0 +1,108 @@
+"""The parts of an array that this process holds, as CPU tensors: for files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from xfunc import placement, runtime
+from xfunc.placement import Placement
+
+Start = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What an array is, and how it lies on the devices.
+
+    Attributes:
+        on_host: whether it is a CPU tensor.
+        placement: how it is divided; None: not at all.
+        sharding: what `sharding_of` is to say of it; None: nothing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool = False
+    placement: Placement | None = None
+    sharding: Any = None
+
+    def boxes(self) -> list[tuple[Start, tuple[int, ...]]]:
+        """For each device of this process, where its part starts, and the size of the part.
+
+        Devices that hold the same part have the same box. torch_xla pads arrays that cannot be
+        divided evenly; the padding is not in the box.
+        """
+        if self.placement is None:
+            return [((0,) * len(self.shape), self.shape)]
+        tiles = self.placement.tiles
+        place = np.argsort(tiles.order.devices()) // tiles.replicated
+        found = []
+        for device in _local_devices():
+            index = np.unravel_index(place[device], tiles.dims)
+            start = tuple(int(i) * n for i, n in zip(index, self.padded, strict=True))
+            ends = zip(start, self.padded, self.shape, strict=True)
+            found.append((start, tuple(max(0, min(i + n, s) - i) for i, n, s in ends)))
+        return found
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The shape of each part, with padding."""
+        if self.placement is None:
+            return self.shape
+        dims = self.placement.tiles.dims
+        return tuple(-(-n // d) for n, d in zip(self.shape, dims, strict=True))
+
+
+def target_of(tensor: torch.Tensor) -> Target:
+    """What a tensor is, and how it lies; a lazy one is computed first."""
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    if tensor.device.type == "cpu":
+        return Target(shape, dtype, on_host=True)
+    if runtime.device_count() == 1:
+        return Target(shape, dtype)
+    with runtime.lock:
+        (where,) = placement.placements([tensor])
+    return Target(shape, dtype, False, where, vars(tensor).get("_xfunc_sharding"))
+
+
+def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
+    """Copies of the parts of a tensor that lies so, without padding."""
+    boxes = target.boxes()
+    if target.placement is None:
+        return {boxes[0][0]: tensor.detach().cpu()}
+    with runtime.lock:
+        (shards,) = runtime.xla()._get_local_shards([tensor])
+    return {
+        start: data[tuple(map(slice, size))].to(target.dtype)
+        for (start, size), (data, _) in zip(boxes, shards, strict=True)
+    }
+
+
+def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tensor:
+    """A tensor of its parts, which have their padding."""
+    boxes = target.boxes()
+    if target.on_host:
+        return parts[boxes[0][0]]
+    with runtime.lock:
+        if target.placement is None:
+            found = runtime.to_device(parts[boxes[0][0]])
+        else:
+            found = runtime.xla()._global_tensor_from_cpu_shards(
+                [parts[start] for start, _ in boxes],
+                target.placement.op_sharding,
+                list(target.shape),
+            )
+    if target.sharding is not None:
+        vars(found)["_xfunc_sharding"] = target.sharding
+    return found
+
+
+def _local_devices() -> list[int]:
+    """The numbers of this process's devices, in torch_xla's order."""
+    names = runtime.xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
+    return [int(name.partition(":")[2]) for name in names]
