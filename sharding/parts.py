@@ -67,7 +67,7 @@ def target_of(tensor: torch.Tensor) -> Target:
         return Target(shape, dtype)
     with runtime.lock:
         (where,) = placement.placements([tensor])
-    return Target(shape, dtype, False, where, vars(tensor).get("_xfunc_sharding"))
+    return Target(shape, dtype, False, where, placement.remembered(tensor))
 
 
 def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
@@ -98,7 +98,7 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
                 list(target.shape),
             )
     if target.sharding is not None:
-        vars(found)["_xfunc_sharding"] = target.sharding
+        placement.remember(found, target.sharding)
     return found
 
 

@@ -311,3 +311,23 @@ def test_backward_on_the_host_before_the_first_use_of_the_device() -> None:
         [sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, timeout=120
     )
     assert "survived" in done.stdout, done.stdout + done.stderr
+
+
+def test_batched_at_one_level_only() -> None:
+    """vmap of vmap of grad, where a nested function has no argument that the outer one maps."""
+
+    def f(x: Any, w: Any) -> Any:
+        return xf.jit(lambda a, b: a * xf.jit(lambda c: c.sin())(b).sum())(x, w).square().sum()
+
+    def plain(x: Any, w: Any) -> Any:
+        return (x * w.sin().sum()).square().sum()
+
+    def per_example(vmap: Any, grad: Any, f: Any) -> Any:
+        inner = vmap(grad(f, argnums=(0, 1)), (None, 0))
+        return vmap(inner, (0, None))
+
+    x, w = torch.randn(2, 8, dtype=torch.float64), torch.randn(3, 8, 8, dtype=torch.float64)
+    got = per_example(xf.vmap, xf.grad, f)(x, w)
+    want = per_example(torch.func.vmap, torch.func.grad, plain)(x, w)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.cpu(), b)

@@ -82,3 +82,27 @@ def test_the_old_value_finds_the_old_program() -> None:
     m.scale = 5.0
     f(X)
     assert "a global changed: 3.0 -> 5.0 in scale" in f.explain()
+
+
+def test_a_choice_of_library_functions() -> None:
+    """Under a name of the user's own, a function of a library may be another one later."""
+    m = _notebook()
+    exec("import torch, xfunc as xf\nchoice = torch.sin\ndef g(x): return choice(x).sum()", vars(m))
+    f = xf.grad(m.g)
+    assert f(torch.zeros(())).item() == 1
+    m.choice = torch.cos
+    assert f(torch.zeros(())).item() == 0
+    exec("Kind = type('A', (), {'n': 1})\ndef h(x): return x * Kind.n", vars(m))
+    h = xf.jit(m.h)
+    assert h(2.0).item() == 2
+    m.Kind = type("B", (), {"n": 5})
+    assert h(2.0).item() == 10
+    m.keep = xf.checkpoint_policies.everything_saveable
+    exec(
+        "def k(x): return xf.checkpoint(lambda y: torch.tanh(torch.tanh(y)), policy=keep)(x)",
+        vars(m),
+    )
+    hlo = xf.jit(xf.value_and_grad(m.k))
+    assert hlo.lower(1.0).as_text().count(" tanh(") == 2
+    m.keep = xf.checkpoint_policies.nothing_saveable
+    assert hlo.lower(1.0).as_text().count(" tanh(") == 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -456,3 +457,19 @@ def test_the_gradient_of_405_billion_parameters_is_lowered_without_data() -> Non
         timeout=240,
     )
     assert "abstract" in done.stdout, done.stdout + done.stderr
+
+
+def test_each_result_takes_the_memory_of_its_own_argument() -> None:
+    """Else XLA pairs donated arguments with results of the same size, and copies all of them."""
+
+    def step(state: Any, x: Any) -> Any:
+        new = xf.tree.map(lambda p, m: (p - 0.1 * m, 0.9 * m + x.sum()), state["p"], state["m"])
+        return {"p": {k: v[0] for k, v in new.items()}, "m": {k: v[1] for k, v in new.items()}}
+
+    leaf = xf.ShapeDtypeStruct((8, 8), torch.float32)
+    state = {"p": dict.fromkeys("abc", leaf), "m": dict.fromkeys("abc", leaf)}
+    compiled = xf.jit(step, donate_argnums=0).lower(state, leaf).compile()
+    text = compiled.as_text()
+    assert text is not None
+    pairs = re.findall(r"\{(\d+)\}: \((\d+), ", text.splitlines()[0])
+    assert [a for a, _ in pairs] == [b for _, b in pairs] == [str(k) for k in range(6)]

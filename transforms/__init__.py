@@ -6,6 +6,7 @@ if __name__ != "xfunc.transforms":  # A second copy would have a cache and error
 from .associative_scan import associative_scan as associative_scan
 from .checkpoint import checkpoint as checkpoint
 from .checkpoint import remat as remat
+from .checkpoint_name import checkpoint_name as checkpoint_name
 from .cond import cond as cond
 from .cond import switch as switch
 from .custom_jvp import custom_jvp as custom_jvp

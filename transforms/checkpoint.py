@@ -7,7 +7,7 @@ from typing import Any
 
 from xfunc.call import Call
 from xfunc.identity import Part
-from xfunc.split import Policy, nothing_saveable
+from xfunc.policies import Policy, nothing_saveable
 from xfunc.staging import Staged, Transform, call_in_trace, is_eager
 
 from .common import Fun

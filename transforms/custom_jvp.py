@@ -15,8 +15,8 @@ from xfunc.call import Call, CallPair
 from xfunc.errors import TreeMismatchError, report
 from xfunc.identity import function_value
 from xfunc.locations import function_name, user_location
+from xfunc.policies import everything_saveable
 from xfunc.program import Program, differentiable
-from xfunc.split import everything_saveable
 from xfunc.staging import call_in_trace, is_eager
 from xfunc.values import is_tracked
 

@@ -12,8 +12,9 @@ from xfunc.bind import Tensor, bind
 from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
+from xfunc.policies import everything_saveable
 from xfunc.program import Program, differentiable
-from xfunc.split import Halves, everything_saveable, split
+from xfunc.split import Halves, split
 from xfunc.staging import Staged, Transform, is_eager
 
 from .common import Fun, arrays, as_tensors, labels_of

@@ -19,6 +19,8 @@ result role         becomes
 ``("ys", None)``    a slice of a stacked result
 ``("sum", None)``   a term of a sum over the steps
 ==================  ============================================================================
+
+A result may be tied to what a parameter is fed from: on a mesh both are divided alike.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 
 from xfunc.hlo import Builder, Module, Shape
+from xfunc.hlo.annotations import tie
 
 Role = tuple[str, Any]
 
@@ -47,6 +50,7 @@ class LoopSpec:
         length: number of steps.
         reverse: whether to step from the end to the start.
         unroll: steps per iteration of the HLO loop.
+        ties: for each result, the role that it is tied to, or None; if there are any.
     """
 
     params: tuple[Role, ...]
@@ -57,6 +61,7 @@ class LoopSpec:
     length: int
     reverse: bool = False
     unroll: int = 1
+    ties: tuple[Role | None, ...] = ()
 
 
 def loop_module(name: str, body: Module, spec: LoopSpec) -> Module:
@@ -71,8 +76,10 @@ class _Loop:
         self._body = self._builder.embed(body)
         # Shapes of the results, without the leading tuple.
         self._out = [i.shape for i in body.entry.root.operands]
-        self._used_xs = sorted({i for kind, i in spec.params if kind == "xs"})
-        self._used_consts = sorted({i for kind, i in spec.params if kind == "const"})
+        self._ties = spec.ties or (None,) * len(self._out)
+        read = [*spec.params, *(role for role in self._ties if role is not None)]
+        self._used_xs = sorted({i for kind, i in read if kind == "xs"})
+        self._used_consts = sorted({i for kind, i in read if kind == "const"})
 
     def module(self) -> Module:
         spec, b = self._spec, self._builder
@@ -135,18 +142,21 @@ class _Loop:
             i: _slice(comp, x, k, zero) for i, x in zip(self._used_xs, fixed[:n_xs], strict=True)
         }
         consts = dict(zip(self._used_consts, fixed[n_xs:], strict=True))
-        args = []
-        for kind, i in spec.params:
+
+        def fed(role: Role) -> Any:
+            kind, i = role
             if kind == "carry":
-                args.append(state[i])
-            elif kind == "xs":
-                args.append(slices[i])
-            else:
-                args.append(consts[i] if kind == "const" else comp.zeros(i))
-        out = comp.call(self._body, args)
+                return state[i]
+            if kind == "xs":
+                return slices[i]
+            return consts[i] if kind == "const" else comp.zeros(i)
+
+        out = comp.call(self._body, [fed(role) for role in spec.params])
         new, position = list(state), len(spec.carries)
-        for j, (kind, i) in enumerate(spec.results):
+        for j, ((kind, i), like) in enumerate(zip(spec.results, self._ties, strict=True)):
             value = comp.get_tuple_element(out, j)
+            if like is not None:
+                value = tie(comp, value, fed(like), automatic=True)[0]
             if kind == "carry":
                 new[i] = value
                 continue

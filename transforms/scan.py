@@ -17,8 +17,8 @@ from xfunc.bind import Tensor, bind, differentiations
 from xfunc.errors import TreeMismatchError, report
 from xfunc.identity import Part
 from xfunc.locations import function_name, user_location
+from xfunc.policies import Policy, everything_saveable
 from xfunc.program import differentiable
-from xfunc.split import Policy, everything_saveable
 from xfunc.staging import Staged, Transform, is_eager
 from xfunc.values import is_tracked
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from xfunc.avals import Aval, aval_of, hlo_shape
-from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
-from xfunc.lowering import UNUSED, Lowering, with_parameter
-from xfunc.program import Joint, Program, differentiable
-from xfunc.split import Halves, Policy
+from xfunc.avals import Aval
+from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
+from xfunc.policies import Policy
+from xfunc.program import Program, differentiable
 
-from .loop import LoopSpec, Role, loop_module
+from .scan_loop import forward_loop, stacked, tied
+from .scan_pair import ScanPair
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,7 +48,7 @@ class Scan:
     @property
     def outputs(self) -> tuple[Aval, ...]:
         outs, n = self.body.outputs, self.n_carry
-        return (*outs[:n], *(_stacked(o, self.length) for o in outs[n:]))
+        return (*outs[:n], *(stacked(o, self.length) for o in outs[n:]))
 
     def with_body(self, body: Program, n_carry: int, n_xs: int) -> Scan:
         return dataclasses.replace(self, body=body, n_carry=n_carry, n_xs=n_xs)
@@ -158,7 +158,7 @@ class Scan:
         ]  # fmt: skip
         of_c, of_k, of_x = _regroup(bind(inner, flat), (n_ct, n_sum))
         found = dict(zip([*smooth, *wrt_ks, *wrt_xs], [*of_c, *of_k, *of_x], strict=True))
-        return [found[i] for i in wrt]
+        return [tied(found[i], args[i]) for i in wrt]
 
     def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The carry that each step received."""
@@ -200,164 +200,6 @@ class Scan:
         # primal, by an operation (as_strided) that torch_xla cannot trace.
         ys = [y.movedim(1, 0).clone(memory_format=torch.contiguous_format) for y in outs[c:]]
         return [*outs[:c], *ys], [*carry_dims, *(0 for _ in ys)]
-
-
-@dataclasses.dataclass(eq=False)
-class ScanPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair`."""
-
-    scan: Scan
-    joint: Joint
-
-    def __post_init__(self) -> None:
-        self.wrt, self.cts = self.joint.wrt, self.joint.cts
-        self.n_outputs = len(self.joint.outputs)
-
-    @property
-    def halves(self) -> Halves:
-        """The body's joint program, cut in two."""
-        # The carry of each step is gone when the backward pass comes; consts are the same at each.
-        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
-        consts = frozenset(range(x, self.joint.n_inputs))
-        return self.joint.split(self.scan.policy, frozenset(range(c)), consts, False)
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        avals = self.joint.lowering.avals[: self.joint.n_inputs]
-        loop = self.joint.memo(
-            ("scan forward", self.scan.policy, *self.scan.shape),
-            lambda: forward_loop(self.scan, avals, self.halves.forward),
-        )
-        return loop.apply(args)
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        c = self.scan.n_carry
-        missing = tuple(i >= c and ct is None for i, ct in enumerate(cts))
-        key = ("scan backward", self.scan.policy, missing, *self.scan.shape)
-        loop, sources = self.joint.memo(key, lambda: self._backward_loop(missing))
-        inputs = [*args, *self.halves.forward.consts]
-        flat = []
-        for kind, i in sources:
-            if kind == "ct":
-                ct = cts[i]
-                flat.append(zeros(self.joint.outputs[i]) if ct is None else ct)
-            else:
-                flat.append(inputs[i] if kind == "input" else residuals[i])
-        return loop.apply(flat)
-
-    def _backward_loop(self, missing: tuple[bool, ...]) -> tuple[Lowering, list[tuple[str, int]]]:
-        """The reversed loop, and where its inputs come from."""
-        scan, joint, halves = self.scan, self.joint, self.halves
-        c, x = scan.n_carry, scan.n_carry + scan.n_xs
-        carried = [i for i in joint.wrt if i < c]
-        sources: dict[str, list[tuple[str, int]]] = {
-            "carry": [("ct", i) for i in carried],
-            "xs": [],
-            "const": [],
-        }
-        avals: dict[str, list[Aval]] = {
-            "carry": [joint.outputs[i] for i in carried],
-            "xs": [],
-            "const": [],
-        }
-
-        def fed(role: str, source: tuple[str, int], aval: Aval) -> Role:
-            sources[role].append(source)
-            avals[role].append(_stacked(aval, scan.length) if role == "xs" else aval)
-            return (role, len(sources[role]) - 1)
-
-        params: list[Role] = [] if halves.sources else [("zero", UNUSED)]
-        for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
-            if kind == "ct":
-                i = joint.cts[k]
-                if i < c:
-                    params.append(("carry", carried.index(i)))
-                elif missing[i]:
-                    params.append(("zero", hlo_shape(aval)))
-                else:
-                    params.append(fed("xs", ("ct", i), aval))
-            elif kind == "input":
-                params.append(fed("xs" if k < x else "const", (kind, k), aval))
-            else:
-                params.append(fed("xs", (kind, k), aval))
-        results: list[Role] = []
-        outputs: list[Aval] = []
-        for i, aval in zip(joint.wrt, halves.backward.outputs, strict=True):
-            if i < c:
-                results.append(("carry", carried.index(i)))
-            else:
-                results.append(("ys", None) if i < x else ("sum", None))
-            outputs.append(_stacked(aval, scan.length) if c <= i < x else aval)
-        spec = LoopSpec(
-            tuple(params),
-            tuple(results),
-            tuple(map(hlo_shape, avals["carry"])),
-            tuple(map(hlo_shape, avals["xs"])),
-            tuple(map(hlo_shape, avals["const"])),
-            scan.length,
-            not scan.reverse,
-            scan.unroll,
-        )
-        flat = [*avals["carry"], *avals["xs"], *avals["const"]]
-        name = f"{scan.name}.backward"
-        if not outputs:
-            return Lowering(name, b"", (), tuple(flat), (), ()), []
-        hlo = loop_module(name, halves.backward.module, spec).to_bytes()
-        loop = with_parameter(
-            Lowering(name, hlo, tuple(range(len(flat))), tuple(flat), (), tuple(outputs))
-        )
-        return loop, [*sources["carry"], *sources["xs"], *sources["const"]]
-
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
-        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
-        step = tuple(0 if i < c or d is not None else None for i, d in enumerate(dims))
-        inner = ScanPair(self.scan, self.joint.batched(step, n))
-
-        def placed(i: int) -> int:
-            return 1 if c <= i < x else 0
-
-        arg_dims = tuple(None if d is None else placed(i) for i, d in enumerate(step))
-        out_dims = tuple(0 if i < c else 1 for i in range(self.n_outputs))
-        return inner, arg_dims, out_dims, tuple(placed(i) for i in self.wrt)
-
-
-def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
-    """A loop over a body with inputs of these avals, whose first results are the carries."""
-    c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
-    stacked = [_stacked(a, n) for a in avals[c:x]]
-    consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
-    params: list[Role] = []
-    for i in body.inputs:
-        if body.is_unused(i):
-            params.append(("zero", UNUSED))
-        else:
-            params.append(("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x))
-    spec = LoopSpec(
-        tuple(params),
-        (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),
-        tuple(hlo_shape(a) for a in avals[:c]),
-        tuple(hlo_shape(a) for a in stacked),
-        tuple(hlo_shape(a) for a in consts),
-        n,
-        scan.reverse,
-        scan.unroll,
-    )
-    flat = (*avals[:c], *stacked, *avals[x:])
-    return with_parameter(
-        Lowering(
-            scan.name,
-            loop_module(scan.name, body.module, spec).to_bytes(),
-            tuple(range(c + len(stacked) + len(consts))),
-            flat,
-            body.consts,
-            (*body.outputs[:c], *(_stacked(o, n) for o in body.outputs[c:])),
-        )
-    )
-
-
-def _stacked(aval: Aval, length: int) -> Aval:
-    return Aval((length, *aval.shape), aval.dtype)
 
 
 def _regroup(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:

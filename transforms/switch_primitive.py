@@ -22,8 +22,8 @@ from xfunc.avals import Aval, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.lowering import Lowering
+from xfunc.policies import everything_saveable
 from xfunc.program import Joint, Program, differentiable
-from xfunc.split import everything_saveable
 
 from .conditional import Arm, conditional
 
@@ -170,9 +170,7 @@ class SwitchPair:
         )
         self.cts = _union(j.cts for j in self.joints)
         self.n_outputs = len(self.joints[0].outputs)
-        self._halves = [
-            j.split(everything_saveable, frozenset(), frozenset(), False) for j in self.joints
-        ]
+        self._halves = [j.split(everything_saveable) for j in self.joints]
         self._slots: list[Aval] = []
         self._slots_of: list[tuple[int, ...]] = []
         for h in self._halves:

@@ -43,6 +43,7 @@ from xfunc.transfer import block_until_ready as block_until_ready
 from xfunc.transfer import device_get as device_get
 from xfunc.transforms import associative_scan as associative_scan
 from xfunc.transforms import checkpoint as checkpoint
+from xfunc.transforms import checkpoint_name as checkpoint_name
 from xfunc.transforms import cond as cond
 from xfunc.transforms import custom_jvp as custom_jvp
 from xfunc.transforms import custom_vjp as custom_vjp

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from xfunc.avals import Aval, batched, hlo_shape
 from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
 from xfunc.hlo import Builder, ComputationBuilder, Value
-from xfunc.hlo.annotations import tie
+from xfunc.hlo.annotations import tied
 from xfunc.lowering import Lowering
 from xfunc.program import differentiable
 
@@ -114,7 +114,7 @@ class Tie(Annotation):
     automatic: bool = False
 
     def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        return tie(body, *values, automatic=self.automatic)
+        return tied(body, *values, automatic=self.automatic)
 
     def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
         return list(values) if self.automatic else super().derivatives(values)

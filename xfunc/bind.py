@@ -197,6 +197,10 @@ def differentiations(args: Sequence[Tensor]) -> int:
     return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
 
 
+def _is_watched_below(cts: Sequence[Tensor | None]) -> bool:
+    return any(c is not None and _base_requires_grad(c) for c in cts)
+
+
 def _base_requires_grad(t: Tensor) -> bool:
     while functorch.is_wrapped(t):
         t = functorch.unwrapped(t)
@@ -250,11 +254,40 @@ def _contiguous(tangent: Tensor | None, strides: tuple[int, ...]) -> Tensor | No
 
 @dataclasses.dataclass(eq=False)
 class _Application:
-    """One call of a primitive that is being differentiated; see NOTE [vmap below grad]."""
+    """One call of a primitive that is being differentiated; see NOTE [vmap below grad].
 
-    primitive: Primitive
+    Of a pair that was batched, the primitive is not known.
+    """
+
+    primitive: Primitive | None
     pair: Pair
     batched: tuple[int, _Application, Dims, Dims, Dims] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped:
+    """The differentiable rule of a batched pair: that of the primitive, for each example."""
+
+    primitive: Primitive | _Mapped
+    arg_dims: Dims
+    out_dims: Dims
+    grad_dims: Dims
+    wrt: tuple[int, ...]
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        present = [i for i, c in enumerate(cts) if c is not None]
+        dims = [*self.arg_dims, *(self.out_dims[i] for i in present)]
+
+        def pull(*flat: Tensor) -> tuple[Tensor, ...]:
+            given = dict(zip(present, flat[len(args) :], strict=True))
+            own = [given.get(i) for i in range(len(cts))]
+            return tuple(self.primitive.vjp(flat[: len(args)], own, wrt))
+
+        grads = functorch.vmap(pull, dims, [*args, *(c for c in cts if c is not None)])
+        at = dict(zip(self.wrt, self.grad_dims, strict=True))
+        return [g.movedim(0, at[i] or 0) for i, g in zip(wrt, grads, strict=True)]
 
 
 class _PairFunction(torch.autograd.Function):
@@ -281,7 +314,9 @@ class _PairFunction(torch.autograd.Function):
         pair = application.pair
         saved = alive(ctx.saved_tensors)
         args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
-        if torch.is_grad_enabled() and ctx.plain:  # Plain autograd with create_graph=True.
+        if torch.is_grad_enabled() and (ctx.plain or _is_watched_below(given)):
+            # Plain autograd with create_graph=True; or the cotangents depend on what a gradient
+            # further down is taken of, and the arguments do not.
             return _differentiable_backward(ctx, application.primitive, args, given)
         if all(c is None for c in given):
             return (None,) * (n + 1)
@@ -296,7 +331,7 @@ class _PairFunction(torch.autograd.Function):
         # See NOTE [vmap below grad].
         n = info.batch_size
         pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
-        inner = _Application(application.primitive, pair)
+        inner = _Application(None, pair)
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
         moved = [at_dim(*x, n) for x in zip(args, in_dims[1:], arg_dims, strict=True)]
         outs = _apply(_PairFunction, inner, *moved)
@@ -334,7 +369,8 @@ class _BackwardFunction(torch.autograd.Function):
     ) -> Any:
         dims, n = in_dims[3:], info.batch_size
         if application.batched is None or application.batched[0] != _depth():
-            return _batched_pullback(application, n_args, n_residuals, flat, dims)
+            pullback = _batched_pullback if application.primitive else _batched_again
+            return pullback(application, n_args, n_residuals, flat, dims, n)
         _, inner, arg_dims, out_dims, grad_dims = application.batched
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
         moved = [
@@ -354,8 +390,11 @@ def _batched_pullback(
     n_residuals: int,
     flat: Sequence[Tensor | None],
     dims: Sequence[int | None],
+    n: int,
 ) -> Any:
     """Gradients of a batch of cotangents, computed from the inputs."""
+    primitive = application.primitive
+    assert primitive is not None
     used = [*range(n_args), *range(n_args + n_residuals, len(flat))]
     present = [i for i in used if flat[i] is not None]
 
@@ -363,11 +402,34 @@ def _batched_pullback(
         given = dict(zip(present, tensors, strict=True))
         args = [given[i] for i in range(n_args)]
         cts = [given.get(i) for i in range(n_args + n_residuals, len(flat))]
-        return tuple(application.primitive.vjp(args, cts, application.pair.wrt))
+        return tuple(primitive.vjp(args, cts, application.pair.wrt))
 
     tensors: list[Any] = [flat[i] for i in present]
     grads = functorch.vmap(pull, [dims[i] for i in present], tensors)
     return grads, tuple(0 for _ in grads)
+
+
+def _batched_again(
+    application: _Application,
+    n_args: int,
+    n_residuals: int,
+    flat: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    n: int,
+) -> Any:
+    """Likewise, of a pair that was batched at a level above: both of its passes are run."""
+    pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
+    given: list[Any] = [*flat[:n_args], *flat[n_args + n_residuals :]]
+    at = [*dims[:n_args], *dims[n_args + n_residuals :]]
+    moved = [
+        t if t is None else at_dim(t, d, w, n)
+        for t, d, w in zip(given, at, (*arg_dims, *out_dims), strict=True)
+    ]
+    again = _Application(None, pair)
+    args, cts = moved[:n_args], moved[n_args:]
+    kept = _apply(_PairFunction, again, *args)[len(out_dims) :]
+    grads = _apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
+    return grads, grad_dims
 
 
 def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
@@ -380,7 +442,7 @@ def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
 
 
 def _differentiable_backward(
-    ctx: Any, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: Any, primitive: Primitive | _Mapped, args: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     wrt = tuple(
         i

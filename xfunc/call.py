@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from xfunc.avals import Aval
 from xfunc.bind import Dims, Tensor, bind, zeros
+from xfunc.policies import Policy, everything_saveable
 from xfunc.program import Joint, Program, differentiable
-from xfunc.split import Halves, Policy, everything_saveable
+from xfunc.split import Halves
 
 
 class Call:
@@ -75,7 +76,7 @@ class CallPair:
 
     @property
     def halves(self) -> Halves:
-        return self._joint.split(self._policy, frozenset(), frozenset(), self._barrier)
+        return self._joint.split(self._policy, barrier=self._barrier)
 
     @property
     def n_residuals(self) -> int:

@@ -1,7 +1,13 @@
 """What `checkpoint` and `scan` may keep for the backward pass.
 
-A policy is a function of an HLO instruction that says whether its value may be kept.
+A policy is a function of an HLO instruction that says whether its value may be kept; see
+`xfunc.policies`.
 """
 
-from xfunc.split import everything_saveable as everything_saveable
-from xfunc.split import nothing_saveable as nothing_saveable
+from xfunc.policies import dots_saveable as dots_saveable
+from xfunc.policies import dots_with_no_batch_dims_saveable as dots_with_no_batch_dims_saveable
+from xfunc.policies import everything_saveable as everything_saveable
+from xfunc.policies import nothing_saveable as nothing_saveable
+from xfunc.policies import offload_dot_with_no_batch_dims as offload_dot_with_no_batch_dims
+from xfunc.policies import save_and_offload_only_these_names as save_and_offload_only_these_names
+from xfunc.policies import save_only_these_names as save_only_these_names

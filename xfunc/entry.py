@@ -85,7 +85,7 @@ class Entry:
         if self._run is None or runtime.device_count() > 1:
             lowering = self.program.lowering
             self._run = lowering.executable(self.donated, lie(flat))
-            self._inputs = tuple(lowering.inputs[i] for i in self._run.order)
+            self._inputs = self._run.inputs
         if self.donated:
             outputs = self._run_donating(self._run, flat)
         else:

@@ -8,6 +8,7 @@ from xfunc import config, scopes
 from xfunc.hlo import Module
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
+from xfunc.hlo.names import strip_names
 from xfunc.hlo.tiles import Tiles
 
 
@@ -29,6 +30,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
             if divided is not None:
                 divided.write(parameter.proto.sharding)
         whole = Module(whole.proto)
+    strip_names(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
     return Module(whole.proto)

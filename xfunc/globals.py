@@ -5,8 +5,8 @@ everything is global, rebinding a name or redefining a helper must make a new pr
 would go on computing with what is gone. So each function has a guard (see `xfunc.guards`) on the
 globals that it, and the user's functions that it names, refer to.
 
-Modules, classes and the functions of libraries are taken not to change; a tensor counts by
-identity, other values as in a closure (see `xfunc.cache`).
+Modules, and classes and functions of libraries under their own names, are taken not to change; a
+tensor counts by identity, other values as in a closure (see `xfunc.cache`).
 
 NOTE [volatile globals]: a global that the function itself changed while it was being traced, such
 as a count of its runs, no longer counts.
@@ -95,7 +95,7 @@ def _named(functions: Iterable[types.FunctionType]) -> Iterator[tuple[tuple[int,
         namespace = fun.__globals__
         for name in _names(fun.__code__):
             x = namespace.get(name, _MISSING)
-            if x is _MISSING or _is_fixed(x):
+            if x is _MISSING or _is_fixed(x, name):
                 continue
             yield (id(namespace), name), namespace
             todo += functions_in(x) if isinstance(x, (types.FunctionType, Wrapper)) else ()
@@ -109,7 +109,13 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(const)
 
 
-def _is_fixed(x: Any) -> bool:
-    if isinstance(x, (types.ModuleType, type, types.BuiltinFunctionType)):
+def _is_fixed(x: Any, name: str) -> bool:
+    if isinstance(x, types.ModuleType):
         return True
-    return isinstance(x, types.FunctionType) and not in_user_code(x.__code__)
+    if isinstance(x, types.FunctionType) and in_user_code(x.__code__):
+        return False
+    # By another name it is a choice, which may be another one later.
+    return isinstance(x, _DEFINED) and x.__name__ == name
+
+
+_DEFINED = (type, types.BuiltinFunctionType, types.FunctionType)

@@ -15,6 +15,8 @@ from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
 from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
+from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.tiles import Tiles
 from xfunc.placement import Placement, lie, prepare_to_run
 from xfunc.promotion import as_said
 
@@ -71,16 +73,22 @@ class Lowering:
         if trace is None:
             with runtime.lock:  # A backward pass comes here without passing a transform.
                 run = self.executable(donated, lie(flat))
-                return run([inputs[i] for i in run.order])
+                return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(t) for t in inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs
 
-    def _compiled_form(self, placements: Sequence[Placement | None]) -> Any:
-        tiles = [p and p.tiles for p in placements]
+    def _compiled_form(
+        self, numbers: Sequence[int], placements: Sequence[Placement | None]
+    ) -> Any:
+        """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`."""
+        tiles: list[Tiles | None] = [None] * len(numbers)
+        for k, p in zip(numbers, placements, strict=False):
+            tiles[k] = p and p.tiles
         proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
         prepare_to_run(self.name, proto)
+        renumber_parameters(proto, numbers)
         hlo = Module(proto).to_bytes()
         return runtime.builder().computation_from_module_proto(self.name, hlo)
 
@@ -111,17 +119,27 @@ class Lowering:
         found = self._executables.get(key)
         if found is None:
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
-            params = [k for k, i in enumerate(self.inputs) if i in donated]
-            where = [placements[i] for i in self.inputs] if placements else []
+            # See NOTE [donated buffers]: the last input comes first.
+            numbers = sorted(range(len(self.inputs)), key=lambda k: -self.inputs[k])
+            flat = [self.inputs[k] for k in numbers]
+            where = [placements[i] for i in flat] if placements else []
             found = self._executables[key] = runtime.Executable(
                 self.name,
-                self._compiled_form(where),
-                [avals[i] for i in self.inputs],
-                params,
+                self._compiled_form(numbers, where),
+                [avals[i] for i in flat],
+                [k for k, i in enumerate(flat) if i in donated],
                 where,
             )
+            found.inputs = tuple(flat[k] for k in found.order)
             compiled()
         return found
+
+
+# NOTE [donated buffers]
+# XLA pairs donated parameters with results by their size, in the order of both. With new weights
+# and moments returned in the order in which the old ones were given, each takes the memory of its
+# own: otherwise all of them would be copied in each step. torch_xla numbers the parameters of what
+# it compiles from the last operand of a computation to the first.
 
 
 UNUSED = hlo_shape(Aval((), torch.bool))

@@ -20,6 +20,7 @@ from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.collectives import DEVICES
+from xfunc.hlo.offload import strip_offload
 from xfunc.hlo.tiles import Order, Tiles, parse
 from xfunc.locations import user_location
 
@@ -220,6 +221,8 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     Raises:
         ShardingError: the module is for another number of devices.
     """
+    if not runtime.has_host_memory():
+        strip_offload(proto)
     for computation in proto.computations:
         for i in computation.instructions:
             if DEVICES in i.frontend_attributes.map:

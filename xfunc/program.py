@@ -30,7 +30,8 @@ from xfunc import ambient, functorch, tracing, values
 from xfunc.avals import Aval, aval_of, batched
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
-from xfunc.split import Halves, Policy, primal, split
+from xfunc.policies import Policy
+from xfunc.split import Halves, primal, split
 from xfunc.tracing import Trace
 
 Flat = Callable[..., list[torch.Tensor]]
@@ -63,11 +64,16 @@ class Joint:
     _memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def split(
-        self, policy: Policy, unavailable: frozenset[int], invariant: frozenset[int], barrier: bool
+        self,
+        policy: Policy,
+        unavailable: frozenset[int] = frozenset(),
+        invariant: frozenset[int] = frozenset(),
+        barrier: bool = False,
+        steps: int = 1,
     ) -> Halves:
         """Cut in two; see `xfunc.split.split`."""
         return self.memo(
-            ("split", policy, unavailable, invariant, barrier),
+            ("split", policy, unavailable, invariant, barrier, steps),
             lambda: split(
                 self.lowering,
                 n_inputs=self.n_inputs,
@@ -76,6 +82,7 @@ class Joint:
                 unavailable=unavailable,
                 invariant=invariant,
                 barrier=barrier,
+                steps=steps,
             ),
         )
 

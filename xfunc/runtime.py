@@ -112,6 +112,12 @@ def device_count() -> int:
     return xla()._xla_num_global_devices()
 
 
+def has_host_memory() -> bool:
+    """Whether programs can keep values in a memory of the host that is not the device's own."""
+    xla()
+    return os.environ["PJRT_DEVICE"] != "CPU"
+
+
 # NOTE [memory maps]
 # A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a
 # process 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with
@@ -249,7 +255,10 @@ class Executable:
     Attributes:
         order: the order in which the compiled program takes the parameters.
         graph: the name under which XLA knows the compiled program.
+        inputs: what `order` means to whoever made it, as its own numbers of the parameters.
     """
+
+    inputs: tuple[int, ...] = ()
 
     def __init__(
         self,

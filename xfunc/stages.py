@@ -149,7 +149,7 @@ class Lowered:
         if device_count() > 1:
             placements = tuple(t and placement_of(t) for t in tiles)
             n = len(self._lowering.avals) + len(self._lowering.held())
-            placements = placements or (None,) * n
+            placements = placements[:n] or (None,) * n
         return self._lowering.executable(self.traced._entry.donated, placements)
 
 
@@ -294,10 +294,11 @@ def _tiles(
 ) -> tuple[Tiles | None, ...]:
     """How the program's flat inputs are divided; () if nothing says that any is."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
-    tensors = [*leaves, *captures, *entry.program.lowering.held()]
+    tensors = [*leaves, *captures, *entry.program.lowering.consts]
     said = [a.sharding for a in avals] + [None] * (len(tensors) - len(avals))
     found = [_divided(x, s) for x, s in zip(tensors, said, strict=True)]
-    return tuple(found) if any(found) else ()
+    unused = None  # the parameter of a program that takes nothing
+    return (*found, unused) if any(found) else ()
 
 
 def _divided(x: Any, sharding: Any) -> Tiles | None:

@@ -8,6 +8,10 @@ NOTE [ties have side effects]: a tie concerns both its members even where only o
 any further, as a gradient that leaves the program while the weight does not. XLA would remove the
 other as dead code, and with it the tie. So ties are marked as having side effects; they are gone
 when the partitioner is done.
+
+NOTE [ties come in pairs]: passes of xfunc keep what results are computed from, and would take a
+pair apart. So both members of a group lie in a computation of their own, which takes two values and
+returns them, and is called.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ def constrain(
 def tie(
     body: ComputationBuilder, a: Value, b: Value, *, automatic: bool = False
 ) -> tuple[Value, Value]:
-    """The same values, divided alike; see NOTE [ties have side effects].
+    """The same values, divided alike; see NOTE [ties come in pairs].
 
     Args:
         body: the computation to add to.
@@ -41,6 +45,15 @@ def tie(
         b: another of the same dimensions.
         automatic: whether xfunc tied them by itself: `settle_groups` may be told to leave such out.
     """
+    inner = body.module.computation("tie")
+    values = [inner.parameter(x.shape) for x in (a, b)]
+    pair = inner.build(inner.tuple(tied(inner, *values, automatic=automatic)))
+    both = body.call(pair, [a, b])
+    return body.get_tuple_element(both, 0), body.get_tuple_element(both, 1)
+
+
+def tied(body: ComputationBuilder, a: Value, b: Value, *, automatic: bool) -> tuple[Value, Value]:
+    """The two parameters of a computation that does nothing else, divided alike."""
     if a.shape.dims != b.shape.dims or a.shape.is_tuple or b.shape.is_tuple:
         raise InvalidHloError(  # XLA would end the process.
             f"computation {body.name!r}: {a.shape} and {b.shape} cannot be divided alike"
@@ -55,7 +68,13 @@ def tie(
     attributes = {_AUTOMATIC: "true"} if automatic else {}
     first, second = (
         body.custom_call(
-            SHARDING, [x], x.shape, side_effect=True, attributes=attributes, sharding=sharding
+            # See NOTE [ties have side effects].
+            SHARDING,
+            [x],
+            x.shape,
+            side_effect=True,
+            attributes=attributes,
+            sharding=sharding,
         )
         for x in (a, b)
     )
@@ -70,3 +89,8 @@ def is_tie(i: pb.HloInstructionProto) -> bool:
 def is_automatic(i: pb.HloInstructionProto) -> bool:
     """Whether xfunc made a tie by itself."""
     return _AUTOMATIC in i.frontend_attributes.map
+
+
+def is_pair(c: pb.HloComputationProto) -> bool:
+    """Whether a computation does nothing but tie its two parameters."""
+    return len(c.instructions) == 5 and sum(map(is_tie, c.instructions)) == 2

@@ -421,7 +421,7 @@ def copied(
     for i in copy.instructions:
         new = ids[i.id] = new_id()
         i.id = new
-        i.name = _renamed(i.name, new)
+        i.name = renamed(i.name, new)
         i.operand_ids[:] = [ids[k] for k in i.operand_ids]
         if i.called_computation_ids:
             i.called_computation_ids[:] = [ids.get(k, k) for k in i.called_computation_ids]
@@ -430,11 +430,12 @@ def copied(
             i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]
     new = ids[computation.id] = new_id()
     copy.id = new
-    copy.name = _renamed(computation.name, new)
+    copy.name = renamed(computation.name, new)
     copy.root_id = ids[computation.root_id]
     return copy
 
 
-def _renamed(name: str, id: int) -> str:
+def renamed(name: str, id: int) -> str:
+    """The name that an instruction or a computation gets with a new id."""
     stem, _, suffix = name.rpartition(".")
     return f"{stem if stem and suffix.isdigit() else name}.{id}"

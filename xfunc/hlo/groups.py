@@ -8,15 +8,14 @@ these differ in dimensions, it would end the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.annotations import is_automatic, is_tie
-from xfunc.hlo.builder import copied
-
-# What reads a tied value out of what a loop carries: not needed without the tie.
-_READS = frozenset("dynamic-slice reshape get-tuple-element".split())
+from xfunc.hlo.annotations import is_automatic, is_pair, is_tie
+from xfunc.hlo.edit import bypass
+from xfunc.hlo.instances import holding, separate
+from xfunc.hlo.module import Instruction, Module
 
 
 def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
@@ -28,37 +27,53 @@ def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
         proto: of the module; it is changed.
         automatic: whether to keep groups that xfunc made by itself.
     """
-    if not _computations_with_ties(proto):
+    if not any(map(is_pair, proto.computations)):
         return
     if not _divides(proto):
         strip_groups(proto)
-        return
-    if not automatic:
+    elif not automatic:
         _remove(proto, is_automatic)
-    holding = _computations_with_ties(proto)
-    if holding:
-        _separate(proto, holding)
-        _number(proto)
+    separate(proto, holding(proto, is_tie))
+    numbers = count(1)
+    for c in filter(is_pair, proto.computations):
+        number = next(numbers)
+        for i in filter(is_tie, c.instructions):
+            i.sharding.shard_group_id = number
+            i.ClearField("frontend_attributes")
 
 
 def strip_groups(proto: pb.HloModuleProto) -> None:
     """Remove all groups."""
-    _remove(proto, lambda i: True)
+    _remove(proto, is_tie)
 
 
-def _ties(computation: pb.HloComputationProto) -> Iterator[pb.HloInstructionProto]:
-    return (i for i in computation.instructions if i.opcode == "custom-call" and is_tie(i))
+def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Module:
+    """The module without some of the ties that its entry calls and xfunc made by itself.
+
+    Args:
+        module: is not changed.
+        leave_out: whether to leave out what such a call ties.
+    """
+    stands_for: dict[int, int] = {}
+    for i in module.entry.instructions:
+        if i.opcode == "get-tuple-element" and i.proto.tuple_index == 0:
+            (call,) = i.operands
+            if calls_automatic_tie(call) and leave_out(call):
+                stands_for[i.id] = call.operands[0].id
+    if not stands_for:
+        return module
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    bypass(next(c for c in proto.computations if c.id == module.entry.id), stands_for)
+    return Module(proto)
 
 
-def _computations_with_ties(proto: pb.HloModuleProto) -> set[int]:
-    """Ids of the computations that have ties, or call one that has."""
-    found: set[int] = set()
-    for c in proto.computations:  # callees come first
-        if any(_ties(c)) or (
-            found and any(k in found for i in c.instructions for k in i.called_computation_ids)
-        ):
-            found.add(c.id)
-    return found
+def calls_automatic_tie(i: Instruction) -> bool:
+    """Whether it ties its two operands, and xfunc made it by itself."""
+    if i.opcode != "call":
+        return False
+    (callee,) = (c.proto for c in i.called_computations)
+    return is_pair(callee) and any(map(is_automatic, callee.instructions))
 
 
 def _divides(proto: pb.HloModuleProto) -> bool:
@@ -77,69 +92,36 @@ def _is_divided(sharding: pb.OpSharding) -> bool:
 
 
 def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
-    """Put the operand in the place of some ties, and remove what only they used."""
+    """Put its operand in the place of each tie that is `which`; in place."""
+    gone = {c.id for c in proto.computations if is_pair(c) and any(map(which, c.instructions))}
     for c in proto.computations:
-        stands_for: dict[int, int] = {}
-        for i in c.instructions:
-            if i.operand_ids and stands_for:
-                i.operand_ids[:] = [stands_for.get(k, k) for k in i.operand_ids]
-            if i.opcode == "custom-call" and is_tie(i) and which(i):
-                stands_for[i.id] = i.operand_ids[0]
-        if stands_for:
-            c.root_id = stands_for.get(c.root_id, c.root_id)
-            _drop(c, stands_for)
-
-
-def _drop(c: pb.HloComputationProto, ties: Collection[int]) -> None:
-    used = {c.root_id, *(k for i in c.instructions for k in i.control_predecessor_ids)}
-    kept: list[pb.HloInstructionProto] = []
-    for i in reversed(c.instructions):
-        if i.id in ties or (i.id not in used and i.opcode in _READS):
+        if c.id in gone:
+            bypass(c, {i.id: i.operand_ids[0] for i in c.instructions if is_tie(i)})
             continue
-        used.update(i.operand_ids)
-        kept.append(i)
-    del c.instructions[:]
-    c.instructions.extend(reversed(kept))
+        calls = {
+            i.id: [*i.operand_ids]
+            for i in c.instructions
+            if i.opcode == "call" and i.called_computation_ids[0] in gone
+        }
+        if calls:
+            _skip_calls(c, calls)
+    called = {
+        k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
+    }
+    unused = gone - called - {proto.entry_computation_id}
+    for k in reversed(range(len(proto.computations))):
+        if proto.computations[k].id in unused:
+            del proto.computations[k]
 
 
-def _separate(proto: pb.HloModuleProto, holding: set[int]) -> None:
-    """Let each computation that has ties be called in one place, by copying it."""
-    by_id = {c.id: c for c in proto.computations}
-    ids = count(
-        1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
-    )
-    called: set[int] = set()
-    order: list[pb.HloComputationProto] = []
-
-    def visit(c: pb.HloComputationProto) -> None:
-        for i in c.instructions:
-            for k, callee in enumerate(i.called_computation_ids):
-                if callee not in holding:
-                    continue
-                target = by_id[callee]
-                if callee in called:
-                    target = copied(target, {}, lambda: next(ids))
-                    by_id[target.id] = target
-                    holding.add(target.id)
-                    i.called_computation_ids[k] = target.id
-                called.add(target.id)
-                visit(target)
-        order.append(c)
-
-    visit(by_id[proto.entry_computation_id])
-    if len(by_id) > len(proto.computations):
-        rest = [c for c in proto.computations if c.id not in holding]
-        del proto.computations[:]
-        proto.computations.extend([*rest, *order])
-
-
-def _number(proto: pb.HloModuleProto) -> None:
-    numbers = count(1)
-    for c in proto.computations:
-        known: dict[int, int] = {}
-        for i in _ties(c):
-            old = i.sharding.shard_group_id
-            if old not in known:
-                known[old] = next(numbers)
-            i.sharding.shard_group_id = known[old]
-            i.ClearField("frontend_attributes")
+def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:
+    """Take what is called with some values for these values, in the place of their elements."""
+    whole = {c.root_id}  # what is used as it is, and not element by element
+    stands_for: dict[int, int] = {}
+    for i in c.instructions:
+        if i.opcode == "get-tuple-element" and i.operand_ids[0] in calls:
+            stands_for[i.id] = calls[i.operand_ids[0]][i.tuple_index]
+        else:
+            whole.update(i.operand_ids)
+    stands_for.update({k: operands[0] for k, operands in calls.items() if k not in whole})
+    bypass(c, stands_for)

@@ -1,0 +1,50 @@
+"""`shard_as`: two values that XLA divides alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xfunc import runtime, tracing
+from xfunc.annotation import Tie
+from xfunc.avals import aval_of, short
+from xfunc.bind import bind
+from xfunc.errors import ShardingError, report
+from xfunc.locations import user_location
+from xfunc.staging import is_eager
+from xfunc.transforms.common import arrays, as_tensors
+
+
+def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+    """The same two values, which XLA divides over the devices alike, in whatever way.
+
+    If it knows or finds out how one of them is divided, the other one is divided in that way. It is
+    enough to use one of the results. Derivatives with respect to them are tied too. Where no value
+    of the program is divided it means nothing; neither does it inside of a `shard_map`.
+
+    Args:
+        a: a tensor.
+        b: another of the same shape.
+
+    Raises:
+        ShardingError: the shapes differ.
+
+    Source: ``jax.experimental.shard_alike``.
+    """
+    a, b = arrays(as_tensors([a, b]), "shard_as", ["argument a", "argument b"])
+    if a.shape != b.shape:
+        raise ShardingError(
+            report(
+                f"shard_as was given {short(a)} and {short(b)}",
+                "tie values of the same shape; reshape one of them first.",
+                at=user_location(),
+            )
+        )
+    if is_eager():
+        return a, b
+    if tracing.current() is None:
+        a, b = runtime.to_device(a), runtime.to_device(b)
+    first, second = bind(Tie((aval_of(a), aval_of(b))), [a, b])
+    return first, second
+
+
+shard_alike = shard_as

@@ -1,0 +1,100 @@
+import torch
+
+from xfunc.hlo import Builder, Function, Module, Shape, verify
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.annotations import constrain, is_tie, tie
+from xfunc.hlo.groups import settle_groups, strip_groups
+
+SMALL, LARGE = Shape(torch.float32, (4,)), Shape(torch.float32, (8, 2))
+TILED = pb.OpSharding(type=pb.OpSharding.OTHER, tile_assignment_dimensions=[2, 1])
+
+
+def pair(b: Builder, shape: Shape, automatic: bool = False) -> Function:
+    body = b.computation("pair")
+    x = body.parameter(shape)
+    first, _ = tie(body, x, body.add(x, x), automatic=automatic)
+    return body.build(first)
+
+
+def twice(b: Builder, f: Function) -> Function:
+    body = b.computation("twice")
+    x = body.parameter(f.result)
+    return body.build(body.call(f, [body.call(f, [x])]))
+
+
+def program(divided: bool, automatic: bool = False) -> pb.HloModuleProto:
+    """Two pairs in one function, each called in four places; one of them is automatic."""
+    b = Builder("program")
+    small = twice(b, twice(b, pair(b, SMALL)))
+    large = twice(b, twice(b, pair(b, LARGE, automatic)))
+    entry = b.computation("entry")
+    x, y = entry.parameter(SMALL), entry.parameter(LARGE)
+    if divided:
+        y = constrain(entry, y, TILED, [1])
+    root = entry.tuple([entry.call(small, [x]), entry.call(large, [y])])
+    return b.build(entry.build(root)).proto
+
+
+def groups(proto: pb.HloModuleProto) -> dict[int, list[tuple[int, ...]]]:
+    verify(Module(proto))
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for c in proto.computations:
+        for i in filter(is_tie, c.instructions):
+            found.setdefault(i.sharding.shard_group_id, []).append(tuple(i.shape.dimensions))
+    return found
+
+
+def test_each_instance_of_a_pair_has_its_own_number():
+    proto = program(divided=True)
+    settle_groups(proto)
+    found = groups(proto)
+    assert sorted(found) == [*range(1, 9)]
+    assert sorted(found.values()) == [[(4,)] * 2] * 4 + [[(8, 2)] * 2] * 4
+    called = [
+        k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
+    ]
+    assert len(called) == len(set(called))
+
+
+def test_settling_twice_changes_nothing():
+    proto = program(divided=True)
+    settle_groups(proto)
+    before = proto.SerializeToString()
+    settle_groups(proto)
+    assert proto.SerializeToString() == before
+
+
+def test_nothing_divided_nothing_tied():
+    proto = program(divided=False)
+    settle_groups(proto)
+    assert groups(proto) == {}
+    assert "custom-call" not in {i.opcode for c in proto.computations for i in c.instructions}
+
+
+def test_automatic_ties_alone_go():
+    proto = program(divided=True, automatic=True)
+    settle_groups(proto, automatic=False)
+    assert list(groups(proto).values()) == [[(4,)] * 2] * 4
+
+
+def test_strip():
+    proto = program(divided=True)
+    strip_groups(proto)
+    assert groups(proto) == {}
+
+
+def test_a_replicated_value_is_not_divided():
+    proto = program(divided=True)
+    for c in proto.computations:
+        for i in c.instructions:
+            if i.HasField("sharding") and not is_tie(i):
+                i.sharding.CopyFrom(pb.OpSharding(type=pb.OpSharding.REPLICATED))
+    settle_groups(proto)
+    assert groups(proto) == {}
+
+
+def test_constraint_says_which_dimensions_are_free():
+    (found,) = (
+        i for c in program(divided=True).computations for i in c.instructions if i.backend_config
+    )
+    assert found.backend_config == b"unspecified_dims=[1]"

@@ -1,0 +1,228 @@
+"""`with_sharding_constraint`: what it divides, in every transform, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from table import TABLE, base
+
+import xfunc as xf
+from xfunc.errors import ShardingError, TreeMismatchError
+from xfunc.sharding import (
+    AbstractMesh,
+    NamedSharding,
+    P,
+    make_mesh,
+    shard_map,
+    sharding_of,
+    use_mesh,
+    with_sharding_constraint,
+)
+
+MESH = make_mesh((4, 2), ("fsdp", "tensor"))
+X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
+
+
+def on(*spec: Any) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec))
+
+
+def is_divided(x: torch.Tensor, *spec: Any) -> bool:
+    found = sharding_of(x)
+    return found is not None and found.is_equivalent_to(on(*spec), x.ndim)
+
+
+@pytest.mark.parametrize(
+    "spec", [("fsdp", "tensor"), ("tensor", "fsdp"), (None, ("fsdp", "tensor")), ("tensor",), ()]
+)
+def test_value_and_gradient_are_divided(spec: tuple[Any, ...]) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (with_sharding_constraint(x, on(*spec)) ** 2).sum()
+
+    made = xf.jit(lambda x: with_sharding_constraint(x, on(*spec)) * 2)(X)
+    gradient = xf.grad(loss)(X)
+    assert is_divided(made, *spec)
+    assert is_divided(gradient, *spec)
+    torch.testing.assert_close(made.cpu(), X * 2)
+    torch.testing.assert_close(gradient.cpu(), X * 2)
+
+
+def test_gradient_alone_is_divided() -> None:
+    """The value is used as a constant; what is divided is the cotangent."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (with_sharding_constraint(x, on("tensor")) * X).sum()
+
+    assert is_divided(xf.grad(loss)(X), "tensor")
+
+
+def test_tangent_is_divided() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return with_sharding_constraint(x.sin(), on("tensor", "fsdp"))
+
+    out, tangent = xf.jvp(f, (X,), (X,))
+    assert is_divided(out, "tensor", "fsdp")
+    assert is_divided(tangent, "tensor", "fsdp")
+    torch.testing.assert_close(tangent.cpu(), X.cos() * X)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_mapped_axis_is_free(dim: int) -> None:
+    batch = torch.stack([X, -X], dim)
+    f = xf.vmap(lambda x: with_sharding_constraint(x, on("fsdp", None)) + 1, dim, dim)
+    found = f(batch)
+    torch.testing.assert_close(found.cpu(), batch + 1)
+    sharding = sharding_of(found)
+    assert sharding is not None
+    entries = [*sharding.spec, None, None, None][:3]
+    del entries[dim]
+    assert entries[0] == "fsdp"
+
+
+def test_unconstrained_dimension_keeps_its_division() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = with_sharding_constraint(x, on(None, "tensor")) + 1
+        return with_sharding_constraint(y, on("fsdp", P.UNCONSTRAINED))
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        y = with_sharding_constraint(x, on(None, "tensor")) + 1
+        return with_sharding_constraint(y, on("fsdp", None))
+
+    assert is_divided(xf.jit(f)(X), "fsdp", "tensor")
+    assert is_divided(xf.jit(g)(X), "fsdp")
+    torch.testing.assert_close(xf.jit(f)(X).cpu(), X + 1)
+
+
+def constrained(x: torch.Tensor) -> torch.Tensor:
+    four = torch.cat([base(x), x[:1]])
+    square = with_sharding_constraint(four[:, None] * four, on("fsdp", "tensor"))
+    return with_sharding_constraint(square.sum(0), on("fsdp"))[:3]
+
+
+def unconstrained(x: torch.Tensor) -> torch.Tensor:
+    four = torch.cat([base(x), x[:1]])
+    return (four[:, None] * four).sum(0)[:3]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_in_every_transform(name: str) -> None:
+    x = torch.tensor([0.3, -0.8, 0.7], dtype=torch.float64)
+    got = xf.jit(TABLE[name].ours(constrained))(x)
+    want = TABLE[name].plain(unconstrained)(x)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "twice", [lambda f: xf.grad(lambda x: xf.grad(f)(x).sum()), lambda f: xf.hessian(f)]
+)
+def test_second_order(twice: Any) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (with_sharding_constraint(x, on("fsdp")) ** 3).sum()
+
+    x = X[0]
+    got = twice(loss)(x)
+    want = 6 * x if got.ndim == 1 else torch.diag(6 * x)
+    torch.testing.assert_close(got.cpu(), want)
+    if got.ndim == 1:
+        assert is_divided(got, "fsdp")
+
+
+def test_trees_and_prefixes() -> None:
+    tree = {"a": X, "b": [X.long(), X > 2], "c": 1.5}
+    with use_mesh(MESH):
+        found = xf.jit(
+            lambda t: with_sharding_constraint(
+                t, {"a": P("fsdp"), "b": on("tensor", "fsdp"), "c": P()}
+            )
+        )(tree)
+        same = xf.jit(lambda t: with_sharding_constraint(t, P("fsdp")))([X, {"k": X}])
+    assert is_divided(found["a"], "fsdp")
+    assert is_divided(found["b"][0], "tensor", "fsdp")
+    assert is_divided(found["b"][1], "tensor", "fsdp")
+    assert is_divided(same[0], "fsdp")
+    assert is_divided(same[1]["k"], "fsdp")
+    torch.testing.assert_close(found["b"][0].cpu(), X.long())
+    assert torch.equal(found["b"][1].cpu(), X > 2)
+    assert found["c"].item() == 1.5
+
+
+def test_outside_of_a_trace_data_moves() -> None:
+    found = with_sharding_constraint(X, on("fsdp", "tensor"))
+    assert is_divided(found, "fsdp", "tensor")
+    again = with_sharding_constraint(found, on("tensor"))
+    assert is_divided(again, "tensor")
+    torch.testing.assert_close(again.cpu(), X)
+
+
+def test_in_plain_torch_func() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (with_sharding_constraint(x, on("fsdp")) ** 2).sum()
+
+    found = torch.func.grad(loss)(xf.device_put(X))
+    torch.testing.assert_close(found.cpu(), 2 * X)
+
+
+def test_without_jit_it_is_the_identity() -> None:
+    with xf.disable_jit():
+        found = xf.grad(lambda x: (with_sharding_constraint(x, on("fsdp")) ** 2).sum())(X)
+        with pytest.raises(ShardingError, match=r"no multiple of 4"):
+            with_sharding_constraint(X[:3], on("fsdp"))
+    torch.testing.assert_close(found, 2 * X)
+
+
+def test_one_trace_for_equal_shardings() -> None:
+    def step(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+        return with_sharding_constraint(x, NamedSharding(mesh, P("fsdp"))) + 1
+
+    f = xf.jit(step, static_argnums=1)
+    for _ in range(3):
+        f(X, make_mesh((4, 2), ("fsdp", "tensor")))
+    assert xf.trace_count(f) == 1
+
+
+def test_mesh_of_no_devices_lowers_and_does_not_run() -> None:
+    big = NamedSharding(AbstractMesh((64, 4), ("fsdp", "tensor")), P("fsdp", "tensor"))
+    f = xf.jit(lambda x: with_sharding_constraint(x, big) + 1)
+    x = xf.ShapeDtypeStruct((64, 64), torch.float32)
+    assert "devices=[64,4]<=[256]" in f.lower(x).as_text()
+    with pytest.raises(ShardingError, match=r"(?s)256 devices, and there are 8.*Repair"):
+        f(torch.zeros(64, 64))
+    with pytest.raises(ShardingError, match=r"(?s)too large.*Repair"):
+        with_sharding_constraint(torch.zeros(64, 64), big)
+
+
+REFUSED = {
+    "indivisible": (X[:6], on("fsdp"), ShardingError, r"x\['w'\] of shape \(6, 8\).*of 4"),
+    "rank": (X[0], on(None, "fsdp"), ShardingError, r"x\['w'\] has 1 dimensions \(8,\)"),
+    "no mesh": (X, P("fsdp"), ShardingError, r"sharding of x\['w'\] is P\('fsdp'\), and no mesh"),
+    "no sharding": (X, "fsdp", ShardingError, r"'fsdp' \(a str\), which is no sharding"),
+    "None": (X, None, ShardingError, r"x\['w'\] is None .*which is no sharding"),
+    "prefix": (X, [on()], TreeMismatchError, r"shardings is no prefix .*at x\['w'\]"),
+    "no tensor": ("text", on(), TypeError, r"was given 'text' \(a str\) at x\['w'\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str) -> None:
+    x, shardings, error, message = REFUSED[case]
+
+    def f(y: torch.Tensor) -> Any:
+        return with_sharding_constraint({"w": x if case == "no tensor" else y}, {"w": shardings})
+
+    y = X if case == "no tensor" else x
+    with pytest.raises(error, match=rf"(?s){message}.*test_constraint.py.*Repair"):
+        xf.jit(f)(y)
+    with pytest.raises(error, match=rf"(?s){message}.*test_constraint.py.*Repair"):
+        f(y)
+
+
+@pytest.mark.parametrize("axes", [{"fsdp", "tensor"}, {"tensor"}])
+def test_refused_in_a_manual_region(axes: set[str]) -> None:
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return with_sharding_constraint(x, on("fsdp"))
+
+    f = shard_map(local, MESH, P(None, "tensor"), P(None, "tensor"), axis_names=axes)
+    with pytest.raises(ShardingError, match=r"(?s)x is divided inside of a shard_map.*Repair"):
+        f(X)

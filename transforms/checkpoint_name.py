@@ -1,0 +1,68 @@
+"""`checkpoint_name`: a name for a value, which checkpoint policies can refer to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tracing, tree
+from xfunc.annotation import Annotation
+from xfunc.avals import aval_of
+from xfunc.bind import Tensor, bind
+from xfunc.errors import report, shown
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo.names import named
+from xfunc.locations import user_location
+from xfunc.staging import is_eager
+
+from .common import arrays, as_tensors, labels_in
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
+
+    A name is one of a value: what computes it and what uses it see the same value, kept or not.
+    Outside of a function that is differentiated it means nothing.
+
+    Args:
+        x: a tree of tensors and numbers.
+        name: such as is given to `checkpoint_policies.save_only_these_names`.
+
+    Raises:
+        TypeError: the name is no string, or empty; or a leaf is no array.
+
+    Source: ``jax.ad_checkpoint.checkpoint_name``.
+    """
+    if not isinstance(name, str) or not name or "\n" in name:
+        raise TypeError(
+            report(
+                f"checkpoint_name was given {shown(name)} as name",
+                "name the value by a string of one line that is not empty.",
+                at=user_location(),
+            )
+        )
+    leaves, structure = tree.flatten(as_tensors(x))
+    leaves = arrays(leaves, "checkpoint_name", labels_in(x, "x"))
+    if tracing.current() is None or is_eager():
+        return tree.unflatten(structure, leaves)
+    return tree.unflatten(structure, [_name(t, name) for t in leaves])
+
+
+def _name(t: torch.Tensor, name: str) -> torch.Tensor:
+    return bind(Name((aval_of(t),), name), [t])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Name(Annotation):
+    """The primitive: one value with a name. Derivatives have none."""
+
+    text: str
+
+    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
+        return [named(body, values[0], self.text)]
+
+    def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return list(values)

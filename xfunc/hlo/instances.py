@@ -1,0 +1,59 @@
+"""Computations that must be called in one place only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.builder import copied
+
+
+def holding(
+    proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]
+) -> set[int]:
+    """Ids of the computations that hold an instruction that is wanted, or call one that does."""
+    found: set[int] = set()
+    for c in proto.computations:  # callees come first
+        if any(map(wanted, c.instructions)) or (
+            found and any(k in found for i in c.instructions for k in i.called_computation_ids)
+        ):
+            found.add(c.id)
+    return found
+
+
+def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
+    """Let each of some computations be called in one place, by copying it; in place.
+
+    Args:
+        proto: of the module.
+        which: ids of the computations; whoever calls one of them is among them. It learns those of
+            the copies.
+    """
+    by_id = {c.id: c for c in proto.computations}
+    ids = count(
+        1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
+    )
+    called: set[int] = set()
+    order: list[pb.HloComputationProto] = []
+
+    def visit(c: pb.HloComputationProto) -> None:
+        for i in c.instructions:
+            for k, callee in enumerate(i.called_computation_ids):
+                if callee not in which:
+                    continue
+                target = by_id[callee]
+                if callee in called:
+                    target = copied(target, {}, lambda: next(ids))
+                    by_id[target.id] = target
+                    which.add(target.id)
+                    i.called_computation_ids[k] = target.id
+                called.add(target.id)
+                visit(target)
+        order.append(c)
+
+    visit(by_id[proto.entry_computation_id])
+    if len(by_id) > len(proto.computations):
+        rest = [c for c in proto.computations if c.id not in which]
+        del proto.computations[:]
+        proto.computations.extend([*rest, *order])

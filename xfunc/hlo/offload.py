@@ -1,0 +1,86 @@
+"""Values that wait in the memory of the host.
+
+A value is sent there, and brought back, by a custom call that XLA's host offloader reads. What lies
+in between (the stack of a loop, a tuple) is put into that memory by XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import bypass, fill
+from xfunc.hlo.module import Module
+from xfunc.hlo.shape import Shape
+
+_TARGET = "annotate_device_placement"
+_BUFFER = "_xla_buffer_placement"
+
+
+def sent(module: Module, results: Mapping[int, str]) -> Module:
+    """The module with some of its results, by number, sent to a memory."""
+    proto, entry, ids = _copy(module)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    operands = list(root.operand_ids)
+    calls = []
+    for k, memory in results.items():
+        calls.append(_place(next(ids), operands[k], module.entry.root.operands[k].shape, memory))
+        operands[k] = calls[-1].id
+    before = [i for i in entry.instructions if i.id != entry.root_id]
+    new_root = pb.HloInstructionProto()
+    new_root.CopyFrom(root)
+    new_root.operand_ids[:] = operands
+    fill(entry, [*before, *calls, new_root])
+    return Module(proto)
+
+
+def brought(module: Module, parameters: Mapping[int, str]) -> Module:
+    """The module with some of its parameters, by number, brought to a memory first."""
+    proto, entry, ids = _copy(module)
+    made: list[pb.HloInstructionProto] = []
+    there: dict[int, int] = {}
+    shapes = {p.parameter_number: p.shape for p in module.entry.parameters}
+    for i in entry.instructions:
+        copy = pb.HloInstructionProto()
+        copy.CopyFrom(i)
+        if any(k in there for k in copy.operand_ids):
+            copy.operand_ids[:] = [there.get(k, k) for k in copy.operand_ids]
+        made.append(copy)
+        if i.opcode == "parameter" and i.parameter_number in parameters:
+            k = i.parameter_number
+            made.append(_place(next(ids), i.id, shapes[k], parameters[k]))
+            there[i.id] = made[-1].id
+    entry.root_id = there.get(entry.root_id, entry.root_id)
+    fill(entry, made)
+    return Module(proto)
+
+
+def strip_offload(proto: pb.HloModuleProto) -> None:
+    """Keep all values where they are: for targets that have one memory. In place."""
+    for c in proto.computations:
+        sent = [i for i in c.instructions if i.custom_call_target == _TARGET]
+        bypass(c, {i.id: i.operand_ids[0] for i in sent})
+
+
+def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, Iterator[int]]:
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    entry = next(c for c in proto.computations if c.id == proto.entry_computation_id)
+    ids = count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
+    return proto, entry, ids
+
+
+def _place(id: int, operand: int, shape: Shape, memory: str) -> pb.HloInstructionProto:
+    proto = pb.HloInstructionProto(
+        opcode="custom-call",
+        id=id,
+        name=f"custom-call.{id}",
+        operand_ids=[operand],
+        custom_call_target=_TARGET,
+        custom_call_has_side_effect=True,
+        custom_call_api_version=1,
+    )
+    proto.frontend_attributes.map[_BUFFER] = memory
+    shape.write(proto.shape)
+    return proto

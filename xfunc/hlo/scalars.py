@@ -1,0 +1,96 @@
+"""Numbers in HLO, and arithmetic on them that gives the bits that XLA would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xfunc.hlo import hlo_pb2 as pb
+
+Number = Any
+"""A scalar of NumPy."""
+
+_KINDS: dict[int, tuple[type, str]] = {
+    pb.PRED: (np.bool_, "preds"),
+    pb.S32: (np.int32, "s32s"),
+    pb.S64: (np.int64, "s64s"),
+    pb.U32: (np.uint32, "u32s"),
+    pb.U64: (np.uint64, "u64s"),
+    pb.F32: (np.float32, "f32s"),
+    pb.F64: (np.float64, "f64s"),
+}
+_ARITHMETIC = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "negate": np.negative,
+}
+
+
+def read(constant: pb.HloInstructionProto) -> Number | None:
+    """The value of a constant; None if it is no scalar, or of a type not dealt with here."""
+    kind = _KINDS.get(constant.shape.element_type)
+    if kind is None or constant.shape.dimensions:
+        return None
+    values = getattr(constant.literal, kind[1])
+    return kind[0](values[0]) if len(values) == 1 else None
+
+
+def write(number: Number, i: pb.HloInstructionProto) -> None:
+    """Make a constant of an instruction whose result is known."""
+    shape = i.shape
+    i.literal.shape.CopyFrom(shape)
+    getattr(i.literal, _KINDS[shape.element_type][1]).append(number.item())
+    i.opcode = "constant"
+    i.ClearField("operand_ids")
+    i.ClearField("dimensions")
+
+
+def computed(opcode: str, numbers: Sequence[Number], type: int) -> Number | None:
+    """What an operation makes of numbers; None where XLA might differ, or for others."""
+    if type not in _KINDS:
+        return None
+    with np.errstate(all="ignore"):
+        if opcode == "convert":
+            (x,) = numbers
+            if isinstance(x, np.floating) and not issubclass(_KINDS[type][0], np.floating):
+                return None  # It may be out of range.
+            return _sure(_KINDS[type][0](x))
+        if opcode == "divide" and isinstance(numbers[0], np.floating):
+            return _sure(np.divide(*numbers))
+        if opcode in _ARITHMETIC and type != pb.PRED:
+            return _sure(_ARITHMETIC[opcode](*numbers))
+    return None
+
+
+def _sure(x: Number) -> Number | None:
+    """The number, unless it is one of those for which processors have settings."""
+    if isinstance(x, np.floating) and not (x == 0 or np.finfo(x).tiny <= abs(x) < np.inf):
+        return None
+    return x
+
+
+# -- types ----------------------------------------------------------------------------------------
+
+# Bits that hold a number's digits, and for floats those of the exponent.
+_SIGNED = {pb.S8: 7, pb.S16: 15, pb.S32: 31, pb.S64: 63}
+_UNSIGNED = {pb.U8: 8, pb.U16: 16, pb.U32: 32, pb.U64: 64}
+FLOATS = {pb.F16: (11, 5), pb.BF16: (8, 8), pb.F32: (24, 8), pb.F64: (53, 11)}
+
+
+def holds_all(type: int, of: int) -> bool:
+    """Whether a type holds all numbers of another one exactly."""
+    if of == pb.PRED:
+        return type in _SIGNED or type in _UNSIGNED or type in FLOATS
+    if of in FLOATS:
+        own = FLOATS.get(type, (0, 0))
+        return all(a >= b for a, b in zip(own, FLOATS[of], strict=True))
+    digits = _SIGNED.get(of) or _UNSIGNED.get(of)
+    if digits is None:
+        return False
+    if of in _UNSIGNED and type in _UNSIGNED:
+        return _UNSIGNED[type] >= digits
+    own = FLOATS[type][0] if type in FLOATS else _SIGNED.get(type, 0)
+    return own >= digits

@@ -1,0 +1,60 @@
+"""`memory_order`: the steps of a computation in an order that needs little memory.
+
+Source: ``ListScheduler`` in XLA's ``hlo_memory_scheduler.cc``: of the steps that could be next, take
+the one that frees most and allocates least.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+
+from xfunc.hlo.buffers import Buffer, Step
+
+
+def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
+    """The steps in another order, in which what they read is still written before.
+
+    Args:
+        steps: in any order that is possible.
+        kept: what is never freed.
+    """
+    writer = {b: k for k, s in enumerate(steps) for b in s.writes}
+    readers: dict[Buffer, set[int]] = {}
+    waits = [0] * len(steps)
+    unblocks: list[list[int]] = [[] for _ in steps]
+    for k, s in enumerate(steps):
+        for b in s.reads:
+            readers.setdefault(b, set()).add(k)
+        for w in {writer[b] for b in s.reads if b in writer}:
+            waits[k] += 1
+            unblocks[w].append(k)
+
+    def gain(k: int) -> int:
+        s = steps[k]
+        last = {b for b in s.reads if len(readers[b]) == 1 and b in writer and b not in kept}
+        new = sum(b.bytes for b, places in s.writes.items() if last.isdisjoint(places))
+        in_place = sum(b.bytes for b in s.writes) - new
+        return sum(b.bytes for b in last) - in_place - new
+
+    ready = [(-gain(k), k) for k, n in enumerate(waits) if n == 0]
+    heapq.heapify(ready)
+    done = [False] * len(steps)
+    found: list[Step] = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        if done[k]:
+            continue  # It was put there again when more could be gained.
+        done[k] = True
+        found.append(steps[k])
+        for b in steps[k].reads:
+            readers[b].discard(k)
+            if len(readers[b]) == 1:
+                (other,) = readers[b]
+                if waits[other] == 0:
+                    heapq.heappush(ready, (-gain(other), other))
+        for other in unblocks[k]:
+            waits[other] -= 1
+            if waits[other] == 0:
+                heapq.heappush(ready, (-gain(other), other))
+    return found

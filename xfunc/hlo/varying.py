@@ -1,0 +1,155 @@
+"""Along which axes of a mesh the values of a manual region differ from device to device.
+
+Devices that run one program on different data get different values; a collective gives the same one
+to all of its group. What is found may be too much, but never too little. It serves two questions:
+whether an output is the same on all devices, and whether all devices of a group take the same way
+to a collective; if not, those that do would wait for the others for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.collectives import AXES, COLLECTIVES
+from xfunc.hlo.module import Computation, Instruction, Module
+
+Axes = frozenset[str]
+Varying: TypeAlias = "Axes | tuple[Varying, ...]"
+"""Of an array, the axes; of a tuple, those of each element, or one set for all of them."""
+
+_SAME: Axes = frozenset()
+
+
+class DivergenceError(Exception):
+    """A collective that some devices of a group may reach and others not.
+
+    Attributes:
+        opcode: of the collective; empty for those that XLA might put there.
+        axes: along which its devices communicate.
+        choice: the opcode of the branch or loop that it is in.
+        varies: the axes along which the devices choose differently there.
+    """
+
+    def __init__(self, opcode: str, axes: Axes, choice: str, varies: Axes):
+        super().__init__(opcode, axes, choice, varies)
+        self.opcode, self.axes, self.choice, self.varies = opcode, axes, choice, varies
+
+
+def varying(
+    module: Module, parameters: Sequence[Axes], every: Collection[str], partly: bool = False
+) -> list[Axes]:
+    """For each output of a module, the axes along which it differs.
+
+    Args:
+        module: returns a tuple.
+        parameters: for each parameter, the axes along which it differs.
+        every: all axes of the region.
+        partly: whether the region is manual over some axes only: then XLA may put collectives
+            anywhere.
+
+    Raises:
+        DivergenceError: devices that wait for each other may go different ways.
+    """
+    walk = _Walk(frozenset(every), partly)
+    found = walk.run(module.entry, tuple(parameters), ("", _SAME))
+    return [_all(_element(found, k)) for k in range(len(module.entry.root.shape.elements))]
+
+
+Choice = tuple[str, Axes]  # the branch or loop around, and the axes along which it is chosen
+
+
+class _Walk:
+    def __init__(self, every: Axes, partly: bool):
+        self._every, self._partly = every, partly
+        self._known: dict[tuple[int, tuple[Varying, ...], Choice], Varying] = {}
+
+    def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
+        """What a computation returns."""
+        key = (computation.id, args, around)
+        if key not in self._known:
+            values: dict[int, Varying] = {}
+            for i in computation.instructions:
+                operands = [values[o.id] for o in i.operands]
+                values[i.id] = self._result(i, operands, args, around)
+            self._known[key] = values[computation.root.id]
+        return self._known[key]
+
+    def _result(
+        self, i: Instruction, operands: list[Varying], args: tuple[Varying, ...], around: Choice
+    ) -> Varying:
+        match i.opcode:
+            case "parameter":
+                return args[i.parameter_number]
+            case "tuple":
+                return tuple(operands)
+            case "get-tuple-element":
+                return _element(operands[0], i.proto.tuple_index)
+            case "opt-barrier":
+                return operands[0]
+            case "call":
+                return self.run(i.called_computations[0], tuple(operands), around)
+            case "while":
+                return self._loop(i, operands[0], around)
+            case "conditional":
+                return self._branches(i, operands, around)
+            case "partition-id":
+                return self._every
+        found = _all(tuple(operands))
+        said = i.proto.frontend_attributes.map.get(AXES)
+        if i.opcode in COLLECTIVES:
+            axes = frozenset((said or "").split(","))
+            # A permutation has no groups: all devices have to be there.
+            if around[1] & (self._every if i.opcode == "collective-permute" else axes):
+                raise DivergenceError(i.opcode, axes, *around)
+            is_shared = i.opcode in ("all-reduce", "all-gather")
+            return found - axes if is_shared else found | axes
+        return found if said is None else frozenset(said.split(","))
+
+    def _loop(self, i: Instruction, carry: Varying, around: Choice) -> Varying:
+        body, condition = i.called_computations
+        rounds = _SAME  # whatever decides on how many rounds there are
+        while True:
+            inside = ("while", around[1] | rounds)
+            again = _all(self.run(condition, (carry,), inside))
+            after = _joined(carry, self.run(body, (carry,), inside), i.proto.shape)
+            after = _plus(after, again, i.proto.shape)
+            self._check(("while", again))
+            if after == carry and again <= rounds:
+                return carry
+            carry, rounds = after, rounds | again
+
+    def _branches(self, i: Instruction, operands: list[Varying], around: Choice) -> Varying:
+        chosen = _all(operands[0])
+        inside = ("conditional", around[1] | chosen) if chosen else around
+        self._check(inside)
+        found: Varying = _SAME
+        for branch, arg in zip(i.called_computations, operands[1:], strict=True):
+            found = _joined(found, self.run(branch, (arg,), inside), i.proto.shape)
+        return _plus(found, chosen, i.proto.shape)
+
+    def _check(self, choice: Choice) -> None:
+        if self._partly and choice[1]:
+            raise DivergenceError("", self._every, *choice)
+
+
+def _element(of: Varying, k: int) -> Varying:
+    return of[k] if isinstance(of, tuple) else of
+
+
+def _all(x: Varying) -> Axes:
+    if not isinstance(x, tuple):
+        return x
+    return _SAME.union(*map(_all, x))
+
+
+def _joined(a: Varying, b: Varying, shape: pb.ShapeProto) -> Varying:
+    if shape.element_type != pb.TUPLE:
+        return _all(a) | _all(b)
+    elements = enumerate(shape.tuple_shapes)
+    return tuple(_joined(_element(a, k), _element(b, k), s) for k, s in elements)
+
+
+def _plus(x: Varying, axes: Axes, shape: pb.ShapeProto) -> Varying:
+    return _joined(x, axes, shape) if axes else x
