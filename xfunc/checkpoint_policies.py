@@ -4,6 +4,7 @@ A policy is a function of an HLO instruction that says whether its value may be 
 `xfunc.policies`.
 """
 
+from xfunc.min_cut import min_cut as min_cut
 from xfunc.policies import dots_saveable as dots_saveable
 from xfunc.policies import dots_with_no_batch_dims_saveable as dots_with_no_batch_dims_saveable
 from xfunc.policies import everything_saveable as everything_saveable

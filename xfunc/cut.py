@@ -104,7 +104,7 @@ class InfeasibleBudget(Exception):
 
     def __init__(self, budget_bytes: int, minimum_bytes: int):
         super().__init__(
-            f"no plan keeps {budget_bytes} bytes or fewer; {minimum_bytes} is possible"
+            f"no plan keeps as few as {budget_bytes} bytes; the fewest are {minimum_bytes}"
         )
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes

@@ -8,7 +8,7 @@ and with it the need to branch. A library for flows would serve for the first ki
 serves for both, and solves a program of this size in milliseconds.
 
 Nothing that HiGHS answers is taken at its word: what a choice takes is counted again, in whole
-numbers, and a choice that does not hold is replaced by one from the lower hull of all choices.
+numbers, and if there is none that holds, one from the lower hull of all choices takes its place.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from xfunc.cut_core import Core
 
 Measure = Literal["bytes", "ticks"]
+Weights = Mapping[Measure, int]
+Caps = Mapping[Measure, int]
+
+_OPTIMAL = 0  # `status` of scipy's milp
+_PRECISE = 2**44  # Weights may add up to this: HiGHS must tell a difference of one.
+_BASE = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Infeasible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """What is kept of a core, as positions, and what that takes."""
+    """What is kept of a core, as positions, and what that takes; `bytes` in units of a program."""
 
     kept: tuple[int, ...]
     bytes: int
@@ -49,6 +55,9 @@ class _Choice:
 
     def measured(self, by: tuple[Measure, Measure]) -> tuple[int, int]:
         return getattr(self, by[0]), getattr(self, by[1])
+
+    def weighed(self, weights: Weights) -> int:
+        return sum(w * getattr(self, m) for m, w in weights.items())
 
 
 def solve(
@@ -60,7 +69,7 @@ def solve(
         core: of the problem.
         by: what to minimise, and what to choose by among equals.
         budget: the bytes that may be kept.
-        limits: of each of the searches.
+        limits: of each search.
 
     Raises:
         Infeasible: if no plan fits the budget.
@@ -68,7 +77,7 @@ def solve(
     program = _Program(core)
     caps: dict[Measure, int] = {}
     if budget is not None:
-        caps["bytes"] = budget - core.kept_bytes
+        caps["bytes"] = (budget - core.kept_bytes) // program.unit
         if caps["bytes"] < 0:
             raise Infeasible
     best, exact = None, True
@@ -87,27 +96,28 @@ def solve(
 
 
 class _Program:
-    """The integer program of a core. Its variables: `kept` of each node, then `again` of each."""
+    """The integer program of a core. Its variables: `kept` of each node, then `again` of each.
+
+    Attributes:
+        unit: bytes are counted in this many.
+        costs: of each variable being one.
+        allowed: whether each variable may be one.
+    """
 
     def __init__(self, core: Core):
         self.core = core
         self.unit = math.gcd(*(b for b in core.bytes if b is not None)) or 1
-        n = len(core.ids)
-        none = [0] * n
+        none = [0] * len(core.ids)
         self.costs: dict[Measure, list[int]] = {
             "bytes": [(b or 0) // self.unit for b in core.bytes] + none,
             "ticks": none + [t or 0 for t in core.ticks],
         }
-        self.may = [b is not None for b in core.bytes] + [t is not None for t in core.ticks]
-        # Each row: these are there, or that one is not computed again.
-        self.rows: list[tuple[int, int | None]] = [(k, None) for k in core.needed]
-        for k, operands in enumerate(core.operands):
-            self.rows += [(o, k) for o in operands]
+        self.allowed = [c is not None for c in (*core.bytes, *core.ticks)]
 
-    def stages(self, by: tuple[Measure, Measure]) -> list[dict[Measure, int]]:
+    def stages(self, by: tuple[Measure, Measure]) -> list[Weights]:
         """What to minimise, one after the other, each while the first of `by` keeps its minimum.
 
-        One sum is enough, and is much faster, if it can be told apart in floating point.
+        One weighted sum does it, and much faster, unless its numbers are too large.
         """
         first, second = by
         most = {m: sum(costs) for m, costs in self.costs.items()}
@@ -115,90 +125,92 @@ class _Program:
             return [{first: most[second] + 1, second: 1}]
         return [{first: 1}, {second: 1}]
 
-    def minimum(
-        self, weights: Mapping[Measure, int], caps: Mapping[Measure, int], limits: Limits
-    ) -> tuple[_Choice | None, bool]:
+    def minimum(self, weights: Weights, caps: Caps, limits: Limits) -> tuple[_Choice | None, bool]:
         """The choice of the least weight within `caps`, and whether that is proved.
 
-        None if none was found, or what was found does not stand up to a count in whole numbers.
+        None if HiGHS finds none, or one that does not hold.
         """
-        if not self.rows:  # There is nothing to decide.
+        if not self.core.needed:
             return _Choice((), 0, 0), True
+        kept, proved = self.asked(weights, caps, limits)
+        choice = None if kept is None else self.counted(kept)
+        if choice is None or any(getattr(choice, m) > cap for m, cap in caps.items()):
+            return None, False
+        return choice, proved
+
+    def asked(self, weights: Weights, caps: Caps, limits: Limits) -> tuple[list[int] | None, bool]:
+        """What HiGHS answers: positions of what to keep, and whether it searched to the end."""
         # Not at the top: scipy is slow to import, and most programs have no need of it.
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         n = len(self.core.ids)
-        entries: list[tuple[int, int, float]] = []
-        lower: list[float] = []
-        upper: list[float] = []
-        for r, (there, user) in enumerate(self.rows):
-            entries += [(r, there, 1.0), (r, n + there, 1.0)]
-            if user is not None:
-                entries.append((r, n + user, -1.0))
-            lower.append(1.0 if user is None else 0.0)
-            upper.append(math.inf)
+        rows: list[tuple[float, dict[int, float], float]] = []
+        for k in self.core.needed:
+            rows.append((1.0, {k: 1.0, n + k: 1.0}, math.inf))
+        for k, operands in enumerate(self.core.operands):
+            rows += [(0.0, {o: 1.0, n + o: 1.0, n + k: -1.0}, math.inf) for o in operands]
+        columns = 2 * n
         for measure, cap in caps.items():
-            r = len(lower)
-            entries += [(r, k, float(c)) for k, c in enumerate(self.costs[measure]) if c]
-            lower.append(-math.inf)
-            # Half a unit more, so that rounding cannot exclude what just fits.
-            upper.append(cap // (self.unit if measure == "bytes" else 1) + 0.5)
+            digits = _in_digits(self.costs[measure], cap, carry=columns)
+            # Half a unit more, so that what just fits is not left out: these are whole numbers.
+            rows += [(-math.inf, row, limit + 0.5) for row, limit in digits]
+            columns += len(digits) - 1
+        entries = [(r, k, x) for r, (_, row, _) in enumerate(rows) for k, x in row.items()]
         row, column, value = zip(*entries, strict=True)
+        highest = np.full(columns, math.inf)
+        highest[: 2 * n] = self.allowed
+        objective = np.zeros(columns)
+        for measure, weight in weights.items():
+            objective[: 2 * n] += weight * np.array(self.costs[measure], dtype=float)
+
         options: dict[str, Any] = {"mip_rel_gap": 0.0}
         if limits.nodes is not None:
             options["node_limit"] = limits.nodes
         if limits.seconds != math.inf:
             options["time_limit"] = limits.seconds
+        low, high = np.array([r[0] for r in rows]), np.array([r[2] for r in rows])
         found = milp(
-            sum(w * np.array(self.costs[m], dtype=float) for m, w in weights.items()),
-            integrality=np.ones(2 * n),
-            bounds=Bounds(np.zeros(2 * n), np.array(self.may, dtype=float)),
+            objective,
+            integrality=np.ones(columns),
+            bounds=Bounds(np.zeros(columns), highest),  # pyright: ignore[reportArgumentType]
             constraints=LinearConstraint(
-                csr_array((value, (row, column)), shape=(len(lower), 2 * n)),
-                np.array(lower),
-                np.array(upper),
+                csr_array((value, (row, column)), shape=(len(rows), columns)),
+                low,  # pyright: ignore[reportArgumentType]
+                high,  # pyright: ignore[reportArgumentType]
             ),
             options=options,
         )
         if found.x is None:
             return None, False
-        choice = self.counted([k for k in range(n) if found.x[k] > 0.5])
-        if choice is None or any(getattr(choice, m) > cap for m, cap in caps.items()):
-            return None, False
-        return choice, found.status == _OPTIMAL
+        return [k for k in range(n) if found.x[k] > 0.5], found.status == _OPTIMAL
 
     def counted(self, kept: list[int]) -> _Choice | None:
         """What a choice takes, less what it keeps for nothing; None if it lacks what it needs."""
         core = self.core
         chosen, wanted = frozenset(kept), set(core.needed)
         used: list[int] = []
-        total = ticks = 0
         for k in reversed(range(len(core.ids))):  # Users come first.
             if k not in wanted:
                 continue
-            size, time = core.bytes[k], core.ticks[k]
-            if k in chosen and size is not None:
+            if k in chosen:
                 used.append(k)
-                total += size
-            elif time is not None:
-                ticks += time
-                wanted.update(core.operands[k])
-            else:
+            elif core.ticks[k] is None:
                 return None
-        return _Choice(tuple(reversed(used)), total, ticks)
-
-    def weight(self, choice: _Choice, weights: Mapping[Measure, int]) -> int:
-        return sum(
-            w * getattr(choice, m) // (self.unit if m == "bytes" else 1) for m, w in weights.items()
+            else:
+                wanted.update(core.operands[k])
+        again = wanted.difference(used)
+        sizes, times = self.costs["bytes"], self.costs["ticks"][len(core.ids) :]
+        return _Choice(
+            tuple(reversed(used)), sum(sizes[k] for k in used), sum(times[k] for k in again)
         )
 
-    def near(self, caps: Mapping[Measure, int]) -> _Choice:
-        """A good choice within `caps` on the bytes: the best on the lower hull of all choices.
+    def near(self, caps: Caps) -> _Choice:
+        """A good choice within the bytes of `caps`: the best on the lower hull of all choices.
 
-        There the weighted sum of bytes and ticks is least for some weights. That is a minimum cut,
-        and takes no search.
+        A choice on the hull has the least weighted sum of bytes and ticks for some weights. That is
+        a minimum cut, and takes no search.
         """
         room = caps.get("bytes", math.inf)
         fewest, _ = self.minimum({"bytes": 1}, {}, UNLIMITED)
@@ -208,12 +220,12 @@ class _Program:
         if fewest.bytes > room:
             raise Infeasible
         while fast.bytes > room:
-            weights: dict[Measure, int] = {
+            weights: Weights = {
                 "bytes": fewest.ticks - fast.ticks,
-                "ticks": (fast.bytes - fewest.bytes) // self.unit,
+                "ticks": fast.bytes - fewest.bytes,
             }
             choice, _ = self.minimum(weights, {}, UNLIMITED)
-            if choice is None or self.weight(choice, weights) >= self.weight(fewest, weights):
+            if choice is None or choice.weighed(weights) >= fewest.weighed(weights):
                 return fewest
             if choice.bytes > room:
                 fast = choice
@@ -222,5 +234,19 @@ class _Program:
         return fast
 
 
-_PRECISE = 2**44  # Larger than what HiGHS tells from zero by a margin.
-_OPTIMAL = 0  # `status` of scipy's milp
+def _in_digits(costs: list[int], cap: int, carry: int) -> list[tuple[dict[int, float], int]]:
+    """Rows, and a limit of each, that say that the chosen costs add up to no more than `cap`.
+
+    HiGHS takes a row for satisfied that is off by a millionth of its largest number, so larger
+    numbers are cut into digits, each with a row of its own. What the sum of one digit exceeds its
+    limit by is carried to the next: variables from `carry` on.
+    """
+    rows: list[tuple[dict[int, float], int]] = []
+    carried: dict[int, float] = {}
+    while cap >= _BASE:
+        digits = {k: float(c % _BASE) for k, c in enumerate(costs) if c % _BASE}
+        rows.append((digits | carried | {carry: -float(_BASE)}, cap % _BASE))
+        costs, cap = [c // _BASE for c in costs], cap // _BASE
+        carried, carry = {carry: 1.0}, carry + 1
+    rows.append(({k: float(c) for k, c in enumerate(costs) if c} | carried, cap))
+    return rows

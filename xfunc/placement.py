@@ -19,6 +19,7 @@ from xfunc.avals import Aval
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.barriers import hold_barriers
 from xfunc.hlo.collectives import DEVICES
 from xfunc.hlo.offload import strip_offload
 from xfunc.hlo.tiles import Order, Tiles, parse
@@ -221,8 +222,10 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     Raises:
         ShardingError: the module is for another number of devices.
     """
-    if not runtime.has_host_memory():
-        strip_offload(proto)
+    if runtime.is_cpu():
+        strip_offload(proto)  # It has one memory.
+        if runtime.device_count() == 1:  # The partitioner looks into functions by inlining them.
+            hold_barriers(proto)
     for computation in proto.computations:
         for i in computation.instructions:
             if DEVICES in i.frontend_attributes.map:
@@ -230,6 +233,8 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
             if i.HasField("sharding"):
                 _check(name, i.sharding)
                 _list_devices(i.sharding)
+            if i.collective_device_list.HasField("iota_replica_group_list"):
+                _list_groups(i.collective_device_list)
 
 
 def _check(name: str, sharding: pb.OpSharding) -> None:
@@ -261,3 +266,12 @@ def _list_devices(sharding: pb.OpSharding) -> None:
         sharding.tile_assignment_devices.extend(order.devices().tolist())
         del sharding.iota_reshape_dims[:]
         del sharding.iota_transpose_perm[:]
+
+
+def _list_groups(groups: pb.CollectiveDeviceListProto) -> None:
+    """See NOTE [the order of devices is listed]."""
+    iota = groups.iota_replica_group_list
+    order = Order(tuple(iota.iota_reshape_dims), tuple(iota.iota_transpose_perm))
+    for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
+        groups.replica_groups.add(replica_ids=row)
+    groups.ClearField("iota_replica_group_list")

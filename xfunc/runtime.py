@@ -112,10 +112,10 @@ def device_count() -> int:
     return xla()._xla_num_global_devices()
 
 
-def has_host_memory() -> bool:
-    """Whether programs can keep values in a memory of the host that is not the device's own."""
+def is_cpu() -> bool:
+    """Whether programs run on the CPU."""
     xla()
-    return os.environ["PJRT_DEVICE"] != "CPU"
+    return os.environ["PJRT_DEVICE"] == "CPU"
 
 
 # NOTE [memory maps]
@@ -344,7 +344,7 @@ def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
 
 def wait() -> None:
     """Wait until the virtual devices are idle; see NOTE [virtual devices]."""
-    if os.environ["PJRT_DEVICE"] == "CPU" and device_count() > 1:
+    if is_cpu() and device_count() > 1:
         xla()._xla_wait_device_ops([])
 
 

@@ -94,3 +94,8 @@ def is_automatic(i: pb.HloInstructionProto) -> bool:
 def is_pair(c: pb.HloComputationProto) -> bool:
     """Whether a computation does nothing but tie its two parameters."""
     return len(c.instructions) == 5 and sum(map(is_tie, c.instructions)) == 2
+
+
+def is_region(c: pb.HloComputationProto) -> bool:
+    """Whether a computation enters and leaves a manual region."""
+    return any(i.custom_call_target == "SPMDShardToFullShape" for i in c.instructions)

@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from xfunc.hlo.annotations import is_pair
 from xfunc.hlo.module import Computation, Instruction
 from xfunc.hlo.shape import Shape
 
@@ -131,6 +132,8 @@ class _Walk:
                 return operands[0][i.proto.tuple_index]
             case "opt-barrier":
                 return operands[0]
+            case "call" if is_pair(i.called_computations[0].proto):
+                return operands
             case "while" if i.shape.is_tuple:
                 return self._loop(i, operands[0])
         reads = tuple(dict.fromkeys(b for o in operands for leaf in leaves(o) for b in leaf))

@@ -1,7 +1,7 @@
 """Channels: what tells the collectives of a program apart.
 
-On the CPU the devices of a group meet under the number of the channel. Two collectives of one number
-might be under way at a time, and a device of the one meet a device of the other.
+On the CPU the devices of a group meet under the number of the channel. Two collectives of one
+number might be under way at a time, and a device of the one meet a device of the other.
 """
 
 from __future__ import annotations

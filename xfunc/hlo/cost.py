@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 from xfunc.hlo import wire
 from xfunc.hlo.module import Computation, Instruction, Module
@@ -62,10 +63,41 @@ _PER_ELEMENT = frozenset(
 
 def cost(module: Module) -> Cost:
     """What one run of the module takes."""
+    return sum(costs(module).values(), Cost())
+
+
+def costs(module: Module) -> dict[int, Cost]:
+    """What each instruction of the entry takes, by its id."""
     known: dict[int, Cost] = {}
     for c in module.computations:  # callees come first
-        known[c.id] = sum((_instruction(i, known) for i in c.instructions), Cost())
-    return known[module.entry.id]
+        if c is not module.entry:
+            known[c.id] = sum((_instruction(i, known) for i in c.instructions), Cost())
+    return {i.id: _instruction(i, known) for i in module.entry.instructions}
+
+
+class Chip(NamedTuple):
+    """What a chip can do in a second."""
+
+    flops: float
+    bytes: float
+
+
+# Source: the pages on TPU v5e, v5p and v6e in Google Cloud's documentation; bfloat16.
+CHIPS = {
+    "v5e": Chip(197e12, 819e9),
+    "v5p": Chip(459e12, 2765e9),
+    "v6e": Chip(918e12, 1640e9),
+}
+
+
+def roofline(cost: Cost, chip: str = "v6e") -> float:
+    """Seconds that something takes on a chip: for arithmetic or memory, whichever is longer.
+
+    Source: Williams et al., "Roofline", 2009.
+    """
+    speed = CHIPS[chip]
+    work = cost.flops + cost.transcendentals
+    return max(work / speed.flops, cost.bytes_accessed / speed.bytes)
 
 
 def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:

@@ -4,7 +4,8 @@ A computation that is called becomes part of its caller, once for each call. The
 branches stay computations, and calls in them become part of them; what a reduction, a sort and the
 like apply stays as it is.
 
-Calls that tie two values (`annotations.tie`) stay: see the note there.
+Calls that tie two values (`annotations.tie`) stay: see the note there. So do those of a manual
+region (`shard_map`): what one device holds inside of it is no value outside.
 
 Instructions keep all that they state. Only what a parameter of a callee states (how it is divided)
 goes with the parameter, as it does when XLA inlines the call.
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.annotations import is_pair
+from xfunc.hlo.annotations import is_pair, is_region
 from xfunc.hlo.builder import renamed
 from xfunc.hlo.module import Module
 
@@ -51,6 +52,11 @@ def inline_calls(module: Module) -> Module:
     kept = (c for c in module.proto.computations if c.id in flat or c.id in applied)
     proto.computations.extend(flat.get(c.id, c) for c in kept)
     return Module(proto)
+
+
+def _stays(callee: pb.HloComputationProto) -> bool:
+    """Whether calls of a computation stay calls."""
+    return is_pair(callee) or is_region(callee)
 
 
 def _ids(c: pb.HloComputationProto) -> Iterator[int]:
@@ -96,7 +102,7 @@ class _Caller:
             waits = [*after]
             for k in i.control_predecessor_ids:
                 waits += insides.get(k) or [known[k]]
-            if opcode == "call" and not is_pair(self._computations[i.called_computation_ids[0]]):
+            if opcode == "call" and not _stays(self._computations[i.called_computation_ids[0]]):
                 start = len(self._made)
                 known[key] = self._call(i, operands, waits)
                 insides[key] = [m.id for m in self._made[start:]]

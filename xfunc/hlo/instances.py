@@ -9,9 +9,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import copied
 
 
-def holding(
-    proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]
-) -> set[int]:
+def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
     """Ids of the computations that hold an instruction that is wanted, or call one that does."""
     found: set[int] = set()
     for c in proto.computations:  # callees come first

@@ -11,13 +11,14 @@ What is lost where a compiler lays all this out in one block is not counted.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xfunc.hlo.buffers import Buffer, Flow, Step, flow, leaves
 from xfunc.hlo.inline import inline_calls
 from xfunc.hlo.module import Computation, Instruction, Module
-from xfunc.hlo.schedule import memory_order
+from xfunc.hlo.schedule import just_in_time, memory_order
 from xfunc.hlo.simplify import simplify
 
 
@@ -82,7 +83,7 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
     """
     entry = _prepared(module).entry
     memory = flow(entry)
-    _, found = _best(memory, _donations(memory, donated), {})
+    _, found = _best(_Task(memory, _donations(memory, donated), True, {}))
     arguments = [(p.bytes, p) for p in entry.parameters]
     given = sum(n for n, _ in arguments)
     return Peak(
@@ -97,7 +98,7 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
 def live_ranges(module: Module) -> tuple[LiveRange, ...]:
     """How long each array of the entry is in memory, in the order that `peak` assumes."""
     memory = flow(_prepared(module).entry)
-    order, _ = _best(memory, {}, {})
+    order, _ = _best(_Task(memory, {}, True, {}))
     last = _last_reads(order, memory)
     start = {b: t for t, step in enumerate(order) for b in step.writes}
     start |= {leaf[0]: -1 for a in memory.arguments for leaf in leaves(a)}
@@ -132,73 +133,119 @@ class _Found:
     points: tuple[_Amount, ...] = ()
 
 
-def _best(
-    memory: Flow, places: Mapping[Buffer, Buffer], known: dict[int, _Found]
-) -> tuple[Sequence[Step], _Found]:
-    """The better order of the steps, and what is held in it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Task:
+    """A computation whose memory is asked for.
 
-    Args:
-        memory: of a computation.
+    Attributes:
+        memory: what it does to it.
         places: the memory outside in which results are to be at the end.
-        known: what has been found of other computations of the module.
+        reserves: whether the other results have theirs from the start.
+        known: what has been found of other computations, by id.
     """
-    kept = {b for leaf in leaves(memory.result) for b in leaf}
-    orders = [memory.steps, memory_order(memory.steps, kept)]
-    found = [(order, _run(order, memory, places, known)) for order in orders]
-    return min(found, key=lambda f: f[1].bytes)
+
+    memory: Flow
+    places: Mapping[Buffer, Buffer]
+    reserves: bool
+    known: dict[int, _Found]
 
 
-def _run(
-    order: Sequence[Step], memory: Flow, places: Mapping[Buffer, Buffer], known: dict[int, _Found]
-) -> _Found:
-    last = _last_reads(order, memory)
-    home: dict[Buffer, Buffer] = {}  # in whose memory a buffer is
-    tenants: dict[Buffer, int] = {}
-    ends: dict[int, list[Buffer]] = {}
-    live = 0
-    best = _Found()
-    points: list[_Amount] = []
-    for t, step in enumerate(order):
-        for b, candidates in step.writes.items():
-            home[b] = _home(b, candidates, t, last, places, home, tenants)
-            if home[b].outside:
-                continue
-            live += b.bytes if home[b] is b else 0
-            tenants[home[b]] = tenants.get(home[b], 0) + 1
-            ends.setdefault(last.get(b, t), []).append(b)
-        inside = _inside(step, known)
-        points += [(live + n, i) for n, i in inside.points] or [(live, step.instruction)]
-        if live + inside.bytes > best.bytes:
-            held = [(b.bytes, b.instruction) for b in tenants]
-            at = inside.at or step.instruction
-            best = _Found(live + inside.bytes, at, (*held, *inside.held))
-        for b in ends.pop(t, ()):
-            tenants[home[b]] -= 1
-            if tenants[home[b]] == 0:
-                del tenants[home[b]]
-                live -= home[b].bytes
-    return dataclasses.replace(best, points=tuple(points))
+def _best(task: _Task) -> tuple[Sequence[Step], _Found]:
+    """The best order of the steps, and what is held in it."""
+    steps, result = task.memory.steps, task.memory.result
+    orders = [steps, memory_order(steps, {b for leaf in leaves(result) for b in leaf})]
+    orders += [just_in_time(order) for order in orders]
+    return min(((order, _Run(order, task).found()) for order in orders), key=lambda f: f[1].bytes)
 
 
-def _home(
-    b: Buffer,
-    candidates: Sequence[Buffer],
-    now: int,
-    last: Mapping[Buffer, int],
-    places: Mapping[Buffer, Buffer],
-    home: Mapping[Buffer, Buffer],
-    tenants: Mapping[Buffer, int],
-) -> Buffer:
-    """In whose memory a buffer is written; its own, if there is no other."""
-    place = places.get(b)
-    if place is not None and last.get(place, -1) < now + (place in candidates):
-        return place
-    for other in candidates:
-        if last[other] == now and not other.outside:
-            found = home[other]
-            if not found.outside and tenants[found] == 1:
-                return found
-    return b
+class _Run:
+    """The steps in one order."""
+
+    def __init__(self, order: Sequence[Step], task: _Task) -> None:
+        self._order, self._task = order, task
+        self._last = _last_reads(order, task.memory)
+        self._home: dict[Buffer, Buffer] = {}  # in whose memory a buffer is
+        self._tenants: dict[Buffer, int] = {}
+        self._ends: dict[int, list[Buffer]] = {}
+        self._live = 0
+        # Memory of results to come, the smallest first, and the steps that write them.
+        self._idle: list[tuple[int, int, Buffer]] = []
+        if task.reserves:
+            results = set(_results(task.memory)) - task.places.keys()
+            for t, step in enumerate(order):
+                self._idle += [(b.bytes, t, b) for b in step.writes if b in results]
+            self._idle.sort(key=lambda slot: slot[:2])
+            self._live = sum(n for n, _, _ in self._idle)
+        self._reserved = {b: t for _, t, b in self._idle}
+
+    def found(self) -> _Found:
+        best = _Found()
+        points: list[_Amount] = []
+        for t, step in enumerate(self._order):
+            for b, candidates in step.writes.items():
+                self._write(b, candidates, t)
+            inside = _inside(step, self._task.known)
+            saved = self._room_for(inside.held, t)
+            points += [(self._live + max(0, n - saved), i) for n, i in inside.points]
+            if not inside.points:
+                points.append((self._live, step.instruction))
+            if self._live + inside.bytes - saved > best.bytes:
+                held = [(b.bytes, b.instruction) for b in {**self._tenants, **self._reserved}]
+                at = inside.at or step.instruction
+                best = _Found(self._live + inside.bytes - saved, at, (*held, *inside.held))
+            for b in self._ends.pop(t, ()):
+                self._free(self._home[b])
+        return dataclasses.replace(best, points=tuple(points))
+
+    def _write(self, b: Buffer, candidates: Sequence[Buffer], now: int) -> None:
+        home = self._home[b] = self._find_home(b, candidates, now)
+        if home.outside:
+            return
+        if home is b and b not in self._reserved:
+            self._live += b.bytes
+        self._tenants[home] = self._tenants.get(home, 0) + 1
+        self._ends.setdefault(self._last.get(b, now), []).append(b)
+
+    def _free(self, home: Buffer) -> None:
+        self._tenants[home] -= 1
+        if self._tenants[home] == 0:
+            del self._tenants[home]
+            if home not in self._reserved:
+                self._live -= home.bytes
+
+    def _find_home(self, b: Buffer, candidates: Sequence[Buffer], now: int) -> Buffer:
+        """In whose memory a buffer is written; its own, if there is no other."""
+        place = self._task.places.get(b)
+        if place is not None and self._last.get(place, -1) < now + (place in candidates):
+            return place
+        if b in self._reserved:
+            return b
+        end = self._last.get(b, now)
+        for other in candidates:
+            if self._last[other] == now and not other.outside:
+                home = self._home[other]
+                late = end >= self._reserved.get(home, end + 1)
+                if not home.outside and self._tenants[home] == 1 and not late:
+                    return home
+        return next((home for _, home in self._rooms(b.bytes, end)), b)
+
+    def _rooms(self, bytes: int, until: int) -> Iterator[tuple[int, Buffer]]:
+        """Memory of results to come that nothing is in, the smallest that is large enough first."""
+        first = bisect.bisect_left(self._idle, bytes, key=lambda slot: slot[0])
+        for size, written, b in self._idle[first:]:
+            if written > until and b not in self._tenants:
+                yield size, b
+
+    def _room_for(self, held: Sequence[_Amount], now: int) -> int:
+        """How much of what a loop holds finds room in the memory of results to come."""
+        saved = 0
+        taken: set[Buffer] = set()
+        for n, _ in sorted(held, key=lambda h: -h[0]) if self._idle else ():
+            home = next((b for _, b in self._rooms(n, now) if b not in taken), None)
+            if home is not None:
+                taken.add(home)
+                saved += n
+        return saved
 
 
 def _last_reads(order: Sequence[Step], memory: Flow) -> dict[Buffer, int]:
@@ -207,8 +254,8 @@ def _last_reads(order: Sequence[Step], memory: Flow) -> dict[Buffer, int]:
 
 
 def _inside(step: Step, known: dict[int, _Found]) -> _Found:
-    """What a loop or a branch holds while it runs, beside its state and its results."""
-    if step.instruction.opcode not in ("while", "conditional"):
+    """What is held inside of a loop, a branch or a call, beside its state and its results."""
+    if step.instruction.opcode not in ("while", "conditional", "call"):
         return _Found()
     called = step.instruction.called_computations
     for c in called:
@@ -224,7 +271,7 @@ def _of_body(body: Computation, is_loop: bool, known: dict[int, _Found]) -> _Fou
     for k, b in enumerate(_results(memory)):
         # A branch writes its results where its caller wants them.
         places.setdefault(b, states[k] if states else Buffer(b.bytes, b.instruction, outside=True))
-    return _best(memory, places, known)[1]
+    return _best(_Task(memory, places, False, known))[1]
 
 
 def _donations(memory: Flow, donated: Sequence[int]) -> dict[Buffer, Buffer]:

@@ -20,16 +20,8 @@ def dead_code_elimination(module: Module) -> Module:
     Instructions that no root is computed from go, except parameters and those with side effects
     (and calls of computations with such); then computations that nobody calls.
     """
-    effects = _computations_with_effects(module)
-    live = {
-        c.id: _needed(
-            [c.root, *(i for i in c.instructions if _has_effect(i, effects))],
-            stop=frozenset(),
-            and_control=True,
-        )
-        | {p.id for p in c.parameters}
-        for c in module.computations
-    }
+    known: dict[int, bool] = {}
+    live = {c.id: _live(c, known) for c in module.computations}
     called = _called([module.entry], live)
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
@@ -153,20 +145,23 @@ def _called(roots: Iterable[Computation], live: dict[int, set[int]]) -> set[int]
     return found
 
 
-def _computations_with_effects(module: Module) -> set[int]:
-    found: set[int] = set()
-    for c in module.computations:  # callees come first
-        if any(_has_effect(i, found) for i in c.instructions):
-            found.add(c.id)
-    return found
+def _live(c: Computation, known: dict[int, bool]) -> set[int]:
+    needed = _needed([c.root], stop=frozenset(), and_control=True)
+    others = [i for i in c.instructions if i.id not in needed]
+    roots = [i for i in others if i.opcode == "parameter" or _has_effect(i, known)]
+    return needed | _needed(roots, stop=needed, and_control=True)
 
 
-def _has_effect(i: Instruction, computations: set[int]) -> bool:
-    return (
-        i.opcode in _SIDE_EFFECTS
-        or i.proto.custom_call_has_side_effect
-        or any(c in computations for c in i.proto.called_computation_ids)
-    )
+def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
+    """Whether an instruction does more than to return a value; `known` tells it of computations."""
+    if i.opcode in _SIDE_EFFECTS or i.proto.custom_call_has_side_effect:
+        return True
+    for c in i.called_computations:
+        if c.id not in known:
+            known[c.id] = any(_has_effect(j, known) for j in c.instructions)
+        if known[c.id]:
+            return True
+    return False
 
 
 def _copy(

@@ -58,3 +58,38 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
             if waits[other] == 0:
                 heapq.heappush(ready, (-gain(other), other))
     return found
+
+
+def just_in_time(order: Sequence[Step]) -> list[Step]:
+    """The steps in the same order, but what needs less memory than it writes waits for its use."""
+    writer = {b: k for k, s in enumerate(order) for b in s.writes}
+    readers: dict[Buffer, int] = {}
+    for s in order:
+        for b in s.reads:
+            readers[b] = readers.get(b, 0) + 1
+    waits = [False] * len(order)
+    for k, s in enumerate(order):
+        holds = 0  # what lives longer if this step waits
+        for b in s.reads:
+            if b in writer and not (waits[writer[b]] and readers[b] == 1):
+                holds += b.bytes
+        waits[k] = holds < sum(b.bytes for b in s.writes if b in readers)
+    found: dict[int, Step] = {}
+
+    def add(k: int) -> None:
+        todo = [k]
+        while todo:
+            k = todo[-1]
+            before = [writer[b] for b in order[k].reads if b in writer]
+            missing = [w for w in before if w not in found]
+            if missing:
+                todo += missing
+            else:
+                found.setdefault(todo.pop(), order[k])
+
+    for k in range(len(order)):
+        if not waits[k]:
+            add(k)
+    for k in range(len(order)):
+        add(k)
+    return list(found.values())
