@@ -13,9 +13,10 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices=["trace", "dispatch", "scan", "pods", "second_process", "operations"],
+        choices=["trace", "dispatch", "scan", "pods", "remat", "second_process", "operations"],
         metavar="name",
-        help="trace, dispatch, scan, pods, second_process, operations (writes docs/operations.md)",
+        help="trace, dispatch, scan, pods, second_process, operations (writes docs/operations.md), "
+        "remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
         "--jax-python",
@@ -41,6 +42,10 @@ def main() -> None:
             from benchmarks import pods
 
             pods.main()
+        elif name == "remat":
+            from benchmarks import remat
+
+            remat.main()
         elif name == "operations":
             from benchmarks import operations
 

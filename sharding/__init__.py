@@ -7,6 +7,16 @@ from .arrays import device_put as device_put
 from .arrays import sharding_of as sharding_of
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
+from .collectives import all_gather as all_gather
+from .collectives import all_to_all as all_to_all
+from .collectives import axis_index as axis_index
+from .collectives import axis_size as axis_size
+from .collectives import pmax as pmax
+from .collectives import pmean as pmean
+from .collectives import pmin as pmin
+from .collectives import ppermute as ppermute
+from .collectives import psum as psum
+from .collectives import psum_scatter as psum_scatter
 from .constraint import with_sharding_constraint as with_sharding_constraint
 from .mesh import AbstractMesh as AbstractMesh
 from .mesh import Mesh as Mesh
@@ -15,6 +25,7 @@ from .mesh import make_mesh as make_mesh
 from .mesh import use_mesh as use_mesh
 from .shard_as import shard_alike as shard_alike
 from .shard_as import shard_as as shard_as
+from .shard_map import shard_map as shard_map
 from .spec import NamedSharding as NamedSharding
 from .spec import P as P
 from .spec import PartitionSpec as PartitionSpec

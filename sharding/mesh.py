@@ -204,7 +204,9 @@ def check_devices(mesh: AbstractMesh) -> None:
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
         return
     if mesh.size > count:
-        problem = f"is too large for this machine: it has {mesh.size} devices, and there are {count}"
+        problem = (
+            f"is too large for this machine: it has {mesh.size} devices, and there are {count}"
+        )
     elif mesh.size < count:
         problem = f"has {mesh.size} devices of {count}, and XLA runs a program on all of them"
     else:

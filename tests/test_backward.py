@@ -331,3 +331,30 @@ def test_batched_at_one_level_only() -> None:
     want = per_example(torch.func.vmap, torch.func.grad, plain)(x, w)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.cpu(), b)
+
+
+def in_scan(f: Any) -> Any:
+    return lambda a: xf.scan(lambda c, _: (f(c), None), a, length=1)[0]
+
+
+def in_cond(f: Any) -> Any:
+    return lambda a: xf.cond(a.sum() > 0, f, f, a)
+
+
+@pytest.mark.parametrize("wrap", [xf.jit, xf.checkpoint, in_scan, in_cond])
+def test_mixed_second_derivative(wrap: Any) -> None:
+    """What the outer gradient is taken of reaches the inner function by its cotangent only."""
+
+    def first(x: Any, w: Any) -> Any:
+        return xf.grad(lambda x, w: (wrap(lambda a: a * a)(x) * w).sum())(x, w).square().sum()
+
+    x, w = torch.rand(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    torch.testing.assert_close(xf.grad(first, 1)(x, w).cpu(), 8 * x * x * w)
+
+    def examples(x: Any, w: Any) -> Any:
+        one = xf.vmap(lambda a: xf.grad(lambda y: (wrap(lambda z: z * z)(y) * w).sum())(a))
+        return one(x[:, None]).square().sum()
+
+    torch.testing.assert_close(
+        xf.grad(examples, 1)(x, w).cpu(), 8 * (x * x).sum() * w.sum() * torch.ones(3).double()
+    )

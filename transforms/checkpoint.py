@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from xfunc import ambient
 from xfunc.call import Call
 from xfunc.identity import Part
 from xfunc.policies import Policy, nothing_saveable
@@ -41,5 +42,6 @@ class Checkpoint(Transform):
         if is_eager():
             return self.fun(*args, **kwargs)
         # The barrier keeps XLA from merging what is recomputed with the first computation.
-        primitive = functools.partial(Call, policy=self._policy, barrier=True)
+        policy = ambient.policy_for(self._policy)
+        primitive = functools.partial(Call, policy=policy, barrier=True)
         return call_in_trace(self._inner, args, kwargs, primitive=primitive)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from xfunc import effects, tree
+from xfunc import ambient, effects, tree
 from xfunc.avals import Aval, aval_of
 from xfunc.bind import Tensor, bind, differentiations
 from xfunc.errors import TreeMismatchError, report
@@ -126,7 +126,7 @@ class ScanTransform(Transform):
             length,
             self._reverse,
             max(1, min(unroll, length)),
-            self._policy or everything_saveable,
+            ambient.policy_for(self._policy or everything_saveable),
         )
         outs = bind(primitive, entry.inputs(args, held))
         if entry.effects:

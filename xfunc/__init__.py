@@ -12,6 +12,7 @@ from xfunc import tree as tree
 from xfunc.avals import ShapeDtypeStruct as ShapeDtypeStruct
 from xfunc.cache import clear_caches as clear_caches
 from xfunc.cache import trace_count as trace_count
+from xfunc.memory_report import memory_report as memory_report
 from xfunc.modules import functional as functional
 from xfunc.scopes import named_scope as named_scope
 from xfunc.sharding import AbstractMesh as AbstractMesh

@@ -1,7 +1,11 @@
-"""What surrounds a call: the mesh in use, and the axes that a manual region is manual over."""
+"""What surrounds a call.
+
+The mesh in use, the axes that a manual region is manual over, and a policy in place of the user's.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -47,13 +51,49 @@ def set_region(new: Any) -> Any:
     return before
 
 
+@dataclasses.dataclass(eq=False)
+class Override:
+    """A policy for all checkpoints and scans, whatever policies they were given.
+
+    It is compared by identity: what is traced under one is not found under another, so that each
+    learns whether it was asked for.
+
+    Attributes:
+        policy: which one.
+        asked: whether a checkpoint or a scan has been met.
+    """
+
+    policy: Any
+    asked: bool = False
+
+
+def set_override(new: Override | None) -> Override | None:
+    """Have this policy in place of all others from now on; the one before."""
+    before = _thread.__dict__.get("override")
+    _thread.override = new
+    return before
+
+
+def policy_for(own: Any) -> Any:
+    """The policy of a checkpoint or scan that was given `own`."""
+    override = _thread.__dict__.get("override")
+    if override is None:
+        return own
+    override.asked = True
+    return override.policy
+
+
+NOTHING = (None, None, None)
+
+
 def key() -> Any:
-    """What of it changes what is traced."""
-    return _thread.__dict__.get("mesh"), _thread.__dict__.get("region")
+    """What of it changes what is traced; `NOTHING` where nothing surrounds the call."""
+    around = _thread.__dict__
+    return around.get("mesh"), around.get("region"), around.get("override")
 
 
 def restore(surroundings: Any) -> Any:
     """Have what `key` told once around from now on; what was before."""
     before = key()
-    _thread.mesh, _thread.region = surroundings
+    _thread.mesh, _thread.region, _thread.override = surroundings
     return before

@@ -317,6 +317,7 @@ class _PairFunction(torch.autograd.Function):
         if torch.is_grad_enabled() and (ctx.plain or _is_watched_below(given)):
             # Plain autograd with create_graph=True; or the cotangents depend on what a gradient
             # further down is taken of, and the arguments do not.
+            assert application.primitive is not None, "a batched pair is no leaf of a gradient"
             return _differentiable_backward(ctx, application.primitive, args, given)
         if all(c is None for c in given):
             return (None,) * (n + 1)

@@ -17,14 +17,16 @@ NOTE [kept bytes never rise when the budget falls]: let P and Q be the answers o
 budgets p < q, and suppose that P kept more bytes than Q. Then Q fits p as well, so P adds no more
 seconds than Q; P fits q, so Q adds no more than P. They add the same, and of two such plans the one
 with fewer bytes is taken for p: that is Q, not P. The seconds never fall, for a like reason. It
-takes an order among plans that has no rounding in it, so seconds are counted in whole ticks.
+takes an order among plans that has no rounding in it, so seconds are counted in whole ticks, 2**20
+or so to all the seconds of a problem; and it takes plans that are `exact`.
 
-NOTE [what is promised of the peak]: the true peak of the backward pass can not have this property,
+NOTE [what is promised of the peak]: the true peak of the backward pass cannot have this property,
 whoever plans. Let a large value be computed from an input, and a small one, which is needed, from
 the large one. A budget that has no room for the small one brings the large one back. What falls
-with the budget is an upper bound of it: the kept bytes, plus `working_bytes` of a plan that keeps
-nothing. The second term is the same for every budget; and no plan holds more recomputed bytes at
-any time, if each is computed at the same place in the order of the backward pass in every plan.
+with the budget is an upper bound: the kept bytes, plus `working_bytes` of a plan that keeps
+nothing. The second term is the same for every budget; and no plan holds more for recomputing, since
+what it computes again that plan does too, in the same order, and for users that are the same or
+more.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Plan:
         kept: ids of the nodes to keep, in the order of the problem.
         bytes: what they take together.
         seconds: what is added by computing again what is not kept.
-        exact: whether no plan is better. If the search was cut short, one may be.
+        exact: whether no plan is better by a whole tick; one may be if the search was cut short.
     """
 
     kept: tuple[int, ...]
@@ -142,7 +144,7 @@ def fastest(
         budget_bytes: what the plan may keep.
         node_limit: how many branches are searched before a plan will do that is not known to be the
             best. Not seconds, since all processes of a program must find the same plan.
-        time_limit: in seconds, a last resort.
+        time_limit: of the search, in seconds: a last resort.
 
     Raises:
         InfeasibleBudget: if no plan keeps so few bytes.

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xfunc.cut import CutProblem
 
-_TICKS = 20  # All seconds together are fewer than 2**20 ticks: no cost model is finer than that.
+# All seconds together are about 2**20 ticks. No cost model is finer than that, and what takes less
+# than half a tick, such as a sum of two scalars, is not worth a decision: it counts as free.
+_TICKS = 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ Caps = Mapping[Measure, int]
 
 _OPTIMAL = 0  # `status` of scipy's milp
 _PRECISE = 2**44  # Weights may add up to this: HiGHS must tell a difference of one.
-_BASE = 2**18
+_BASE = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +237,9 @@ class _Program:
 def _in_digits(costs: list[int], cap: int, carry: int) -> list[tuple[dict[int, float], int]]:
     """Rows, and a limit of each, that say that the chosen costs add up to no more than `cap`.
 
-    HiGHS takes a row for satisfied that is off by a millionth of its largest number, so larger
-    numbers are cut into digits, each with a row of its own. What the sum of one digit exceeds its
-    limit by is carried to the next: variables from `carry` on.
+    To HiGHS a millionth is nothing, in a variable as in a row, so a row must not hold numbers near
+    a million. Larger ones are cut into digits, each with a row of its own. What the sum of a digit
+    exceeds its limit by is carried to the next: the variables from `carry` on.
     """
     rows: list[tuple[dict[int, float], int]] = []
     carried: dict[int, float] = {}

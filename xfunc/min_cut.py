@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from xfunc.cut import CutProblem, InfeasibleBudget, Node, fastest, fewest_bytes
+from xfunc.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
 from xfunc.errors import report, shown
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo.cost import Cost, costs, roofline
@@ -36,11 +36,13 @@ class MinCut:
     def choose(self, graph: JointGraph) -> frozenset[int]:
         """Ids of the values to keep."""
         problem = cut_problem(graph)
-        if self.budget_bytes is None:
-            return frozenset(fewest_bytes(problem).kept)
         try:
+            if self.budget_bytes is None:
+                return frozenset(fewest_bytes(problem).kept)
             # Residuals of every step of a loop are kept at a time.
             return frozenset(fastest(problem, self.budget_bytes // graph.steps).kept)
+        except NoPlan:  # A tuple is needed as such, of what must not be computed again.
+            return frozenset(n.id for n in problem.nodes if n.keepable)
         except InfeasibleBudget as error:
             steps = f" ({graph.steps} steps of {error.minimum_bytes})" if graph.steps > 1 else ""
             least = error.minimum_bytes * graph.steps

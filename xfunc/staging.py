@@ -248,7 +248,7 @@ def _modes() -> Hashable:
     if torch.is_autocast_enabled("xla"):
         modes = (modes, torch.get_autocast_dtype("xla"))
     around = ambient.key()
-    return modes if around == (None, None) else (modes, around)
+    return modes if around == ambient.NOTHING else (modes, around)
 
 
 class Transform(Wrapper):

@@ -97,7 +97,7 @@ class Trace:
         name: str,
         frozen_captures: bool = False,
         defined_at: Location | None = None,
-        around: tuple[Any, Any] = (None, None),
+        around: tuple[Any, ...] = ambient.NOTHING,
     ):
         self.name, self._defined_at = name, defined_at
         self._around = around  # the mesh in use and the manual region: see `ambient`

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from xfunc.hlo.cost import Cost, cost
+from xfunc.hlo.cost import CHIPS, Cost, cost, costs, roofline
+from xfunc.hlo.inline import inline_calls
 
 # Recorded: (flops, transcendentals, bytes accessed), of jnp or lax functions of the same meaning.
 CASES = {
@@ -59,3 +60,40 @@ def test_called_functions_count():
     inner = xf.jit(torch.tanh)
     found = cost(lowered(lambda x: inner(inner(x)), (8,)).module)
     assert (found.flops, found.transcendentals) == (0, 16)
+
+
+def by_opcode_of(module):
+    found = costs(module)
+    return {i.opcode: found[i.id] for i in module.entry.instructions}
+
+
+def test_costs_of_instructions_make_the_cost_of_the_module():
+    def fun(c, w):
+        c, _ = xf.scan(lambda c, _: (torch.tanh(c @ w), None), c, None, length=5)
+        return (c @ w).sum()
+
+    module = inline_calls(lowered(fun, (16, 16), (16, 16)).module)
+    found = costs(module)
+    assert found.keys() == module.entry.by_id.keys()
+    assert sum(found.values(), Cost()) == cost(module)
+    by_opcode = by_opcode_of(module)
+    assert by_opcode["while"].transcendentals == 5 * 256
+    assert by_opcode["dot"] == Cost(2 * 16**3, 0, 3 * 4 * 16**2)
+    assert by_opcode["parameter"] == Cost()
+
+
+def test_costs_inside_of_calls_and_branches():
+    def fun(p, x):
+        return xf.cond(p, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+    p, x = xf.ShapeDtypeStruct((), torch.bool), xf.ShapeDtypeStruct((8, 8), torch.float32)
+    module = inline_calls(xf.jit(fun).lower(p, x).module)
+    assert by_opcode_of(module)["conditional"].flops == 2 * 2 * 8**3  # of the dearer branch
+
+
+def test_a_roof_is_arithmetic_or_memory():
+    v6e = CHIPS["v6e"]
+    assert roofline(Cost(flops=918, bytes_accessed=1)) == 918 / v6e.flops
+    assert roofline(Cost(flops=1, bytes_accessed=1640)) == 1640 / v6e.bytes
+    assert roofline(Cost(transcendentals=10**12), "cpu") == 10**12 / CHIPS["cpu"].flops
+    assert roofline(Cost()) == 0

@@ -2,11 +2,11 @@
 
 NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
 passes between them is never written to memory. Here an elementwise operation, or one that moves
-elements, has no memory if all its users are such operations; if there are several, each computes it
-again, unless it is one of those that take long (`_SLOW`): that is computed once. What reads more
-than `_MOST_READS` arrays has memory in any case. A reduction has memory, and so has what it reduces,
-as it has on the CPU. A product takes its operands with the last two dimensions exchanged. Tuples,
-barriers and reshapes are other names of the memory of their operands.
+elements, has no memory if all its users are such operations. If there are several users each
+computes it again; but what takes long (`_SLOW`) is computed once, and written. What reads more than
+`_MOST_READS` arrays is written in any case. So is a reduction, and what it reduces, as on the CPU.
+A matrix product takes operands whose last two dimensions are exchanged. Tuples, barriers and
+reshapes are other names for the memory of their operands. Constants are not counted.
 
 Some operations write where one of their operands was, if nothing reads that any more: elementwise
 ones, updates of a slice, scatters; and a loop keeps its state where the initial value was.
@@ -87,8 +87,8 @@ def leaves(value: Value) -> Iterator[tuple[Buffer, ...]]:
 
 
 _SLOW = frozenset(
-    "atan2 cbrt cosine divide erf exponential exponential-minus-one log log-plus-one logistic power "
-    "remainder rsqrt sine sqrt tan tanh".split()
+    "atan2 cbrt cosine divide erf exponential exponential-minus-one log log-plus-one logistic "
+    "power remainder rsqrt sine sqrt tan tanh".split()
 )
 _ELEMENTWISE = _SLOW | frozenset(
     "abs add and bitcast-convert ceil clamp compare complex convert copy count-leading-zeros floor "
@@ -129,7 +129,7 @@ class _Walk:
             case "tuple":
                 return operands
             case "get-tuple-element":
-                return operands[0][i.proto.tuple_index]
+                return _elements(operands[0])[i.proto.tuple_index]
             case "opt-barrier":
                 return operands[0]
             case "call" if is_pair(i.called_computations[0].proto):
@@ -143,9 +143,7 @@ class _Walk:
             return reads
         return self._step(i, reads, operands)
 
-    def _step(
-        self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]
-    ) -> Value:
+    def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
         made = _written(i.shape, i)
         places: tuple[Buffer, ...] = ()
         if i.opcode in _IN_PLACE:
@@ -163,22 +161,46 @@ class _Walk:
         body = i.called_computations[0]
         result: list[Value] = []
         writes: dict[Buffer, tuple[Buffer, ...]] = {}
-        for k, (old, shape) in enumerate(zip(start, i.shape.elements, strict=True)):
-            if _hands_on(body, k):
-                result.append(old)
-                continue
-            result.append(_written(shape, i))
-            for before, after in zip(leaves(old), leaves(result[-1]), strict=True):
-                writes[after[0]] = before if len(before) == 1 else ()
+        for k, (old, shape) in enumerate(zip(_elements(start), i.shape.elements, strict=True)):
+            new = old if _hands_on(body, k) else _written(shape, _written_by(body, k) or i)
+            result.append(new)
+            if new is not old:
+                for before, after in zip(leaves(old), leaves(new), strict=True):
+                    writes[after[0]] = before if len(before) == 1 else ()
+                    if len(before) == 1 and before[0].instruction.opcode == "broadcast":
+                        before[0].instruction = after[0].instruction  # what it is made for
         reads = tuple(dict.fromkeys(b for leaf in leaves(start) for b in leaf))
         self._steps.append(Step(i, reads, writes))
         return result
+
+
+def _elements(value: Value) -> list[Value]:
+    assert isinstance(value, list)  # of a tuple
+    return value
 
 
 def _written(shape: Shape, i: Instruction, outside: bool = False) -> Value:
     if shape.is_tuple:
         return [_written(s, i, outside) for s in shape.elements]
     return (Buffer(shape.bytes, i, outside),)
+
+
+def _written_by(body: Computation, k: int) -> Instruction | None:
+    """What computes element k of the state in the body of a loop; of a stack, each step's value."""
+    if body.root.opcode != "tuple":
+        return None
+    i, seen = body.root.operands[k], {k}
+    while i.operands:
+        if i.opcode in ("dynamic-update-slice", "reshape", "bitcast", "convert"):
+            i = i.operands[1 if i.opcode == "dynamic-update-slice" else 0]
+        elif i.opcode == "get-tuple-element" and i.operands[0] is body.parameters[0]:
+            if i.proto.tuple_index in seen:
+                break
+            seen.add(i.proto.tuple_index)  # a stack of the states themselves
+            i = body.root.operands[i.proto.tuple_index]
+        else:
+            break
+    return i
 
 
 def _hands_on(body: Computation, k: int) -> bool:

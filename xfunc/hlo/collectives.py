@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.edit import fill
+from xfunc.hlo.literal import write_literal
+from xfunc.hlo.module import Module
 from xfunc.hlo.ops import bitcast_convert
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.tiles import Order
@@ -82,6 +86,53 @@ def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) 
     proto.called_computation_ids.append(_combine(body, x.shape.dtype, opcode))
     groups.write(proto)
     return value
+
+
+def without_sums(module: Module, equal: Collection[int]) -> Module:
+    """The module with products in the place of those sums over devices that add equal values.
+
+    Args:
+        module: is not changed.
+        equal: ids of collectives.
+    """
+    adds = {c.id for c in module.computations if c.root.opcode == "add"}
+    new = count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    for c in proto.computations:
+        made: list[pb.HloInstructionProto] = []
+        for i in c.instructions:
+            if i.opcode == "all-reduce" and i.id in equal and i.called_computation_ids[0] in adds:
+                made += _as_product(i, new)
+            else:
+                made.append(i)
+        if len(made) > len(c.instructions):
+            fill(c, made)
+    return Module(proto)
+
+
+def _as_product(i: pb.HloInstructionProto, new: Iterator[int]) -> list[pb.HloInstructionProto]:
+    groups = i.collective_device_list
+    n = groups.iota_replica_group_list.num_devices_per_group
+    n = n or len(groups.replica_groups[0].replica_ids)
+    shape = Shape.from_proto(i.shape)
+    size, all_sizes = (pb.HloInstructionProto(id=next(new)) for _ in range(2))
+    size.opcode, size.name = "constant", f"constant.{size.id}"
+    Shape(shape.dtype).write(size.shape)
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        write_literal(torch.tensor(n, dtype=shape.dtype), size.literal)
+    all_sizes.opcode, all_sizes.name = "broadcast", f"broadcast.{all_sizes.id}"
+    all_sizes.shape.CopyFrom(i.shape)
+    all_sizes.operand_ids.append(size.id)
+    product = pb.HloInstructionProto(
+        opcode="multiply",
+        id=i.id,
+        name=f"multiply.{i.id}",
+        shape=i.shape,
+        metadata=i.metadata,
+        operand_ids=[i.operand_ids[0], all_sizes.id],
+    )
+    return [size, all_sizes, product]
 
 
 def all_max(body: ComputationBuilder, x: Value, groups: Groups) -> Value:

@@ -76,17 +76,24 @@ def costs(module: Module) -> dict[int, Cost]:
 
 
 class Chip(NamedTuple):
-    """What a chip can do in a second."""
+    """What a chip does in a second.
+
+    Attributes:
+        flops: arithmetic operations of matrix products.
+        bytes: read from its memory, or written.
+    """
 
     flops: float
     bytes: float
 
 
-# Source: the pages on TPU v5e, v5p and v6e in Google Cloud's documentation; bfloat16.
+# Source, of the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e}, peak compute per chip in bfloat16
+# and memory bandwidth. The CPU is a guess: a few cores of a server.
 CHIPS = {
     "v5e": Chip(197e12, 819e9),
     "v5p": Chip(459e12, 2765e9),
     "v6e": Chip(918e12, 1640e9),
+    "cpu": Chip(100e9, 20e9),
 }
 
 

@@ -11,7 +11,7 @@ from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import bypass, fill
-from xfunc.hlo.module import Module
+from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.shape import Shape
 
 _TARGET = "annotate_device_placement"
@@ -61,6 +61,29 @@ def strip_offload(proto: pb.HloModuleProto) -> None:
     for c in proto.computations:
         sent = [i for i in c.instructions if i.custom_call_target == _TARGET]
         bypass(c, {i.id: i.operand_ids[0] for i in sent})
+
+
+def is_on_host(i: Instruction) -> bool:
+    """Whether a value lies in the memory of the host, in a module without calls."""
+    while True:
+        of = i.operands
+        match i.opcode:
+            case "custom-call":
+                to = i.proto.frontend_attributes.map.get(_BUFFER, "device")
+                return i.proto.custom_call_target == _TARGET and to != "device"
+            case "get-tuple-element" if of[0].opcode == "tuple":
+                i = of[0].operands[i.proto.tuple_index]
+            case "get-tuple-element" if of[0].opcode == "while":
+                root = of[0].called_computations[0].root
+                if root.opcode != "tuple":
+                    return False
+                i = root.operands[i.proto.tuple_index]
+            case "dynamic-update-slice":
+                i = of[1]
+            case "reshape" | "bitcast" | "broadcast" if of:
+                i = of[0]
+            case _:
+                return False
 
 
 def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, Iterator[int]]:

@@ -8,13 +8,6 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.module import Module
 
 
-# What states nothing but its operands and its shape.
-_BARE = frozenset(
-    "add and convert copy divide maximum minimum multiply negate not or power reshape select "
-    "subtract xor".split()
-)
-
-
 class Same:
     """Tells which instructions of a module compute the same, given equal operands."""
 
@@ -26,10 +19,6 @@ class Same:
 
     def key(self, i: pb.HloInstructionProto, operands: Sequence[int]) -> Hashable:
         """All that an instruction states, but for its id, its name and where it is from."""
-        opcode = i.opcode
-        if opcode in _BARE and not i.HasField("frontend_attributes"):
-            shape = i.shape
-            return opcode, shape.element_type, *shape.dimensions, "of", *operands
         called = [self._representative(k) for k in i.called_computation_ids]
         copy = self._scratch
         copy.CopyFrom(i)

@@ -21,18 +21,33 @@ _KINDS: dict[int, tuple[type, str]] = {
     pb.F32: (np.float32, "f32s"),
     pb.F64: (np.float64, "f64s"),
 }
+# Two bytes each. Their numbers are read as float32, which holds them all; none are computed.
+_HALVES: dict[int, str] = {pb.BF16: "bf16s", pb.F16: "f16s"}
 _ARITHMETIC = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
     "negate": np.negative,
 }
+_COMPARISONS = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
 
 
 def read(constant: pb.HloInstructionProto) -> Number | None:
     """The value of a constant; None if it is no scalar, or of a type not dealt with here."""
-    kind = _KINDS.get(constant.shape.element_type)
-    if kind is None or constant.shape.dimensions:
+    type = constant.shape.element_type
+    kind = _KINDS.get(type)
+    if constant.shape.dimensions:
+        return None
+    if type in _HALVES:
+        return _read_half(getattr(constant.literal, _HALVES[type]), type)
+    if kind is None:
         return None
     values = getattr(constant.literal, kind[1])
     return kind[0](values[0]) if len(values) == 1 else None
@@ -42,10 +57,29 @@ def write(number: Number, i: pb.HloInstructionProto) -> None:
     """Make a constant of an instruction whose result is known."""
     shape = i.shape
     i.literal.shape.CopyFrom(shape)
-    getattr(i.literal, _KINDS[shape.element_type][1]).append(number.item())
+    type = shape.element_type
+    if type in _HALVES:
+        setattr(i.literal, _HALVES[type], _half(number, type))
+    else:
+        getattr(i.literal, _KINDS[type][1]).append(number.item())
     i.opcode = "constant"
     i.ClearField("operand_ids")
     i.ClearField("dimensions")
+    i.ClearField("comparison_direction")
+
+
+def _read_half(bits: bytes, type: int) -> Number | None:
+    if len(bits) != 2:
+        return None
+    if type == pb.F16:
+        return np.frombuffer(bits, "<f2").astype(np.float32)[0]
+    return (np.frombuffer(bits, "<u2").astype(np.uint32) << 16).view(np.float32)[0]
+
+
+def _half(number: Number, type: int) -> bytes:
+    if type == pb.F16:
+        return np.array(number, "<f2").tobytes()
+    return (np.array(number, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
 def computed(opcode: str, numbers: Sequence[Number], type: int) -> Number | None:
@@ -65,6 +99,13 @@ def computed(opcode: str, numbers: Sequence[Number], type: int) -> Number | None
     return None
 
 
+def compared(direction: str, a: Number, b: Number) -> Number | None:
+    """How numbers compare; None for floats."""
+    if isinstance(a, np.floating) or direction not in _COMPARISONS:
+        return None
+    return _COMPARISONS[direction](a, b)
+
+
 def _sure(x: Number) -> Number | None:
     """The number, unless it is one of those for which processors have settings."""
     if isinstance(x, np.floating) and not (x == 0 or np.finfo(x).tiny <= abs(x) < np.inf):
@@ -75,9 +116,14 @@ def _sure(x: Number) -> Number | None:
 # -- types ----------------------------------------------------------------------------------------
 
 # Bits that hold a number's digits, and for floats those of the exponent.
-_SIGNED = {pb.S8: 7, pb.S16: 15, pb.S32: 31, pb.S64: 63}
-_UNSIGNED = {pb.U8: 8, pb.U16: 16, pb.U32: 32, pb.U64: 64}
-FLOATS = {pb.F16: (11, 5), pb.BF16: (8, 8), pb.F32: (24, 8), pb.F64: (53, 11)}
+_SIGNED: dict[int, int] = {pb.S8: 7, pb.S16: 15, pb.S32: 31, pb.S64: 63}
+_UNSIGNED: dict[int, int] = {pb.U8: 8, pb.U16: 16, pb.U32: 32, pb.U64: 64}
+FLOATS: dict[int, tuple[int, int]] = {
+    pb.F16: (11, 5),
+    pb.BF16: (8, 8),
+    pb.F32: (24, 8),
+    pb.F64: (53, 11),
+}
 
 
 def holds_all(type: int, of: int) -> bool:

@@ -1,8 +1,4 @@
-"""`memory_order`: the steps of a computation in an order that needs little memory.
-
-Source: ``ListScheduler`` in XLA's ``hlo_memory_scheduler.cc``: of the steps that could be next, take
-the one that frees most and allocates least.
-"""
+"""Orders of the steps of a computation that need little memory."""
 
 from __future__ import annotations
 
@@ -13,11 +9,13 @@ from xfunc.hlo.buffers import Buffer, Step
 
 
 def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
-    """The steps in another order, in which what they read is still written before.
+    """The steps in an order found greedily: the next is the one that frees most, net.
 
     Args:
-        steps: in any order that is possible.
+        steps: in an order in which what they read has been written before.
         kept: what is never freed.
+
+    Source: ``ListScheduler`` in XLA's ``hlo_memory_scheduler.cc``.
     """
     writer = {b: k for k, s in enumerate(steps) for b in s.writes}
     readers: dict[Buffer, set[int]] = {}

@@ -40,7 +40,7 @@ def simplify(module: Module, *, bodies: bool = False) -> Module:
     inside = {k for c in module.proto.computations for k in _bodies(c)} if bodies else set()
     for c in proto.computations:
         if c.id == proto.entry_computation_id or c.id in inside:
-            simpler = _Simpler(same)
+            simpler = _Simpler(same, {k for i in c.instructions for k in i.control_predecessor_ids})
             for i in c.instructions:
                 simpler.add(i)
             fill(c, simpler.instructions)
@@ -72,7 +72,9 @@ class _Value:
 
     __slots__ = ("dims", "fill", "opcode", "operands", "plain", "proto", "timeless", "type")
 
-    def __init__(self, proto: pb.HloInstructionProto, operands: list[int]) -> None:
+    def __init__(
+        self, proto: pb.HloInstructionProto, operands: list[int], awaited: bool = False
+    ) -> None:
         shape = proto.shape
         self.proto = proto
         self.opcode = proto.opcode
@@ -80,24 +82,28 @@ class _Value:
         self.type = shape.element_type
         self.dims = tuple(shape.dimensions)
         # See NOTE [what is left alone].
-        self.timeless = not (proto.HasField("sharding") or proto.control_predecessor_ids)
-        self.plain = self.timeless and not proto.HasField("frontend_attributes")
+        in_order = awaited or proto.control_predecessor_ids
+        self.timeless = not (in_order or proto.HasField("sharding"))
+        # Not whether the field is there: torch_xla sets an empty one on all that it makes.
+        self.plain = self.timeless and not proto.frontend_attributes.map
         self.fill: scalars.Number | None = None  # what all its elements are, if that is known
 
 
 class _Simpler:
     """A simpler computation, as far as it is made."""
 
-    def __init__(self, same: Same) -> None:
+    def __init__(self, same: Same, awaited: set[int]) -> None:
         self.instructions: list[pb.HloInstructionProto] = []
         self.stands_for: dict[int, int] = {}
         self._values: dict[int, _Value] = {}
         self._same = same
+        self._awaited = awaited
         self._first: dict[Hashable, int] = {}
 
     def add(self, i: pb.HloInstructionProto) -> None:
         key, before = i.id, list(i.operand_ids)
-        value = _Value(i, [self.stands_for.get(k, k) for k in before])
+        operands = [self.stands_for.get(k, k) for k in before]
+        value = _Value(i, operands, key in self._awaited)
         other = self._plain(value) if value.plain else None
         if other is None:
             if value.operands != before and value.proto is i:
@@ -140,6 +146,8 @@ def _fill(value: _Value, values: _Values) -> scalars.Number | None:
         return None
     if value.opcode in ("broadcast", "reshape", "transpose"):
         return fills[0]
+    if value.opcode == "compare":
+        return scalars.compared(value.proto.comparison_direction, *fills)
     return scalars.computed(value.opcode, fills, value.type)
 
 
@@ -204,9 +212,11 @@ def _updated(v: _Value, values: _Values) -> int | None:
 
 
 def _selected(v: _Value, values: _Values) -> int | None:
-    del values
-    _, yes, no = v.operands
-    return yes if yes == no else None
+    which, yes, no = v.operands
+    fill = values[which].fill
+    if yes == no or fill is None:
+        return yes if yes == no else None
+    return yes if fill else no
 
 
 def _element(v: _Value, values: _Values) -> int | None:
@@ -241,6 +251,16 @@ def _subtracted(v: _Value, values: _Values) -> int | None:
     return a if fill == 0 and not np.signbit(float(fill)) else None  # -0 - -0 is 0.
 
 
+def _compared(v: _Value, values: _Values) -> int | None:
+    a, b = v.operands
+    says_nothing = {"NE": False, "EQ": True}.get(v.proto.comparison_direction)
+    if says_nothing is None or values[a].type != pb.PRED:
+        return None
+    if values[b].fill == says_nothing:
+        return a
+    return b if values[a].fill == says_nothing else None
+
+
 def _take(v: _Value, operand: int, dimensions: Sequence[int] | None = None) -> None:
     """Let a value be made of another operand."""
     v.operands = [operand]
@@ -253,6 +273,7 @@ def _take(v: _Value, operand: int, dimensions: Sequence[int] | None = None) -> N
 _RULES: dict[str, Rule] = {
     "add": _added,
     "broadcast": _broadcast,
+    "compare": _compared,
     "concatenate": _concatenated,
     "convert": _converted,
     "copy": _copied,

@@ -1,17 +1,20 @@
 """Along which axes of a mesh the values of a manual region differ from device to device.
 
 Devices that run one program on different data get different values; a collective gives the same one
-to all of its group. What is found may be too much, but never too little. It serves two questions:
-whether an output is the same on all devices, and whether all devices of a group take the same way
-to a collective; if not, those that do would wait for the others for ever.
+to all of its group. What is found may be too much, but never too little. It serves three questions:
+whether an output is the same on all devices; whether all devices of a group take the same way to a
+collective (if not, those that do would wait for the others for ever); and which sums are of equal
+values, and need no communication.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.annotations import is_region
 from xfunc.hlo.collectives import AXES, COLLECTIVES
 from xfunc.hlo.module import Computation, Instruction, Module
 
@@ -37,10 +40,24 @@ class DivergenceError(Exception):
         self.opcode, self.axes, self.choice, self.varies = opcode, axes, choice, varies
 
 
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What was found out about a module.
+
+    Attributes:
+        outputs: for each, the axes along which it differs.
+        equal: ids of collectives whose groups have equal values to combine, wherever they run.
+            Those of regions inside of this one are left out: their axes are not among its own.
+    """
+
+    outputs: tuple[Axes, ...]
+    equal: frozenset[int]
+
+
 def varying(
     module: Module, parameters: Sequence[Axes], every: Collection[str], partly: bool = False
-) -> list[Axes]:
-    """For each output of a module, the axes along which it differs.
+) -> Findings:
+    """Find out how the values of a module differ.
 
     Args:
         module: returns a tuple.
@@ -54,7 +71,9 @@ def varying(
     """
     walk = _Walk(frozenset(every), partly)
     found = walk.run(module.entry, tuple(parameters), ("", _SAME))
-    return [_all(_element(found, k)) for k in range(len(module.entry.root.shape.elements))]
+    outputs = range(len(module.entry.root.shape.elements))
+    equal = frozenset(key for key, differs in walk.differ.items() if not differs)
+    return Findings(tuple(_all(_element(found, k)) for k in outputs), equal)
 
 
 Choice = tuple[str, Axes]  # the branch or loop around, and the axes along which it is chosen
@@ -63,6 +82,8 @@ Choice = tuple[str, Axes]  # the branch or loop around, and the axes along which
 class _Walk:
     def __init__(self, every: Axes, partly: bool):
         self._every, self._partly = every, partly
+        self.differ: dict[int, bool] = {}  # of a collective, whether its operands do in any run
+        self._regions = 0  # around what is being looked at
         self._known: dict[tuple[int, tuple[Varying, ...], Choice], Varying] = {}
 
     def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
@@ -89,7 +110,11 @@ class _Walk:
             case "opt-barrier":
                 return operands[0]
             case "call":
-                return self.run(i.called_computations[0], tuple(operands), around)
+                (callee,) = i.called_computations
+                self._regions += is_region(callee.proto)
+                found = self.run(callee, tuple(operands), around)
+                self._regions -= is_region(callee.proto)
+                return found
             case "while":
                 return self._loop(i, operands[0], around)
             case "conditional":
@@ -103,6 +128,7 @@ class _Walk:
             # A permutation has no groups: all devices have to be there.
             if around[1] & (self._every if i.opcode == "collective-permute" else axes):
                 raise DivergenceError(i.opcode, axes, *around)
+            self.differ[i.id] = self.differ.get(i.id, self._regions > 0) or bool(found & axes)
             is_shared = i.opcode in ("all-reduce", "all-gather")
             return found - axes if is_shared else found | axes
         return found if said is None else frozenset(said.split(","))

@@ -1,0 +1,102 @@
+"""A layer of experts, each on its own device: tokens travel to the expert that a router chooses.
+
+Each device routes its own tokens. An expert takes at most `capacity` tokens from each device; what
+is beyond gets nothing from the layer. Two `all_to_all` bring tokens to experts and results back.
+
+Run it with `python -m examples.mixture_of_experts`.
+
+Source: Fedus, Zoph, Shazeer, "Switch Transformers", 2021.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import xfunc as xf
+from xfunc import P, runtime
+
+Tensor = torch.Tensor
+
+
+@xf.tree.register_dataclass
+@dataclass(frozen=True)
+class Params:
+    """Tensors, or specs: of the router, and of one network for each expert."""
+
+    router: Any  # [features, experts]
+    up: Any  # [experts, features, hidden]
+    down: Any  # [experts, hidden, features]
+
+
+SPECS = Params(router=P(), up=P("expert"), down=P("expert"))
+
+
+def init(key: Tensor, features: int, hidden: int, experts: int) -> Params:
+    """Random weights."""
+    a, b, c = xf.random.split(key, 3)
+    return Params(
+        xf.random.normal(a, (features, experts)) / features**0.5,
+        xf.random.normal(b, (experts, features, hidden)) / features**0.5,
+        xf.random.normal(c, (experts, hidden, features)) / hidden**0.5,
+    )
+
+
+def dense(params: Params, x: Tensor) -> Tensor:
+    """The layer without any capacity: each token in every expert, of which it keeps one."""
+    gates = torch.softmax(x @ params.router, -1)
+    chosen = torch.nn.functional.one_hot(gates.argmax(-1), gates.shape[-1]).to(x.dtype)
+    hidden = torch.relu(torch.einsum("td,edh->teh", x, params.up))
+    return torch.einsum("teh,ehd,te->td", hidden, params.down, gates * chosen)
+
+
+def experts(params: Params, x: Tensor, capacity: int, axis: str = "expert") -> Tensor:
+    """The layer on this device's experts and tokens [tokens, features]; for a `shard_map`."""
+    gates = torch.softmax(x @ params.router, -1)
+    chosen = torch.nn.functional.one_hot(gates.argmax(-1), gates.shape[-1])  # [tokens, experts]
+    place = (chosen.cumsum(0) - 1) * chosen  # in the queue of the expert
+    kept = chosen * (place < capacity)
+    seat = torch.nn.functional.one_hot(place.clamp(max=capacity - 1), capacity) * kept[..., None]
+    seat = seat.to(x.dtype)  # [tokens, experts, capacity]
+    queues = torch.einsum("td,tec->ecd", x, seat)
+    # Now [experts here, capacity on every device, features].
+    queues = xf.all_to_all(queues, axis, split_axis=0, concat_axis=1, tiled=True)
+    hidden = torch.relu(torch.einsum("ecd,edh->ech", queues, params.up))
+    out = torch.einsum("ech,ehd->ecd", hidden, params.down)
+    out = xf.all_to_all(out, axis, split_axis=1, concat_axis=0, tiled=True)
+    return torch.einsum("ecd,tec,te->td", out, seat, gates)
+
+
+def main() -> None:
+    """Compare both, and their gradients."""
+    if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
+        xf.config.set_cpu_devices(8)
+    n = runtime.device_count()
+    mesh = xf.make_mesh((n,), ("expert",))
+    tokens, features = 16, 32
+
+    def divided(params: Params, x: Tensor, capacity: int) -> Tensor:
+        def layer(params: Params, x: Tensor) -> Tensor:
+            return experts(params, x, capacity)
+
+        return xf.shard_map(layer, mesh, in_specs=(SPECS, P("expert")), out_specs=P("expert"))(
+            params, x
+        )
+
+    params = init(xf.random.key(0), features, 64, 2 * n)
+    x = xf.random.normal(xf.random.key(1), (tokens * n, features))
+    print(f"{2 * n} experts on {n} devices, each with {tokens} tokens")
+    layers = {
+        "every token in every expert": dense,
+        f"sent around, capacity {tokens}": lambda p, x: divided(p, x, tokens),
+        "sent around, capacity 1": lambda p, x: divided(p, x, 1),
+    }
+    for name, layer in layers.items():
+        value, grads = xf.value_and_grad(lambda p, f=layer: f(p, x).square().mean())(params)
+        norms = ", ".join(f"{g.norm().item():.6f}" for g in xf.tree.leaves(grads))
+        print(f"{name:>27}: mean square {value.item():.6f}, gradients of norm {norms}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Ring attention: attention over a sequence that is too long for one device.
+
+Each device keeps the queries of its part of the sequence. Keys and values go around the ring of
+devices; each time a part comes by, the softmax over all keys is continued by it.
+
+Run it with `python -m examples.ring_attention`.
+
+Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
+Context", 2023.
+"""
+
+import os
+
+import torch
+
+import xfunc as xf
+from xfunc import P, runtime
+
+Tensor = torch.Tensor
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of arrays [sequence, heads, features], on one device."""
+    places = torch.arange(q.shape[0])
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    scores = torch.where(places[:, None] >= places, scores, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v)
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: str = "ring") -> Tensor:
+    """The same, of the parts that this device has; to be called in a `shard_map`."""
+    n, here = xf.axis_size(axis), xf.axis_index(axis)
+    length, heads, features = q.shape
+    around = [(i, (i + 1) % n) for i in range(n)]
+    places = torch.arange(length)
+
+    def step(state, i):
+        k, v, total, weight, top = state
+        source = (here - i) % n  # whose keys and values these are
+        mask = (here * length + places)[:, None] >= source * length + places
+        scores = torch.einsum("qhd,khd->hqk", q, k) / features**0.5
+        scores = torch.where(mask, scores, -torch.inf)
+        # The first part is the device's own, so there is a key that each query may see.
+        new_top = torch.maximum(top, xf.stop_gradient(scores.amax(-1)))
+        shrink, p = torch.exp(top - new_top), torch.exp(scores - new_top[..., None])
+        total = total * shrink[..., None] + torch.einsum("hqk,khd->hqd", p, v)
+        weight = weight * shrink + p.sum(-1)
+        k, v = xf.ppermute((k, v), axis, around)
+        return (k, v, total, weight, new_top), None
+
+    total = torch.zeros(heads, length, features, dtype=q.dtype)
+    weight = torch.zeros(heads, length, dtype=q.dtype)
+    start = (k, v, total, weight, weight - torch.inf)
+    (_, _, total, weight, _), _ = xf.scan(step, start, torch.arange(n))
+    return (total / weight[..., None]).transpose(0, 1)
+
+
+def main() -> None:
+    """Compare both, and their gradients."""
+    if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
+        xf.config.set_cpu_devices(8)
+    n = runtime.device_count()
+    mesh = xf.make_mesh((n,), ("ring",))
+    divided = xf.shard_map(ring_attention, mesh, in_specs=P("ring"), out_specs=P("ring"))
+    key = xf.random.key(0)
+    qkv = [xf.random.normal(k, (32 * n, 4, 16)) for k in xf.random.split(key, 3)]
+    print(f"{n} devices, each with {32} of {32 * n} places")
+
+    def loss(f, qkv):
+        return f(*qkv).square().mean()
+
+    for name, f in (("one device", attention), ("ring", divided)):
+        value, grads = xf.value_and_grad(lambda qkv, f=f: loss(f, qkv))(qkv)
+        norms = ", ".join(f"{g.norm().item():.6f}" for g in grads)
+        print(f"{name:>10}: loss {value.item():.6f}, gradients of q, k, v of norm {norms}")
+
+
+if __name__ == "__main__":
+    main()

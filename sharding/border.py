@@ -1,0 +1,232 @@
+"""From the HLO of what one device does to HLO for whole arrays: see NOTE [borders] in `manual`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.errors import ShardingError, report
+from xfunc.hlo import Builder, ComputationBuilder, Module, Value
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.collectives import all_reduce, without_sums
+from xfunc.hlo.groups import strip_groups
+from xfunc.hlo.varying import DivergenceError, Findings, varying
+from xfunc.locations import user_location
+from xfunc.lowering import UNUSED, Lowering, with_parameter
+
+from .manual import Region
+from .spec import PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """How one value crosses the border of a region.
+
+    Attributes:
+        spec: how the array outside is divided.
+        is_row: inside it is without a first axis, along which each device has one row outside.
+        differs: of such a one, the axes along which it may differ from device to device.
+        share: inside it is divided by this number.
+        sum_over: inside it is summed over these axes before it leaves.
+
+    NOTE [sums of equal values]: cotangents of what is the same on all devices are so too, and the
+    transpose of a sum adds them up. Such a sum is a product with the number of devices.
+    """
+
+    spec: PartitionSpec
+    is_row: bool = False
+    differs: frozenset[str] = frozenset()
+    share: int = 1
+    sum_over: tuple[str, ...] = ()
+
+    @classmethod
+    def row(cls, region: Region, differs: frozenset[str] = frozenset()) -> Port:
+        """For a value of each device that no spec tells about."""
+        return cls(PartitionSpec(region.own), is_row=True, differs=differs)
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Along which what the devices get may differ."""
+        return self.differs if self.is_row else frozenset(n for ns in self.spec.axes for n in ns)
+
+    def outside(self, region: Region, aval: Aval) -> Aval:
+        """The aval of the whole array."""
+        shape = (1, *aval.shape) if self.is_row else aval.shape
+        return Aval(region.global_shape(shape, self.spec), aval.dtype)
+
+
+def across(
+    name: str, local: Lowering, region: Region, ins: Sequence[Port], outs: Sequence[Port]
+) -> Lowering:
+    """The function of whole arrays.
+
+    Args:
+        name: of the function.
+        local: what one device does.
+        region: where.
+        ins: for each flat input; what `local` holds by itself is the same on all devices.
+        outs: for each output.
+
+    Raises:
+        ShardingError: `local` holds what cannot be done in the region.
+    """
+    ports = [*ins, *(Port(PartitionSpec()) for _ in local.consts)]
+    avals = [*local.avals, *(aval_of(t) for t in local.consts)]
+    whole = [p.outside(region, a) for p, a in zip(ports, avals, strict=True)]
+    results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
+    given, n = tuple(whole[: len(local.avals)]), len(whole)
+    if not results:
+        return Lowering(name, b"", (), given, (), ())
+    found = along(local, region, ins)
+    if not region.is_whole and not region.is_trivial:
+        _check_operations(local)
+    b = Builder(name)
+    body = b.computation(name)
+    entered, used = [], []
+    for flat in local.inputs:
+        if flat >= n:
+            entered.append(body.zeros(UNUSED))
+            continue
+        used.append(flat)
+        x = body.parameter(hlo_shape(whole[flat]))
+        entered.append(_entered(body, x, ports[flat], region))
+    # See NOTE [sums of equal values].
+    inside = _without_ties(local)
+    inside = without_sums(inside, found.equal) if found.equal else inside
+    result = body.call(b.embed(inside), entered)
+    left = [
+        _left(body, body.get_tuple_element(result, k), p, region, differs)
+        for k, (p, differs) in enumerate(zip(outs, found.outputs, strict=True))
+    ]
+    module = b.build(body.build(body.tuple(left)))
+    if not region.is_trivial and (not region.is_whole or region.axes != region.own):
+        _mark_sources(module.proto, region)
+    hlo = module.to_bytes()
+    return with_parameter(Lowering(name, hlo, tuple(used), given, local.consts, results))
+
+
+def _entered(body: ComputationBuilder, x: Value, port: Port, region: Region) -> Value:
+    x = region.enter(body, x, port.spec)
+    if port.is_row:
+        x = body.reshape(x, x.shape.dims[1:])
+    return _times(body, x, 1 / port.share)
+
+
+def _left(
+    body: ComputationBuilder, x: Value, port: Port, region: Region, differs: frozenset[str]
+) -> Value:
+    axes = [n for n in port.sum_over if n in differs]
+    if axes:
+        x = all_reduce(body, x, region.groups(axes), "add")
+    x = _times(body, x, region.size(port.sum_over) // region.size(axes))
+    if port.is_row:
+        x = body.reshape(x, (1, *x.shape.dims))
+    return region.leave(body, x, port.spec)
+
+
+def _times(body: ComputationBuilder, x: Value, k: float) -> Value:
+    if k == 1:
+        return x
+    return body.multiply(x, body.broadcast(body.constant(k, x.shape.dtype), x.shape.dims))
+
+
+def _without_ties(local: Lowering) -> Module:
+    """The HLO; what one device holds is not divided any further."""
+    if b"Sharding" not in local.hlo:
+        return local.module
+    module = Module.from_bytes(local.hlo)
+    strip_groups(module.proto)
+    return module
+
+
+# NOTE [what may be done in partly manual regions]: the partitioner ends the process where it meets
+# a manual value in an operation that it has no rule for. These were tried.
+_DIVISIBLE = frozenset(
+    "abs add and atan2 bitcast-convert broadcast call cbrt ceil clamp compare complex concatenate "
+    "conditional constant convert convolution cosine divide dot dynamic-slice "
+    "dynamic-update-slice erf exponential exponential-minus-one floor gather get-tuple-element "
+    "imag iota is-finite log log-plus-one logistic maximum minimum multiply negate not opt-barrier "
+    "or pad parameter popcnt power real reduce reduce-window remainder reshape reverse "
+    "round-nearest-afz round-nearest-even rsqrt scatter select select-and-scatter shift-left "
+    "shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tan tanh "
+    "transpose tuple while xor all-reduce reduce-scatter collective-permute".split()
+)
+_BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def _check_operations(local: Lowering) -> None:
+    """See NOTE [what may be done in partly manual regions]."""
+    todo, seen = [local.module.entry], set[int]()
+    while todo:
+        computation = todo.pop()
+        # A region inside of this one may be manual over all axes.
+        is_border = any(
+            i.proto.sharding.type == pb.OpSharding.MANUAL for i in computation.instructions
+        )
+        for i in computation.instructions:
+            new = [] if is_border else [c for c in i.called_computations if c.id not in seen]
+            seen.update(c.id for c in new)
+            todo += new
+            if i.opcode in _DIVISIBLE or i.proto.custom_call_target in _BORDERS:
+                continue
+            what = i.proto.custom_call_target or i.opcode
+            raise ShardingError(
+                report(
+                    f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
+                    "shard_map is manual over some axes of the mesh only",
+                    "leave axis_names out, so that it is manual over all of them, or do that part "
+                    "outside of the shard_map"
+                    + (" (of layer_norm: write out mean and variance)." if "norm" in what else "."),
+                    at=user_location(),
+                )
+            )
+
+
+def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
+    """Say of what has no operands that it is manual; of the rest the partitioner finds out.
+
+    It ends the process where manual values meet others in the state of a loop.
+    """
+    by_id = {c.id: c for c in proto.computations}
+    todo, seen = [proto.entry_computation_id], set[int]()
+    while todo:
+        computation = by_id[todo.pop()]
+        for i in computation.instructions:
+            if i.opcode in ("call", "while", "conditional"):
+                todo += [k for k in i.called_computation_ids if k not in seen]
+                seen.update(i.called_computation_ids)
+            elif i.opcode in ("constant", "iota") and not i.HasField("sharding"):
+                region.manual(len(i.shape.dimensions)).write(i.sharding)
+
+
+def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
+    """How the values of what one device does may differ from device to device.
+
+    Raises:
+        ShardingError: devices that communicate might not all do so.
+    """
+    every = frozenset(n for n in region.axes if region.mesh.shape[n] > 1)
+    around = every - frozenset(region.own)
+    of_inputs = [every & p.axes | around for p in ins]
+    parameters = [of_inputs[i] if i < len(of_inputs) else around for i in local.inputs]
+    try:
+        return varying(local.module, parameters, every, not region.is_whole)
+    except DivergenceError as e:
+        what = "a loop" if e.choice == "while" else "a branch"
+        collective = f"communicates over {_names(e.axes)} ({e.opcode}) inside of {what}"
+        if not e.opcode:
+            collective = f"has {what} in a region that XLA divides further, and may communicate in"
+        problem = (
+            f"{local.name} {collective}, and devices along {_names(e.varies)} decide for "
+            "themselves whether to: some would wait for the others for ever"
+        )
+        repair = (
+            "let all devices decide alike (take xf.sharding.pmax or psum of the condition), or "
+            "compute both and choose with torch.where."
+        )
+        raise ShardingError(report(problem, repair, at=user_location())) from None
+
+
+def _names(axes: frozenset[str]) -> str:
+    return ", ".join(map(repr, sorted(axes)))

@@ -1,0 +1,309 @@
+"""Collectives: how the devices that run the function of a `shard_map` communicate.
+
+`axis_name` is the name of an axis of the mesh, or a tuple of names: then the devices along all of
+them communicate, and the first is the slowest in their order. Trees are taken leaf by leaf.
+
+Each one is differentiated as a linear function of the arrays of all devices together. So a gradient
+that is taken in a function of one device is that of the sum of all devices' results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc import ambient, tree
+from xfunc.avals import NUMBERS, aval_of, short
+from xfunc.bind import bind
+from xfunc.errors import ShardingError, report, shown
+from xfunc.locations import user_location
+from xfunc.transforms.common import arrays, as_tensors, labels_in
+
+from .collective_primitive import Collective, Maximum, place
+from .manual import Region
+
+Tensor = torch.Tensor
+AxisName = str | tuple[str, ...]
+
+
+def psum(x: Any, axis_name: AxisName) -> Any:
+    """The sum over devices. Booleans are counted, as int64; of a Python number, a number.
+
+    Source: ``jax.lax.psum``.
+    """
+    return _sum("psum", x, *_axes("psum", axis_name))
+
+
+def pmean(x: Any, axis_name: AxisName) -> Any:
+    """The mean over devices.
+
+    Source: ``jax.lax.pmean``.
+    """
+    region, axes = _axes("pmean", axis_name)
+    n = region.size(axes)
+    return tree.map(lambda t: t / n, _sum("pmean", x, region, axes))
+
+
+def pmax(x: Any, axis_name: AxisName) -> Any:
+    """The elementwise maximum over devices. Its derivative is shared by equal maxima.
+
+    Source: ``jax.lax.pmax``.
+    """
+    return _extremum("pmax", x, axis_name, lambda t: t)
+
+
+def pmin(x: Any, axis_name: AxisName) -> Any:
+    """The elementwise minimum over devices. Its derivative is shared by equal minima.
+
+    Source: ``jax.lax.pmin``.
+    """
+    return _extremum("pmin", x, axis_name, _reversed)
+
+
+def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+    """The arrays of all devices.
+
+    Args:
+        x: a tree.
+        axis_name: see above.
+        axis: of the result, along which they stand.
+        tiled: whether they are concatenated along that axis rather than stacked.
+
+    Source: ``jax.lax.all_gather``.
+    """
+    region, axes = _axes("all_gather", axis_name)
+
+    def one(t: Tensor) -> Tensor:
+        d = _dimension("all_gather", "axis", axis, t, extra=not tiled)
+        rows = _bound(Collective("all_gather", aval_of(t), region, axes), t)
+        return _merged(rows, d) if tiled else rows.movedim(0, d)
+
+    return _each("all_gather", one, x)
+
+
+def psum_scatter(
+    x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False
+) -> Any:
+    """The sum over devices, of which each keeps a part: that of its place.
+
+    Args:
+        x: a tree.
+        axis_name: see above.
+        scatter_dimension: along which it is cut into parts. Its size is the number of devices, and
+            the result is without it; if `tiled`, a multiple of that number, and the result has the
+            part.
+        tiled: see there.
+
+    Source: ``jax.lax.psum_scatter``.
+    """
+    name = "psum_scatter"
+    region, axes = _axes(name, axis_name)
+    n = region.size(axes)
+
+    def one(t: Tensor) -> Tensor:
+        d = _dimension(name, "scatter_dimension", scatter_dimension, t)
+        _check_parts(name, "scatter_dimension", d, t, n, tiled)
+        rows = _cut(t, d, n) if tiled else t.movedim(d, 0)
+        return _bound(Collective(name, aval_of(rows), region, axes), rows)
+
+    return _each(name, one, x)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+    """What another device sent; zeros, if none did.
+
+    Args:
+        x: a tree.
+        axis_name: see above.
+        perm: pairs of a source and a target, counted along the axis. None is a source twice, or a
+            target twice.
+
+    Source: ``jax.lax.ppermute``.
+    """
+    region, axes = _axes("ppermute", axis_name)
+    pairs = _pairs(perm, region.size(axes))
+
+    def one(t: Tensor) -> Tensor:
+        return _bound(Collective("ppermute", aval_of(t), region, axes, pairs), t)
+
+    return _each("ppermute", one, x)
+
+
+def all_to_all(
+    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False
+) -> Any:
+    """Each device sends each other one a part.
+
+    Args:
+        x: a tree.
+        axis_name: see above.
+        split_axis: along which an array is cut into parts, one for each device. Its size is the
+            number of devices; if `tiled`, a multiple of that.
+        concat_axis: of the result, along which the received parts are stacked; if `tiled`,
+            concatenated.
+        tiled: see there.
+
+    Source: ``jax.lax.all_to_all``.
+    """
+    name = "all_to_all"
+    region, axes = _axes(name, axis_name)
+    n = region.size(axes)
+
+    def one(t: Tensor) -> Tensor:
+        split = _dimension(name, "split_axis", split_axis, t)
+        concat = _dimension(name, "concat_axis", concat_axis, t)
+        _check_parts(name, "split_axis", split, t, n, tiled)
+        rows = _cut(t, split, n) if tiled else t.movedim(split, 0)
+        got = _bound(Collective(name, aval_of(rows), region, axes), rows)
+        return _merged(got, concat) if tiled else got.movedim(0, concat)
+
+    return _each(name, one, x)
+
+
+def axis_index(axis_name: AxisName) -> Tensor:
+    """The place of the device along an axis, from 0: an int64 scalar.
+
+    Source: ``jax.lax.axis_index``.
+    """
+    return place(*_axes("axis_index", axis_name))
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """The number of devices along an axis, a Python int.
+
+    Source: ``jax.lax.axis_size``.
+    """
+    region, axes = _axes("axis_size", axis_name)
+    return region.size(axes)
+
+
+def _sum(name: str, x: Any, region: Region, axes: tuple[str, ...]) -> Any:
+    def one(t: Any) -> Any:
+        if type(t) in NUMBERS:
+            return t * region.size(axes)
+        t = t.to(torch.int64) if t.dtype == torch.bool else t
+        return _bound(Collective("psum", aval_of(t), region, axes), t)
+
+    return _each(name, one, x, numbers=True)
+
+
+def _reversed(t: Tensor) -> Tensor:
+    """In the opposite order; applied twice, the same values."""
+    return -t if t.dtype.is_floating_point else ~t
+
+
+def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor], Tensor]) -> Any:
+    region, axes = _axes(name, axis_name)
+
+    def one(t: Any) -> Any:
+        if type(t) in NUMBERS:
+            return t
+        if t.dtype.is_complex:
+            _refuse(f"{name} was given {short(t)}: complex numbers have no order", "take t.abs().")
+        return turned(_bound(Maximum("pmax", aval_of(t), region, axes), turned(t)))
+
+    return _each(name, one, x, numbers=True)
+
+
+def _bound(primitive: Collective, t: Tensor) -> Tensor:
+    return bind(primitive, [t])[0]
+
+
+def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -> Any:
+    """A tree, leaf by leaf; `numbers`: Python numbers as they are."""
+    leaves, structure = tree.flatten(x)
+    made = [t if numbers and type(t) in NUMBERS else as_tensors(t) for t in leaves]
+    for t, label in zip(made, labels_in(x, "x"), strict=True):
+        if type(t) not in NUMBERS:
+            arrays([t], name, [label])
+    return tree.unflatten(structure, [one(t) for t in made])
+
+
+def _axes(name: str, axis_name: Any) -> tuple[Region, tuple[str, ...]]:
+    """The region that is being traced, and the axes, which are manual in it."""
+    given = (axis_name,) if isinstance(axis_name, str) else axis_name
+    if not isinstance(given, (tuple, list)) or not all(isinstance(n, str) for n in given):
+        _refuse(
+            f"{name} was given {shown(axis_name)} as axis_name",
+            "give the name of an axis of the mesh, or a tuple of names.",
+        )
+    axes = tuple(given)
+    what = f"{name} over {axis_name!r}"
+    region = ambient.region()
+    if region is None:
+        _refuse(
+            f"{what} is called outside of a shard_map, where there are no axes",
+            "call it in a function that is given to xf.shard_map.",
+        )
+    for n in axes:
+        if n not in region.mesh.shape:
+            names = ", ".join(map(repr, region.mesh.axis_names))
+            _refuse(f"{what}: {region.mesh!r} has no axis {n!r}", f"its axes are {names}.")
+        if n not in region.axes:
+            names = ", ".join(map(repr, region.axes))
+            _refuse(
+                f"{what}: the shard_map is not manual over {n!r}, but over {names} only",
+                f"add {n!r} to its axis_names.",
+            )
+    if len(set(axes)) < len(axes):
+        _refuse(f"{what} names an axis twice", "name each axis once.")
+    return region, axes
+
+
+def _dimension(name: str, what: str, d: Any, t: Tensor, extra: bool = False) -> int:
+    ndim = t.ndim + extra
+    if type(d) is not int or not -ndim <= d < ndim:
+        _refuse(
+            f"{name} has {what}={d!r} for {short(t)}",
+            f"give an axis that {'the result' if extra else 'the array'} has.",
+        )
+    return d % ndim
+
+
+def _check_parts(name: str, what: str, d: int, t: Tensor, n: int, tiled: bool) -> None:
+    size = t.shape[d]
+    if size == n or (tiled and size % n == 0):
+        return
+    wanted = f"a multiple of {n}" if tiled else str(n)
+    _refuse(
+        f"{name}: {what} {d} of {short(t)} is {size}, which is not {wanted}, the number of devices",
+        "pad it." if tiled else "reshape it to that, or concatenate with tiled=True.",
+    )
+
+
+def _pairs(perm: Any, n: int) -> tuple[tuple[int, int], ...]:
+    pairs = [tuple(p) if isinstance(p, (tuple, list)) else p for p in perm]
+    problem = None
+    for p in pairs:
+        if not isinstance(p, tuple) or len(p) != 2 or not all(type(i) is int for i in p):
+            problem = f"{shown(p)} is no pair of ints"
+        elif not all(0 <= i < n for i in p):
+            problem = f"{p} is beyond the {n} places of the axis"
+    for k, what in ((0, "source"), (1, "target")):
+        if problem is None and len({p[k] for p in pairs}) < len(pairs):
+            problem = f"a {what} occurs twice"
+    if problem is not None:
+        _refuse(
+            f"ppermute has perm={shown(perm)}: {problem}",
+            "give pairs (source, target) of places, each one a source and a target once at most: "
+            "[(i, (i + 1) % n) for i in range(n)].",
+        )
+    return tuple(pairs)
+
+
+def _cut(t: Tensor, d: int, n: int) -> Tensor:
+    """`n` parts along a dimension, as the rows of a new first one."""
+    return t.unflatten(d, (n, t.shape[d] // n)).movedim(d, 0)
+
+
+def _merged(rows: Tensor, d: int) -> Tensor:
+    """Rows, concatenated along what is dimension `d` of each."""
+    shape = [*rows.shape[1:]]
+    shape[d] *= rows.shape[0]
+    return rows.movedim(0, d).reshape(shape)
+
+
+def _refuse(problem: str, repair: str) -> NoReturn:
+    raise ShardingError(report(problem, repair, at=user_location()))

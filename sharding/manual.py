@@ -1,0 +1,152 @@
+"""`Region`: code that each device runs on its own part of the data, and how values get in and out.
+
+NOTE [borders]: XLA's partitioner sees a whole program. ``SPMDFullToShardShape`` hands it, in the
+place of an array, what one device holds of it, and ``SPMDShardToFullShape`` puts the parts together
+again. In between all is *manual*: the partitioner leaves it as it is. A region that is manual over
+some axes of the mesh only is divided further over the others (*subgroups*).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+from xfunc import ambient
+from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.hlo.annotations import constrain
+from xfunc.hlo.collectives import DEVICES, Groups
+from xfunc.hlo.tiles import Tiles, whole
+
+from .mesh import AbstractMesh
+from .spec import PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A manual region.
+
+    Attributes:
+        mesh: of the devices.
+        axes: the mesh axes that it is manual over: its own, and those of the region around it.
+        own: its own.
+    """
+
+    mesh: AbstractMesh
+    axes: tuple[str, ...]
+    own: tuple[str, ...]
+
+    def size(self, names: Sequence[str]) -> int:
+        """How many devices there are along these axes."""
+        return math.prod(self.mesh.shape[n] for n in names)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is manual over all devices, so that the partitioner has nothing to do."""
+        return self.size(self.axes) == self.mesh.size
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether its own axes have one device each."""
+        return self.size(self.own) == 1
+
+    def missing(self, spec: PartitionSpec) -> tuple[str, ...]:
+        """Its own axes, of several devices, that do not divide an array of this spec."""
+        named = {n for names in spec.axes for n in names}
+        return tuple(n for n in self.own if n not in named and self.mesh.shape[n] > 1)
+
+    def local_shape(self, shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
+        """The shape of what one device holds."""
+        return tuple(n // k for n, k in zip(shape, self._factors(spec, len(shape)), strict=True))
+
+    def global_shape(self, shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
+        """The shape of what all devices hold together."""
+        return tuple(n * k for n, k in zip(shape, self._factors(spec, len(shape)), strict=True))
+
+    def _factors(self, spec: PartitionSpec, ndim: int) -> list[int]:
+        sizes = [self.size(names) for names in spec.axes[:ndim]]
+        return [*sizes, *(1 for _ in range(ndim - len(sizes)))]
+
+    def enter(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
+        """What one device holds of an array that is divided as `spec` says."""
+        if self.is_trivial:
+            return x
+        ndim = len(x.shape.dims)
+        outer = tuple(n for n in self.axes if n not in self.own)
+        free = self._free(ndim)
+        divided = constrain(body, x, _tiles(self.mesh, outer, spec, ndim).to_proto(), free)
+        shape = Shape(x.shape.dtype, self.local_shape(x.shape.dims, spec))
+        manual = self.manual(ndim).to_proto()
+        return body.custom_call(
+            "SPMDFullToShardShape", [divided], shape, sharding=manual, config=_unspecified(free)
+        )
+
+    def leave(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
+        """The array of which each device holds such a part."""
+        if self.is_trivial:
+            return x
+        ndim = len(x.shape.dims)
+        outer = tuple(n for n in self.axes if n not in self.own)
+        free = self._free(ndim)
+        part = constrain(body, x, self.manual(ndim).to_proto(), free)
+        shape = Shape(x.shape.dtype, self.global_shape(x.shape.dims, spec))
+        return body.custom_call(
+            "SPMDShardToFullShape",
+            [part],
+            shape,
+            sharding=_tiles(self.mesh, outer, spec, ndim).to_proto(),
+            attributes={DEVICES: str(self.mesh.size)},
+            config=_unspecified(free),
+        )
+
+    def manual(self, ndim: int) -> Tiles:
+        """How the partitioner is told that a value is one that each device has of its own."""
+        return _tiles(self.mesh, self.axes, PartitionSpec(), ndim)
+
+    def _free(self, ndim: int) -> tuple[int, ...]:
+        return () if self.is_whole else tuple(range(ndim))
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """The devices in groups that extend along axes, the first of which is the slowest."""
+        return _groups(self.mesh, tuple(names), not self.is_whole)
+
+
+@functools.lru_cache(maxsize=1024)
+def _groups(mesh: AbstractMesh, names: tuple[str, ...], partly: bool) -> Groups:
+    place = {n: i for i, n in enumerate(mesh.axis_names)}
+    within = [place[n] for n in names]
+    rest = [a for a in range(mesh.ndim) if a not in within]
+    size = math.prod(mesh.axis_sizes[a] for a in within)
+    return Groups(size, mesh.layout.order([*rest, *within]), names, partly)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tiles(mesh: AbstractMesh, manual: tuple[str, ...], spec: PartitionSpec, ndim: int) -> Tiles:
+    """How a spec divides an array where these axes are manual."""
+    place = {n: i for i, n in enumerate(mesh.axis_names)}
+    axes = [[place[n] for n in names] for names in spec.axes[:ndim]]
+    axes += [[] for _ in range(ndim - len(axes))]
+    dims = tuple(math.prod(mesh.axis_sizes[a] for a in own) for own in axes)
+    dividing = [a for own in axes for a in own]
+    held = [place[n] for n in manual]
+    rest = [a for a in range(mesh.ndim) if a not in dividing and a not in held]
+    n_manual, n_rest = (math.prod(mesh.axis_sizes[a] for a in group) for group in (held, rest))
+    if n_manual == 1 and all(d == 1 for d in dims):
+        return whole(ndim)
+    return Tiles(dims, n_manual, n_rest, mesh.layout.order([*dividing, *held, *rest]))
+
+
+def _unspecified(dims: Sequence[int]) -> str:
+    return f"unspecified_dims=[{','.join(map(str, dims))}]" if dims else ""
+
+
+@contextlib.contextmanager
+def inside(region: Region) -> Iterator[None]:
+    """Be in a region, in a block."""
+    before = ambient.set_region(region)
+    try:
+        yield
+    finally:
+        ambient.set_region(before)

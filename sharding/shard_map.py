@@ -1,0 +1,261 @@
+"""`shard_map`: a function that each device runs on its own part of the data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+from xfunc import ambient, tree
+from xfunc.avals import short
+from xfunc.bind import Tensor, bind, differentiations
+from xfunc.entry import Entry
+from xfunc.errors import ShardingError, report, shown
+from xfunc.identity import Part
+from xfunc.locations import function_name, user_location
+from xfunc.program import differentiable
+from xfunc.staging import Staged, Transform, disable_jit, is_eager
+from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in
+from xfunc.values import is_tracked
+
+from .border import Port, along
+from .boundary import hashable
+from .manual import Region, inside
+from .mesh import AbstractMesh
+from .prefix import broadcast
+from .shard_map_primitive import ShardMap
+from .spec import NamedSharding, PartitionSpec, check_shape
+
+_NO_SPECS: Any = object()
+
+
+def shard_map(
+    f: Fun | None = None,
+    mesh: AbstractMesh | None = None,
+    in_specs: Any = _NO_SPECS,
+    out_specs: Any = _NO_SPECS,
+    axis_names: Collection[str] | None = None,
+    check_rep: bool = True,
+) -> Any:
+    """A function of whole arrays, made of one that each device runs on what it holds of them.
+
+    Along each dimension an array is cut into as many parts as the axes in its spec have devices.
+    `f` is traced once, on the shape of a part; its devices communicate with the collectives
+    (`psum`, `all_gather`, ...). What it closes over, each of them has the whole of.
+
+    Differentiated from outside, it has the gradients of the function of whole arrays. A gradient
+    taken inside of `f` is one of a device: of the sum of all devices' results with respect to its
+    own argument (see `xfunc.sharding.collectives`).
+
+    Args:
+        f: a pure function of trees of tensors. If it is left out, a decorator is returned.
+        mesh: the devices; None: the mesh in use.
+        in_specs: for each argument, a `PartitionSpec` or a tree prefix of them.
+        out_specs: likewise, for the result. An axis that a spec does not name is one along which
+            all devices return the same.
+        axis_names: the axes of the mesh that it is manual over: collectives and specs may name
+            them. XLA divides what is done over the others, as it does outside. None: all axes.
+        check_rep: whether to raise where devices might return different values along an axis that
+            the output's spec does not name. If they do, and it is not checked, the result is one of
+            them.
+
+    Raises:
+        ShardingError: a spec does not fit its array or the mesh; an output is not the same along an
+            axis that its spec does not name; or the devices might wait for each other for ever.
+        TreeMismatchError: the specs are no prefix of what they are for.
+
+    Source: ``jax.shard_map``.
+    """
+    if f is None:
+        return functools.partial(
+            shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_rep=check_rep,
+        )
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        if specs is _NO_SPECS:
+            raise TypeError(
+                report(
+                    f"shard_map of {function_name(f)} was given no {name}",
+                    f"pass {name}=P('x'), or a tuple with a PartitionSpec for each one.",
+                    at=user_location(),
+                )
+            )
+    return ShardMapped(f, mesh, in_specs, out_specs, axis_names, check_rep)
+
+
+class ShardMapped(Transform):
+    """What `shard_map` returns."""
+
+    def __init__(
+        self,
+        fun: Fun,
+        mesh: AbstractMesh | None,
+        in_specs: Any,
+        out_specs: Any,
+        axis_names: Collection[str] | None,
+        check_rep: bool,
+    ):
+        in_specs = tuple(in_specs) if type(in_specs) is list else in_specs
+        self._mesh, self._in, self._out = mesh, in_specs, out_specs
+        names = (axis_names,) if isinstance(axis_names, str) else axis_names
+        self._axes = None if names is None else tuple(sorted(names))
+        self._check_rep = bool(check_rep)
+        options = (mesh, hashable(in_specs), hashable(out_specs), self._axes, self._check_rep)
+        super().__init__(fun, options, "shard_map")
+        self._body = Staged(fun, value=Part(fun, "shard_map"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not is_eager():
+            return super().__call__(*args, **kwargs)
+        # One thread cannot run what all devices do together, operation by operation.
+        with disable_jit(False):
+            out = self(*args, **kwargs)
+        given = {t.device for t in tree.leaves(args) if isinstance(t, Tensor)}
+        host = next((d for d in given if d.type == "cpu"), None)
+        return out if host is None else tree.map(lambda t: t.to(host), out)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        name = f"shard_map of {function_name(self.fun)}"
+        if kwargs:
+            raise TypeError(
+                report(
+                    f"{name} was given the keyword arguments {', '.join(kwargs)}",
+                    "pass them by position: in_specs has an entry for each argument.",
+                    at=user_location(),
+                )
+            )
+        region = self._region(name)
+        args = as_tensors(args)
+        leaves, structure = tree.flatten((args, {}))
+        labels = self._staged.labels(structure)
+        leaves = arrays(leaves, name, labels)
+        what = f"{name}: in_specs"
+        given = broadcast(self._in, args, what, "the arguments")
+        specs = [
+            _spec(*one, region, f"{name}: ") for one in zip(given, leaves, labels, strict=True)
+        ]
+        pairs = zip(leaves, specs, strict=True)
+        avals = tuple((region.local_shape(x.shape, s), x.dtype) for x, s in pairs)
+        wrt = None
+        if differentiations(leaves) == 1:
+            wrt = tuple(differentiable(x) and is_tracked(x) for x in leaves)
+        with inside(region):
+            entry, held = self._body.find(structure, avals, wrt)
+        flat = entry.inputs(leaves, held)
+        specs += [PartitionSpec()] * (len(flat) - len(leaves))
+        outs = self._out_specs(entry, region, specs, name)
+        primitive = ShardMap(entry.program, region, tuple(specs), tuple(outs))
+        return entry.result(bind(primitive, flat))
+
+    def _region(self, name: str) -> Region:
+        outer: Region | None = ambient.region()
+        around = () if outer is None else outer.axes
+        mesh = self._mesh if self._mesh is not None else ambient.mesh() or (outer and outer.mesh)
+        if not isinstance(mesh, AbstractMesh):
+            _refuse(
+                f"{name}: " + ("no mesh is in use" if mesh is None else f"mesh is {shown(mesh)}"),
+                "pass mesh=xf.make_mesh((4, 2), ('x', 'y')), or call it in a block of `with "
+                "xf.use_mesh(mesh):`.",
+            )
+        if outer is not None and outer.mesh != mesh:
+            _refuse(
+                f"{name} is on {mesh!r}, inside of a shard_map on {outer.mesh!r}",
+                "nest shard_maps on one mesh only.",
+            )
+        own = mesh.axis_names if self._axes is None else self._axes
+        for n in own:
+            if n not in mesh.shape:
+                axes = ", ".join(map(repr, mesh.axis_names))
+                _refuse(f"{name}: axis_names has {n!r}, no axis of {mesh!r}", f"its axes: {axes}.")
+            if n in around:
+                _refuse(
+                    f"{name} is inside of a shard_map that is manual over {n!r} already",
+                    "call the function itself: there each device has its own part; or give both "
+                    "shard_maps axis_names that do not overlap.",
+                )
+        in_order = tuple(n for n in mesh.axis_names if n in {*own, *around})
+        return Region(mesh, in_order, tuple(n for n in mesh.axis_names if n in own))
+
+    def _out_specs(
+        self, entry: Entry, region: Region, in_specs: Sequence[PartitionSpec], name: str
+    ) -> list[PartitionSpec]:
+        """The spec of each output, checked."""
+        result = entry.out_tree.unflatten(entry.outputs)
+        given = broadcast(self._out, result, f"{name}: out_specs", "the result")
+        labels = labels_in(result, "the result")
+        avals = entry.outputs
+        specs = [
+            _out_spec(*one, region, f"{name}: ") for one in zip(given, avals, labels, strict=True)
+        ]
+        if not self._check_rep:
+            return specs
+        if not avals:
+            return specs
+        key = ("shard_map replication", region, tuple(in_specs))
+        differ = entry.program.memo(
+            key, lambda: along(entry.program.lowering, region, [*map(Port, in_specs)]).outputs
+        )
+        for spec, axes, label in zip(specs, differ, labels, strict=False):
+            bad = [n for n in region.missing(spec) if n in axes]
+            if bad:
+                _refuse(
+                    f"{name}: {label} has the spec {spec!r}, which does not name {bad[0]!r}, and "
+                    "may differ between the devices along that axis",
+                    f"name {bad[0]!r} in out_specs, make it the same with a collective such as "
+                    f"xf.sharding.psum(x, {bad[0]!r}), or pass check_rep=False if you know that "
+                    "it is.",
+                )
+        return specs
+
+
+def _spec(given: Any, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+    """The spec of an array, which it fits."""
+    spec = _checked(given, label, region, name)
+    check_shape(NamedSharding(region.mesh, spec), tuple(x.shape), f"{name}{label}")
+    return spec
+
+
+def _out_spec(given: Any, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+    spec = _checked(given, label, region, name)
+    if len(spec) > len(x.shape):
+        _refuse(
+            f"{name}{label} is {short(x)} on each device, and its spec {spec!r} is for "
+            f"{len(spec)} dimensions",
+            "give a spec with at most one entry for each dimension, or return x[None] to stack "
+            "what the devices return.",
+        )
+    return spec
+
+
+def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec:
+    what = f"{name}the spec of {label} is {given!r}"
+    if isinstance(given, NamedSharding) and given.mesh == region.mesh:
+        given = given.spec
+    if not isinstance(given, PartitionSpec):
+        _refuse(what, "give a PartitionSpec; P() for what is not divided.")
+    if any(e is PartitionSpec.UNCONSTRAINED for e in given):
+        _refuse(
+            f"{what}: devices cannot have parts of an unknown size",
+            "name axes, or None for a dimension that is not divided.",
+        )
+    named = [n for names in given.axes for n in names]
+    for n in named:
+        if n not in region.mesh.shape:
+            axes = ", ".join(map(repr, region.mesh.axis_names))
+            _refuse(f"{what}, and {region.mesh!r} has no axis {n!r}", f"its axes are {axes}.")
+        if n not in region.own:
+            _refuse(
+                f"{what}, and the shard_map is not manual over {n!r}",
+                f"leave {n!r} out, or add it to axis_names.",
+            )
+        if named.count(n) > 1:
+            _refuse(f"{what}, where {n!r} occurs twice", "let each axis divide one dimension only.")
+    return PartitionSpec(*given.entries)
+
+
+def _refuse(problem: str, repair: str) -> NoReturn:
+    raise ShardingError(report(problem, repair, at=user_location()))

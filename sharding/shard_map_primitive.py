@@ -1,0 +1,210 @@
+"""The primitive behind `shard_map`, and its rules.
+
+A `ShardMap` is the program of one device, on what it holds of each array, and the specs that say
+which part that is. Derived from it are the ShardMaps of derived programs: batching gives the specs
+one more dimension, and forward mode gives tangents the specs of what they are tangents of.
+
+NOTE [gradients across the border]: seen from outside, an input that an axis does not divide goes to
+every device along it, so its cotangent is the sum of theirs. An output that an axis does not divide
+is one of equal values, any of them; it counts as their mean, so that each gets an equal share of
+its cotangent. With collectives that are differentiated as functions of all devices' arrays that is
+right for whatever the program does in between, and needs no knowledge of which values are equal.
+
+NOTE [residuals of a region]: what the forward pass keeps differs from device to device. It leaves
+the region stacked along a new first axis, which all axes divide, and each device gets its own back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from xfunc.avals import Aval
+from xfunc.bind import Dims, Tensor, bind, zeros
+from xfunc.lowering import Lowering
+from xfunc.program import Joint, Program, differentiable
+from xfunc.split import Halves, everything_saveable
+
+from .border import Port, across, along
+from .collectives import psum
+from .manual import Region
+from .spec import PartitionSpec
+
+Specs = tuple[PartitionSpec, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class ShardMap:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        body: the program of one device.
+        region: where it runs.
+        in_specs: of the inputs, the captures of the body among them.
+        out_specs: of the outputs.
+    """
+
+    body: Program
+    region: Region
+    in_specs: Specs
+    out_specs: Specs
+
+    @property
+    def name(self) -> str:
+        return f"shard_map.{self.body.name}"
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        pairs = zip(self.body.outputs, self.out_specs, strict=True)
+        return tuple(Aval(self.region.global_shape(a.shape, s), a.dtype) for a, s in pairs)
+
+    @property
+    def has_rule(self) -> bool:
+        return self.body.has_rule
+
+    def below_gradient(self) -> ShardMap:
+        return dataclasses.replace(self, body=self.body.below_gradient())
+
+    @property
+    def key(self) -> Any:
+        """What the HLO depends on beside the body."""
+        return self.region, self.in_specs, self.out_specs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        def make() -> Lowering:
+            ins, outs = map(Port, self.in_specs), map(Port, self.out_specs)
+            return across(self.name, self.body.lowering, self.region, [*ins], [*outs])
+
+        return self.body.memo(("shard_map", self.key), make).apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> ShardMapPair:
+        return ShardMapPair(self, self.body.joint(wrt), self.in_specs)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        n = len(args)
+        present = tuple(i for i, c in enumerate(cts) if c is not None)
+        pull = self.body.pullback(wrt, present)
+        shares = [self.region.size(self.region.missing(self.out_specs[i])) for i in present]
+        missing = [self.region.missing(self.in_specs[i]) for i in wrt]
+
+        # See NOTE [gradients across the border].
+        def fn(*flat: Tensor) -> list[Tensor]:
+            given = [ct / k if k > 1 else ct for ct, k in zip(flat[n:], shares, strict=True)]
+            grads = pull.fn(*flat[:n], *given)
+            return [psum(g, a) if a else g for g, a in zip(grads, missing, strict=True)]
+
+        key = ("shard_map vjp", self.key, wrt, present)
+        inner = ShardMap(
+            self.body.derive(key, pull.name, fn, pull.avals),
+            self.region,
+            (*self.in_specs, *(self.out_specs[i] for i in present)),
+            tuple(self.in_specs[i] for i in wrt),
+        )
+        return bind(inner, [*args, *(c for c in cts if c is not None)])
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        wrt = tuple(i for i, t in enumerate(tangents) if t is not None and differentiable(args[i]))
+        smooth = [s for s, o in zip(self.out_specs, self.outputs, strict=True) if differentiable(o)]
+        inner = ShardMap(
+            self.body.pushforward(wrt),
+            self.region,
+            (*self.in_specs, *(self.in_specs[i] for i in wrt)),
+            (*self.out_specs, *smooth),
+        )
+        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
+        found = iter(bind(inner, [*args, *dots])[len(self.outputs) :])
+        return [next(found) if differentiable(o) else None for o in self.outputs]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        inner = self.batched(self.body.batched(dims, n), dims)
+        return bind(inner, args), [0] * len(self.outputs)
+
+    def batched(self, body: Program, dims: Dims) -> ShardMap:
+        """The region of a batched body, whose outputs are batched along axis 0."""
+        pairs = zip(self.in_specs, dims, strict=True)
+        ins = tuple(s if d is None else with_axis(s, d) for s, d in pairs)
+        return ShardMap(body, self.region, ins, tuple(with_axis(s, 0) for s in self.out_specs))
+
+
+def with_axis(spec: PartitionSpec, d: int) -> PartitionSpec:
+    """The spec of an array that has one more dimension, which is not divided, at `d`."""
+    entries = [*spec, *(None for _ in range(d - len(spec)))]
+    return PartitionSpec(*entries[:d], None, *entries[d:])
+
+
+@dataclasses.dataclass(eq=False)
+class ShardMapPair:
+    """Reverse mode of first order: see `xfunc.bind.Pair` and NOTE [residuals of a region].
+
+    Attributes:
+        forwards: the primitive.
+        joint: of its body.
+        grad_specs: of the gradient of each input.
+    """
+
+    forwards: ShardMap
+    joint: Joint
+    grad_specs: Specs
+
+    def __post_init__(self) -> None:
+        self.wrt, self.cts = self.joint.wrt, self.joint.cts
+        self.n_outputs = len(self.joint.outputs)
+
+    @property
+    def halves(self) -> Halves:
+        """The body's joint program, cut in two."""
+        return self.joint.split(everything_saveable, frozenset(), frozenset(), False)
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        def make() -> Lowering:
+            p, halves = self.forwards, self.halves
+            kept = [Port.row(p.region)] * halves.n_residuals
+            ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
+            return across(f"{p.name}.forward", halves.forward, p.region, ins, outs)
+
+        return self.joint.memo(("shard_map forward", self.forwards.key), make).apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        inputs = [*args, *self.halves.forward.consts]
+        flat = []
+        for kind, k in self.halves.sources:
+            if kind == "ct":
+                i = self.joint.cts[k]
+                port = Port(self.forwards.out_specs[i])
+                aval = port.outside(self.forwards.region, self.joint.outputs[i])
+                flat.append(zeros(aval) if (ct := cts[i]) is None else ct)
+            else:
+                flat.append(inputs[k] if kind == "input" else residuals[k])
+        key = ("shard_map backward", self.forwards.key, self.grad_specs)
+        return self.joint.memo(key, self._backward).apply(flat)
+
+    def _backward(self) -> Lowering:
+        p, region = self.forwards, self.forwards.region
+        differ = along(self.halves.forward, region, [*map(Port, p.in_specs)]).outputs
+        ins = []
+        for kind, k in self.halves.sources:
+            if kind == "residual":
+                ins.append(Port.row(region, differ[self.n_outputs + k]))
+            elif kind == "ct":  # See NOTE [gradients across the border].
+                spec = p.out_specs[self.joint.cts[k]]
+                ins.append(Port(spec, share=region.size(region.missing(spec))))
+            else:  # Behind the inputs is what the forward pass holds by itself.
+                ins.append(Port(p.in_specs[k] if k < len(p.in_specs) else PartitionSpec()))
+        specs = [self.grad_specs[i] for i in self.wrt]
+        outs = [Port(s, sum_over=region.missing(s)) for s in specs]
+        return across(f"{p.name}.backward", self.halves.backward, region, ins, outs)
+
+    def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
+        joint = self.joint.batched(dims, n)
+        forwards = self.forwards.batched(joint.source, dims)
+        # One gradient for each example, also of what all of them share.
+        grad_specs = tuple(with_axis(s, 0) for s in self.grad_specs)
+        inner = ShardMapPair(forwards, joint, grad_specs)
+        return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -1,0 +1,164 @@
+import torch
+
+from xfunc.hlo import Builder, Function, Module, Shape, verify
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.annotations import constrain, is_pair, tie
+from xfunc.hlo.inline import inline_calls
+
+from .conftest import Run
+
+X = Shape(torch.float32, (4,))
+S32 = Shape(torch.int32)
+PAIR = Shape.of_tuple([X, X])
+TILED = pb.OpSharding(type=pb.OpSharding.OTHER, tile_assignment_dimensions=[2])
+
+
+def swapped_sum(b: Builder) -> Function:
+    """``(x, y) -> (y, x + y)``"""
+    body = b.computation("swapped_sum")
+    x, y = body.parameter(X), body.parameter(X)
+    return body.build(body.tuple([y, body.add(x, y)]))
+
+
+def twice(b: Builder, f: Function) -> Function:
+    body = b.computation("twice")
+    x, y = body.parameter(X), body.parameter(X)
+    once = body.call(f, [x, y])
+    again = body.call(f, [body.get_tuple_element(once, 0), body.get_tuple_element(once, 1)])
+    return body.build(again)
+
+
+def opcodes(module: Module) -> list[str]:
+    return [i.opcode for i in module.entry.instructions]
+
+
+def instructions(module: Module) -> list[pb.HloInstructionProto]:
+    return [i.proto for c in module.computations for i in c.instructions]
+
+
+def test_calls_of_calls(run: Run):
+    b = Builder("f")
+    four = twice(b, twice(b, swapped_sum(b)))
+    entry = b.computation("f")
+    x, y = entry.parameter(X), entry.parameter(X)
+    out = entry.call(four, [x, y])
+    root = entry.tuple([entry.get_tuple_element(out, 1), x, entry.get_tuple_element(out, 0)])
+    module = b.build(entry.build(root))
+    found = inline_calls(module)
+    verify(found)
+    assert opcodes(found) == ["parameter", "parameter", "add", "add", "add", "add", "tuple"]
+    assert len(found.computations) == 1
+    assert [p.id for p in found.entry.parameters] == [x.id, y.id]
+    assert found.entry.root.id == root.id
+    args = [torch.arange(4.0), torch.ones(4)]
+    assert all(map(torch.equal, run(found, args), run(module, args)))
+
+
+def test_a_module_without_calls_stays_as_it_is():
+    b = Builder("f")
+    f = swapped_sum(b)
+    module = b.build(f)
+    assert inline_calls(module).to_bytes() == module.to_bytes()
+
+
+def test_a_root_that_is_a_call_and_a_callee_that_returns_what_it_got(run: Run):
+    b = Builder("f")
+    body = b.computation("same")
+    same = body.build(body.parameter(X))
+    entry = b.computation("f")
+    x = entry.parameter(X)
+    module = b.build(entry.build(entry.call(twice(b, swapped_sum(b)), [entry.call(same, [x]), x])))
+    found = inline_calls(module)
+    verify(found)
+    assert opcodes(found) == ["parameter", "add", "add", "tuple"]
+    assert all(map(torch.equal, run(found, [torch.ones(4)]), run(module, [torch.ones(4)])))
+
+
+def test_inside_of_loops_and_branches(run: Run):
+    b = Builder("f")
+    f = twice(b, swapped_sum(b))
+    state = Shape.of_tuple([S32, X, X])
+    body = b.computation("body")
+    p = body.parameter(state)
+    k, x, y = (body.get_tuple_element(p, n) for n in range(3))
+    out = body.call(f, [x, y])
+    k = body.add(k, body.constant(1, torch.int32))
+    values = [body.get_tuple_element(out, n) for n in range(2)]
+    step = body.build(body.tuple([k, *values]))
+    cond = b.computation("cond")
+    k = cond.get_tuple_element(cond.parameter(state), 0)
+    more = cond.build(cond.compare(k, cond.constant(3, torch.int32), "LT"))
+    branches: list[Function] = []
+    for _ in range(2):
+        branch = b.computation("branch")
+        p = branch.parameter(PAIR)
+        values = [branch.get_tuple_element(p, n) for n in range(2)]
+        branches.append(branch.build(branch.call(f, values)))
+    entry = b.computation("f")
+    x, y = entry.parameter(X), entry.parameter(X)
+    loop = entry.while_(more, step, entry.tuple([entry.constant(0, torch.int32), x, y]))
+    both = entry.tuple([entry.get_tuple_element(loop, n) for n in (1, 2)])
+    where = entry.get_tuple_element(loop, 0)
+    module = b.build(entry.build(entry.conditional(where, branches, [both, both])))
+    found = inline_calls(module)
+    verify(found)
+    assert [c.name for c in found.computations] == [
+        c.name for c in module.computations if c.name.split(".")[0] not in ("twice", "swapped_sum")
+    ]
+    assert not any(i.opcode == "call" for i in instructions(found))
+    args = [torch.arange(4.0), torch.ones(4)]
+    assert all(map(torch.equal, run(found, args), run(module, args)))
+
+
+def test_what_instructions_state_is_kept():
+    b = Builder("f")
+    body = b.computation("inner")
+    x = body.parameter(X)
+    divided = constrain(body, x, TILED, [0])
+    effect = body.custom_call("effect", [x], X, side_effect=True, attributes={"a": "b"})
+    first, second = tie(body, divided, effect)
+    inner = body.build(body.add(first, second))
+    entry = b.computation("f")
+    x = entry.parameter(X)
+    module = b.build(entry.build(entry.tuple([entry.call(inner, [x]), entry.call(inner, [x])])))
+    for i in instructions(module):
+        i.metadata.op_name, i.metadata.source_line = i.name, 7
+        if i.opcode == "custom-call":
+            i.channel_id = 5
+    found = inline_calls(Module(module.proto))
+    verify(found)
+
+    def stated(module: Module, name: str) -> bytes:
+        i = next(i for i in instructions(module) if i.metadata.op_name == name)
+        copy = pb.HloInstructionProto()
+        copy.CopyFrom(i)
+        for field in ("id", "name", "operand_ids", "called_computation_ids"):
+            copy.ClearField(field)
+        return copy.SerializeToString(deterministic=True)
+
+    for name in (divided.name, effect.name):
+        assert stated(found, name) == stated(module, name)
+        assert sum(i.metadata.op_name == name for i in instructions(found)) == 2
+    # A tie stays a call of its own.
+    calls = [i for i in found.entry.instructions if i.opcode == "call"]
+    assert [is_pair(c.proto) for i in calls for c in i.called_computations] == [True, True]
+
+
+def test_what_a_call_waits_for_and_what_waits_for_it():
+    b = Builder("f")
+    f = swapped_sum(b)
+    entry = b.computation("f")
+    x = entry.parameter(X)
+    before = entry.multiply(x, x)
+    call = entry.call(f, [x, x])
+    after = entry.subtract(x, x)
+    module = b.build(entry.build(entry.tuple([before, call, after])))
+    protos = {i.id: i for i in module.proto.computations[-1].instructions}
+    protos[call.id].control_predecessor_ids.append(before.id)
+    protos[after.id].control_predecessor_ids.append(call.id)
+    found = inline_calls(Module(module.proto))
+    verify(found)
+    (add,) = (i for i in found.entry.instructions if i.opcode == "add")
+    (pair, _) = (i for i in found.entry.instructions if i.opcode == "tuple")
+    assert list(add.proto.control_predecessor_ids) == [before.id]
+    assert list(found.instruction(after.id).proto.control_predecessor_ids) == [add.id, pair.id]
