@@ -79,9 +79,7 @@ class Lowering:
         trace.register(outputs)
         return outputs
 
-    def _compiled_form(
-        self, numbers: Sequence[int], placements: Sequence[Placement | None]
-    ) -> Any:
+    def _compiled_form(self, numbers: Sequence[int], placements: Sequence[Placement | None]) -> Any:
         """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`."""
         tiles: list[Tiles | None] = [None] * len(numbers)
         for k, p in zip(numbers, placements, strict=False):

@@ -272,7 +272,10 @@ def test_slices():
 
 BIG = xf.AbstractMesh((64, 4), ("x", "y"))
 ERRORS = [
-    (lambda: xf.make_mesh((4, 4), ("x", "y")), "too large for this machine: it has 16 devices, and there are 8"),
+    (
+        lambda: xf.make_mesh((4, 4), ("x", "y")),
+        "too large for this machine: it has 16 devices, and there are 8",
+    ),
     (lambda: xf.make_mesh((2, 2), ("x", "y")), "4 devices of 8, and XLA runs a program on all"),
     (lambda: xf.make_mesh((8,), "x", devices=[0, 1]), "given 2 devices for"),
     (lambda: xf.Mesh([0, 1, 2, 3, 4, 5, 6, 6], "x"), "not those from 0 to 7, each one once"),
@@ -292,9 +295,12 @@ ERRORS = [
     (lambda: xf.device_put(1.0, on("x")), "x has 0 dimensions"),
     (lambda: xf.device_put(X, P("x")), "no mesh is in use"),
     (lambda: xf.device_put(X, "x"), "is no sharding"),
-    (lambda: xf.device_put(torch.ones(64, 4), NamedSharding(BIG, P("x"))), "too large for this machine"),
-    (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(X[:3]), "a of .* of shape .3, 8. cannot"),
-    (lambda: xf.jit(lambda a: a[:3], out_shardings=on("x"))(X), "of shape .3, 8. cannot be"),
+    (
+        lambda: xf.device_put(torch.ones(64, 4), NamedSharding(BIG, P("x"))),
+        "too large for this machine",
+    ),
+    (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(X[:3]), "a of .* of shape .* cannot be"),
+    (lambda: xf.jit(lambda a: a[:3], out_shardings=on("x"))(X), "of shape .* cannot be"),
     (lambda: xf.device_put(X, on(P.UNCONSTRAINED, "x")), "is for constraints"),
     (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(a=X), "was given 'a' by keyword"),
     (lambda: xf.sharding_of(3), "sharding_of was given 3"),
