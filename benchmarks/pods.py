@@ -42,17 +42,17 @@ def measure(name: str) -> list[float]:
     recipe = train.Recipe(config, steps=1000)
     runtime.xla()
     xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # all is imported
-    before = _resident()
-    times = []
-    for _ in range(2):
+
+    def lower() -> tuple[float, int]:
         xf.clear_caches()
         begin = time.perf_counter()
-        lowered = train.train_step.lower(state, tokens, recipe=recipe)
-        hlo = lowered.module.to_bytes()
-        times.append(time.perf_counter() - begin)
-        if len(times) == 1:
-            grown = _resident() - before
-    return [*times, len(hlo), grown]
+        size = len(train.train_step.lower(state, tokens, recipe=recipe).module.to_bytes())
+        return time.perf_counter() - begin, size
+
+    before = _resident()
+    first, size = lower()
+    grown = _resident() - before
+    return [first, lower()[0], size, grown]
 
 
 def _resident() -> int:

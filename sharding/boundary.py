@@ -34,7 +34,8 @@ def as_arguments(
         x if s is None else as_argument(x, s, staged.name, label)
         for x, s, label in zip(leaves, wanted, labels, strict=False)
     ]
-    return structure.unflatten(made)
+    divided: Any = structure.unflatten(made)
+    return divided
 
 
 def constrained(

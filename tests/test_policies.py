@@ -1,6 +1,7 @@
 """Policies of checkpoint and scan: what is kept, what is computed again, and equal gradients."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from xfunc.policies import Offload
 
 torch.manual_seed(0)
 X, W = torch.randn(4, 8), torch.randn(3, 8, 8)
+THREE: Any = 3  # no string
 
 
 def block(x, w):
@@ -195,7 +197,8 @@ def test_budgets():
     ]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1] == (9,)
-    for wrong in (-1, 1.5, True, "1GB"):
+    wrongs: list[Any] = [-1, 1.5, True, "1GB"]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="min_cut was given budget_bytes="):
             cp.min_cut(wrong)
 
@@ -208,9 +211,9 @@ def test_wrong_policies():
     with pytest.raises(ValueError, match="offloaded from 'host' to 'pinned_host'"):
         cp.offload_dot_with_no_batch_dims("host")
     with pytest.raises(TypeError, match="save_only_these_names was given 3 as a name"):
-        cp.save_only_these_names(3)
+        cp.save_only_these_names(THREE)
     with pytest.raises(TypeError, match="checkpoint_name was given 3 as name"):
-        xf.checkpoint_name(X, 3)
+        xf.checkpoint_name(X, THREE)
     with pytest.raises(TypeError, match="checkpoint_name was given 'x'"):
         xf.checkpoint_name(["x"], "name")
     assert Offload() == Offload("device", "pinned_host")

@@ -59,7 +59,8 @@ def check(call: str, got: torch.Tensor) -> None:
         got, want = (torch.special.ndtr(t.double()) for t in (got, want))
         torch.testing.assert_close(got, want, rtol=0, atol=2.0**-7)
         return
-    places = {torch.float32: 6, torch.float64: 60, torch.float16: 2}[got.dtype]
+    # Some CPUs have arithmetic for float16, which rounds after each operation.
+    places = {torch.float32: 6, torch.float64: 60, torch.float16: 8}[got.dtype]
     tolerance = places * torch.finfo(got.dtype).eps
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 

@@ -30,7 +30,8 @@ Kept = dict[int, Offload | None]
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
     """What the backward pass gets of the forward pass, beside the inputs."""
-    chosen = policy.choose(graph) if hasattr(policy, "choose") else None
+    choose_all = getattr(policy, "choose", None)
+    chosen = None if choose_all is None else choose_all(graph)
     kept: Kept = {}
     needed = {g.id for g in graph.gradients}
 

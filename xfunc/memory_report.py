@@ -56,7 +56,7 @@ class Row:
     Attributes:
         policy: its name; "as written" for the function's own checkpoints and scans.
         kept_bytes: what is kept from the forward for the backward pass, beside the arguments.
-        host_bytes: what is kept in the memory of the host.
+        host_bytes: what is kept in the memory of the host; `peak` counts it all the same.
         recomputed_flops: operations beyond those of a gradient that keeps everything.
         peak: the memory of value and gradient together, arguments included.
         kept_bytes_per_chip: of a mesh; None if no argument lies on one.
@@ -113,6 +113,7 @@ class MemoryReport:
 
         Raises:
             ImportError: matplotlib is not installed.
+            ValueError: the name does not end in ``.png``.
         """
         from xfunc.memory_picture import save  # a module that needs more than the rest
 
@@ -307,9 +308,10 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
 def shown_line(line: str) -> str:
     """The user's line, given as ``file:line``, with its text."""
     file, _, number = line.rpartition(":")
-    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    text = linecache.getline(file, int(number)).strip() if file else ""
     text = text if len(text) <= 60 else f"{text[:57]}..."
-    return f"{os.path.basename(file)}:{number}: {text}" if file else line
+    where = f"{os.path.basename(file)}:{number}" if file else line
+    return f"{where}: {text}" if text else where
 
 
 def _largest(held: Sequence[Held]) -> list[str]:

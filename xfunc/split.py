@@ -102,7 +102,7 @@ def split(
             sources.append(("ct", k - n_inputs))
         else:
             sources.append(("input", _skip_cts(k, n_inputs, n_avals)))
-    sources += [("residual", k) for k in range(len(residuals))]
+    sources.extend(("residual", k) for k in range(len(residuals)))
     inputs = [*backward_params, *kept]
     hlo = b""
     if gradients:

@@ -266,7 +266,7 @@ def trace(
         )
     ]
     entry, held = staged.find(structure, avals, None, effects_allowed=True, **options)
-    in_avals = tuple(Aval(*a, s) for a, s in zip(avals, found, strict=True))
+    in_avals = tuple(Aval(shape, dtype, s) for (shape, dtype), s in zip(avals, found, strict=True))
     return Traced(
         structure, in_avals, staged, entry, options, _tiles(entry, in_avals, leaves, held)
     )

@@ -47,8 +47,8 @@ def params(config: model.Config, mesh: xf.AbstractMesh) -> dict[str, Any]:
 
 def state(config: model.Config, mesh: xf.AbstractMesh) -> State:
     """The tree of shardings of `train.init`: the moments lie where their weights do."""
-    weights = params(config, mesh)
-    return State(weights, AdamWState(NamedSharding(mesh, P()), weights, weights))
+    weights, whole = params(config, mesh), NamedSharding(mesh, P())
+    return _state(weights, whole)
 
 
 def abstract_state(
@@ -60,5 +60,8 @@ def abstract_state(
         model.shapes(config, dtype),
         params(config, mesh),
     )
-    step = xf.ShapeDtypeStruct((), torch.int64, NamedSharding(mesh, P()))
+    return _state(weights, xf.ShapeDtypeStruct((), torch.int64, NamedSharding(mesh, P())))
+
+
+def _state(weights: Any, step: Any) -> State:
     return State(weights, AdamWState(step, weights, weights))

@@ -345,7 +345,7 @@ def _dot(i: Instruction, of: _Of) -> list[Axes]:
 
 
 def _gather(i: Instruction, of: _Of) -> list[Axes]:
-    """Rows of a table: what the table has in a row, and the axes of the indices left by the table."""
+    """Rows of a table: what it has in a row, and axes of the indices that the table has not."""
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 33)
     offset, collapsed = wire.integers(numbers, 1), wire.integers(numbers, 2)
     table, indices = _axes(i, of, 0), list(_axes(i, of, 1))

@@ -1,0 +1,51 @@
+"""memory_report per chip, against what the compiler needs on each of 8 devices."""
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import model, sharding
+from xfunc import NamedSharding, P, ambient
+from xfunc import checkpoint_policies as cp
+
+CONFIG = model.Config(512, hidden=128, intermediate=352, layers=4, heads=8, kv_heads=4)
+POLICIES = {"everything": cp.everything_saveable, "nothing": cp.nothing_saveable}
+
+
+def loss(params, batch):
+    return model.loss(params, batch, CONFIG)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", [(1, 4, 2), (1, 8, 1), (8, 1, 1)], ids=str)
+def test_peak_is_near_that_of_the_compiler(shape, policy):
+    mesh = xf.make_mesh(shape, sharding.AXES)
+    shardings = sharding.params(CONFIG, mesh), NamedSharding(mesh, sharding.BATCH)
+    params = xf.tree.map(
+        lambda a, s: xf.ShapeDtypeStruct(a.shape, a.dtype, s),
+        model.shapes(CONFIG, torch.float32),
+        shardings[0],
+    )
+    batch = xf.ShapeDtypeStruct((16, 129), torch.int64, shardings[1])
+    row = xf.memory_report(loss, params, batch, policies=POLICIES).rows[
+        1 + [*POLICIES].index(policy)
+    ]
+    ambient.set_override(ambient.Override(POLICIES[policy]))
+    try:
+        step = xf.jit(xf.value_and_grad(loss), in_shardings=shardings)
+        memory = step.lower(params, batch).compile().memory_analysis()
+    finally:
+        ambient.set_override(None)
+    assert row.policy == policy
+    assert row.peak_per_chip is not None
+    assert row.peak_per_chip.arguments == pytest.approx(memory.argument_size_in_bytes, rel=0.01)
+    assert row.peak_bytes_per_chip == pytest.approx(memory.peak_memory_in_bytes, rel=0.2)
+
+
+def test_tensors_on_a_mesh_say_it_themselves():
+    mesh = xf.make_mesh((4, 2), ("x", "y"))
+    x = xf.device_put(torch.ones(64, 32), NamedSharding(mesh, P("x")))
+    w = xf.device_put(torch.ones(32, 32), NamedSharding(mesh, P(None, "y")))
+    row = xf.memory_report(lambda w, x: torch.tanh(x @ w).sum(), w, x, policies=[]).rows[0]
+    assert row.kept_bytes == 64 * 32 * 4
+    assert row.kept_bytes_per_chip == row.kept_bytes // 8
