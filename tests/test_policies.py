@@ -229,3 +229,24 @@ def test_names_mean_nothing_elsewhere():
         assert torch.equal(xf.grad(lambda x: xf.checkpoint_name(x, "t").square().sum())(X), 2 * X)
     torch.testing.assert_close(xf.jvp(f, (X,), (X,))[1]["a"].cpu(), X)
     assert xf.vmap(lambda x: xf.checkpoint_name(x, "t"))(X).shape == X.shape
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nested_scans(name):
+    policy, _ = POLICIES[name]
+
+    def f(x, policy):
+        def inner(h, w):
+            return torch.tanh(h @ w), None
+
+        def outer(h, w):
+            h, _ = xf.scan(inner, h, w, checkpoint_policy=policy)
+            return xf.checkpoint_name(torch.sin(h), "h"), None
+
+        w = torch.stack([W, W + 1])
+        return xf.scan(outer, x, w, checkpoint_policy=policy)[0].square().sum()
+
+    if policy == cp.min_cut(400):
+        policy = cp.min_cut(10_000)
+    got = xf.grad(lambda x: f(x, policy))(X)
+    assert torch.equal(got, xf.grad(lambda x: f(x, cp.everything_saveable))(X))
