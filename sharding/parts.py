@@ -76,6 +76,7 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
     if target.placement is None:
         return {boxes[0][0]: tensor.detach().cpu()}
     with runtime.lock:
+        runtime.block()  # The program that computes it may still run.
         (shards,) = runtime.xla()._get_local_shards([tensor])
     return {
         start: data[tuple(map(slice, size))].to(target.dtype)

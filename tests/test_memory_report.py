@@ -303,7 +303,7 @@ def test_the_estimate_is_right_for_a_tpu():
     compiled = (3.545182228088379 + 2.5224867165088654 + 3.54511895775795) * 2**30
     config = model.Config(32000, 2048, 8192, layers=8, heads=16, kv_heads=8)
     weights = model.shapes(config, torch.bfloat16)
-    step = xf.ShapeDtypeStruct((), torch.int64)
+    step: Any = xf.ShapeDtypeStruct((), torch.int64)
     state = train.State(weights, AdamWState(step, weights, weights))
     batch = xf.ShapeDtypeStruct((4, 2049), torch.int64)
     recipe = train.Recipe(config, steps=100)
