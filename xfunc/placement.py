@@ -224,7 +224,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     """
     if runtime.is_cpu():
         strip_offload(proto)  # It has one memory.
-        if runtime.device_count() == 1:  # The partitioner looks into functions by inlining them.
+        if runtime.device_count() == 1:  # After the partitioner, XLA heeds barriers.
             hold_barriers(proto)
     for computation in proto.computations:
         for i in computation.instructions:

@@ -41,6 +41,19 @@ def test_gradients(name):
     assert xf.sharding_of(got) == on(None, "x", "y")
 
 
+def test_what_is_recomputed_survives_the_compiler():
+    def f(x, w):
+        return torch.tanh(torch.tanh(torch.tanh(x @ w) @ w) @ w).sum()
+
+    x = xf.ShapeDtypeStruct((16, 8), torch.float32, on("x"))
+    w = xf.ShapeDtypeStruct((8, 8), torch.float32, on("x", "y"))
+    for policy, tanhs in ((cp.everything_saveable, 3), (cp.nothing_saveable, 6)):
+        g = xf.jit(xf.value_and_grad(xf.checkpoint(f, policy=policy), argnums=1))
+        text = g.lower(x, w).compile().as_text()
+        assert text is not None
+        assert text.count(" tanh(") == tanhs
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_collectives_are_not_repeated(name):
     """Inside of a region, and around it."""
