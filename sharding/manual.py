@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 
 from xfunc import ambient
 from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.hlo.annotations import constrain
+from xfunc.hlo.annotations import constrain, unspecified
 from xfunc.hlo.collectives import DEVICES, Groups
-from xfunc.hlo.tiles import Tiles, whole
+from xfunc.hlo.tiles import Tiles
 
 from .mesh import AbstractMesh
-from .spec import PartitionSpec
+from .spec import PartitionSpec, tiles_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Region:
         ndim = len(x.shape.dims)
         outer = tuple(n for n in self.axes if n not in self.own)
         free = self._free(ndim)
-        divided = constrain(body, x, _tiles(self.mesh, outer, spec, ndim).to_proto(), free)
+        divided = constrain(body, x, tiles_on(self.mesh, spec, ndim, outer).to_proto(), free)
         shape = Shape(x.shape.dtype, self.local_shape(x.shape.dims, spec))
         manual = self.manual(ndim).to_proto()
         return body.custom_call(
-            "SPMDFullToShardShape", [divided], shape, sharding=manual, config=_unspecified(free)
+            "SPMDFullToShardShape", [divided], shape, sharding=manual, config=unspecified(free)
         )
 
     def leave(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
@@ -96,14 +96,14 @@ class Region:
             "SPMDShardToFullShape",
             [part],
             shape,
-            sharding=_tiles(self.mesh, outer, spec, ndim).to_proto(),
+            sharding=tiles_on(self.mesh, spec, ndim, outer).to_proto(),
             attributes={DEVICES: str(self.mesh.size)},
-            config=_unspecified(free),
+            config=unspecified(free),
         )
 
     def manual(self, ndim: int) -> Tiles:
         """How the partitioner is told that a value is one that each device has of its own."""
-        return _tiles(self.mesh, self.axes, PartitionSpec(), ndim)
+        return tiles_on(self.mesh, PartitionSpec(), ndim, self.axes)
 
     def _free(self, ndim: int) -> tuple[int, ...]:
         return () if self.is_whole else tuple(range(ndim))
@@ -120,26 +120,6 @@ def _groups(mesh: AbstractMesh, names: tuple[str, ...], partly: bool) -> Groups:
     rest = [a for a in range(mesh.ndim) if a not in within]
     size = math.prod(mesh.axis_sizes[a] for a in within)
     return Groups(size, mesh.layout.order([*rest, *within]), names, partly)
-
-
-@functools.lru_cache(maxsize=4096)
-def _tiles(mesh: AbstractMesh, manual: tuple[str, ...], spec: PartitionSpec, ndim: int) -> Tiles:
-    """How a spec divides an array where these axes are manual."""
-    place = {n: i for i, n in enumerate(mesh.axis_names)}
-    axes = [[place[n] for n in names] for names in spec.axes[:ndim]]
-    axes += [[] for _ in range(ndim - len(axes))]
-    dims = tuple(math.prod(mesh.axis_sizes[a] for a in own) for own in axes)
-    dividing = [a for own in axes for a in own]
-    held = [place[n] for n in manual]
-    rest = [a for a in range(mesh.ndim) if a not in dividing and a not in held]
-    n_manual, n_rest = (math.prod(mesh.axis_sizes[a] for a in group) for group in (held, rest))
-    if n_manual == 1 and all(d == 1 for d in dims):
-        return whole(ndim)
-    return Tiles(dims, n_manual, n_rest, mesh.layout.order([*dividing, *held, *rest]))
-
-
-def _unspecified(dims: Sequence[int]) -> str:
-    return f"unspecified_dims=[{','.join(map(str, dims))}]" if dims else ""
 
 
 @contextlib.contextmanager

@@ -53,10 +53,8 @@ def _walk(prefix: Any, x: Any, what: str, path: str, found: list[Any]) -> None:
     if is_sharding(prefix):
         found += [prefix] * tree.structure(x).num_leaves
         return
-    mine, structure = optree.tree_flatten(
-        prefix, lambda y: y is not prefix, namespace=tree.NAMESPACE
-    )
-    theirs, other = optree.tree_flatten(x, lambda y: y is not x, namespace=tree.NAMESPACE)
+    mine, structure = _one_level(prefix)
+    theirs, other = _one_level(x)
     if optree.treespec_is_leaf(structure):
         resolve_sharding(prefix, f"{what} of {path}")  # Raises: it is no sharding.
     if structure != other:

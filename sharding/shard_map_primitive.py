@@ -23,8 +23,9 @@ from typing import Any
 from xfunc.avals import Aval
 from xfunc.bind import Dims, Tensor, bind, zeros
 from xfunc.lowering import Lowering
+from xfunc.policies import everything_saveable
 from xfunc.program import Joint, Program, differentiable
-from xfunc.split import Halves, everything_saveable
+from xfunc.split import Halves
 
 from .border import Port, across, along
 from .collectives import psum
@@ -158,7 +159,7 @@ class ShardMapPair:
     @property
     def halves(self) -> Halves:
         """The body's joint program, cut in two."""
-        return self.joint.split(everything_saveable, frozenset(), frozenset(), False)
+        return self.joint.split(everything_saveable)
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> Lowering:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -162,7 +163,7 @@ class NamedSharding:
 
     def tiles(self, ndim: int) -> Tiles:
         """How an array of `ndim` dimensions (at least those of the spec) is divided."""
-        return _tiles(self, ndim)
+        return tiles_on(self.mesh, self.spec, ndim)
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what one device holds of an array.
@@ -195,25 +196,21 @@ class NamedSharding:
 
 
 @functools.lru_cache(maxsize=4096)
-def _tiles(sharding: NamedSharding, ndim: int) -> Tiles:
-    mesh, names = sharding.mesh, sharding.spec.axes
+def tiles_on(
+    mesh: AbstractMesh, spec: PartitionSpec, ndim: int, manual: tuple[str, ...] = ()
+) -> Tiles:
+    """How a spec divides an array of `ndim` dimensions, where some axes may be manual."""
     place = {n: i for i, n in enumerate(mesh.axis_names)}
-    dims = []
-    order: list[int] = []
-    for d in range(ndim):
-        axes = [place[n] for n in (names[d] if d < len(names) else ())]
-        order += axes
-        size = 1
-        for a in axes:
-            size *= mesh.axis_sizes[a]
-        dims.append(size)
-    rest = [a for a in range(mesh.ndim) if a not in order]
-    replicated = 1
-    for a in rest:
-        replicated *= mesh.axis_sizes[a]
-    if all(d == 1 for d in dims):
+    axes = [[place[n] for n in names] for names in spec.axes[:ndim]]
+    axes += [[] for _ in range(ndim - len(axes))]
+    dims = tuple(math.prod(mesh.axis_sizes[a] for a in own) for own in axes)
+    dividing = [a for own in axes for a in own]
+    held = [place[n] for n in manual]
+    rest = [a for a in range(mesh.ndim) if a not in dividing and a not in held]
+    n_manual, n_rest = (math.prod(mesh.axis_sizes[a] for a in group) for group in (held, rest))
+    if n_manual == 1 and all(d == 1 for d in dims):
         return whole(ndim)
-    return Tiles(tuple(dims), 1, replicated, mesh.layout.order([*order, *rest]))
+    return Tiles(dims, n_manual, n_rest, mesh.layout.order([*dividing, *held, *rest]))
 
 
 def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> None:
@@ -228,9 +225,7 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
             )
         )
     for d, names in enumerate(spec.axes[: len(shape)]):
-        size = 1
-        for n in names:
-            size *= sharding.mesh.shape[n]
+        size = math.prod(sharding.mesh.shape[n] for n in names)
         if shape[d] % size:
             axes = " x ".join(f"{n}={sharding.mesh.shape[n]}" for n in names)
             raise ShardingError(

@@ -264,32 +264,6 @@ class _Application:
     batched: tuple[int, _Application, Dims, Dims, Dims] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mapped:
-    """The differentiable rule of a batched pair: that of the primitive, for each example."""
-
-    primitive: Primitive | _Mapped
-    arg_dims: Dims
-    out_dims: Dims
-    grad_dims: Dims
-    wrt: tuple[int, ...]
-
-    def vjp(
-        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
-        present = [i for i, c in enumerate(cts) if c is not None]
-        dims = [*self.arg_dims, *(self.out_dims[i] for i in present)]
-
-        def pull(*flat: Tensor) -> tuple[Tensor, ...]:
-            given = dict(zip(present, flat[len(args) :], strict=True))
-            own = [given.get(i) for i in range(len(cts))]
-            return tuple(self.primitive.vjp(flat[: len(args)], own, wrt))
-
-        grads = functorch.vmap(pull, dims, [*args, *(c for c in cts if c is not None)])
-        at = dict(zip(self.wrt, self.grad_dims, strict=True))
-        return [g.movedim(0, at[i] or 0) for i, g in zip(wrt, grads, strict=True)]
-
-
 class _PairFunction(torch.autograd.Function):
     """Reverse mode of first order: outputs, then residuals."""
 
@@ -334,8 +308,7 @@ class _PairFunction(torch.autograd.Function):
         pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
         inner = _Application(None, pair)
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
-        moved = [at_dim(*x, n) for x in zip(args, in_dims[1:], arg_dims, strict=True)]
-        outs = _apply(_PairFunction, inner, *moved)
+        outs = _apply(_PairFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
         return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
 
 
@@ -374,10 +347,7 @@ class _BackwardFunction(torch.autograd.Function):
             return pullback(application, n_args, n_residuals, flat, dims, n)
         _, inner, arg_dims, out_dims, grad_dims = application.batched
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
-        moved = [
-            t if t is None else at_dim(t, d, w, n)
-            for t, d, w in zip(flat, dims, wanted, strict=True)
-        ]
+        moved = _moved(flat, dims, wanted, n)
         return _apply(_BackwardFunction, inner, n_args, n_residuals, *moved), grad_dims
 
 
@@ -420,17 +390,26 @@ def _batched_again(
 ) -> Any:
     """Likewise, of a pair that was batched at a level above: both of its passes are run."""
     pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
-    given: list[Any] = [*flat[:n_args], *flat[n_args + n_residuals :]]
-    at = [*dims[:n_args], *dims[n_args + n_residuals :]]
-    moved = [
-        t if t is None else at_dim(t, d, w, n)
-        for t, d, w in zip(given, at, (*arg_dims, *out_dims), strict=True)
-    ]
+    cts_from = n_args + n_residuals
+    args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
+    cts = _moved(flat[cts_from:], dims[cts_from:], out_dims, n)
     again = _Application(None, pair)
-    args, cts = moved[:n_args], moved[n_args:]
     kept = _apply(_PairFunction, again, *args)[len(out_dims) :]
     grads = _apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
     return grads, grad_dims
+
+
+def _moved(
+    tensors: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    wanted: Sequence[int | None],
+    n: int,
+) -> list[Tensor | None]:
+    """`at_dim` of each tensor that there is."""
+    return [
+        t if t is None else at_dim(t, d, w, n)
+        for t, d, w in zip(tensors, dims, wanted, strict=True)
+    ]
 
 
 def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
@@ -443,7 +422,7 @@ def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
 
 
 def _differentiable_backward(
-    ctx: Any, primitive: Primitive | _Mapped, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: Any, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     wrt = tuple(
         i

@@ -29,7 +29,6 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
             divided = tiles[parameter.parameter_number]
             if divided is not None:
                 divided.write(parameter.proto.sharding)
-        whole = Module(whole.proto)
     strip_names(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)

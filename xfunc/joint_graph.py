@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from xfunc.hlo import Instruction, Module
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import is_tie
 from xfunc.hlo.groups import calls_automatic_tie, without_ties
 from xfunc.hlo.inline import inline_calls
+from xfunc.hlo.instances import holding
 from xfunc.hlo.names import fold_names
+from xfunc.hlo.passes import reachable
 from xfunc.hlo.simplify import simplify
 from xfunc.lowering import Lowering
 
@@ -86,13 +89,13 @@ class JointGraph:
 
         Ties may be: they say how values are divided, and do nothing.
         """
-        calling = _computations_once(self.module)
+        calling = holding(self.module.proto, _runs_once)
         found: set[int] = set()
         for i in self.instructions:
             if i.opcode == "get-tuple-element":
                 if i.operands[0].id in found:
                     found.add(i.id)
-            elif _runs_once(i, calling):
+            elif _runs_once(i.proto) or not calling.isdisjoint(i.proto.called_computation_ids):
                 found.add(i.id)
         return found
 
@@ -163,29 +166,5 @@ def joint_graph(
     )
 
 
-def reachable(roots: Iterable[Instruction], stop: Collection[int] = ()) -> set[int]:
-    """Ids of what the roots are computed from, not looking behind those in `stop`."""
-    found: set[int] = set()
-    todo = list(roots)
-    while todo:
-        i = todo.pop()
-        if i.id in found:
-            continue
-        found.add(i.id)
-        if i.id not in stop:
-            todo.extend(i.operands)
-    return found
-
-
-def _computations_once(module: Module) -> set[int]:
-    found: set[int] = set()
-    for c in module.computations:  # callees come first
-        if any(_runs_once(i, found) for i in c.instructions):
-            found.add(c.id)
-    return found
-
-
-def _runs_once(i: Instruction, computations: Collection[int]) -> bool:
-    if i.opcode in _ONCE or (i.proto.custom_call_has_side_effect and not is_tie(i.proto)):
-        return True
-    return any(k in computations for k in i.proto.called_computation_ids)
+def _runs_once(i: pb.HloInstructionProto) -> bool:
+    return i.opcode in _ONCE or (i.custom_call_has_side_effect and not is_tie(i))

@@ -69,12 +69,11 @@ class Lowering:
             return []
         trace = tracing.current()
         flat = [*args, *self.held()]
-        inputs = [flat[i] for i in self.inputs]
         if trace is None:
             with runtime.lock:  # A backward pass comes here without passing a transform.
                 run = self.executable(donated, lie(flat))
                 return run([flat[i] for i in run.inputs])
-        lifted = [trace.lift(t) for t in inputs]
+        lifted = [trace.lift(flat[i]) for i in self.inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs

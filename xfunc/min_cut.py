@@ -16,8 +16,10 @@ import dataclasses
 
 from xfunc.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
 from xfunc.errors import report, shown
-from xfunc.hlo import Instruction, Module
+from xfunc.hlo import Instruction
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.cost import Cost, costs, roofline
+from xfunc.hlo.instances import holding
 from xfunc.joint_graph import FREE, JointGraph
 from xfunc.locations import user_location
 
@@ -84,7 +86,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
     """What there is to choose from in a joint graph."""
     forward = [i for i in graph.instructions if i.id not in graph.backward]
     known = costs(graph.module)
-    heavy = _computations_with_heavy(graph.module)
+    heavy = holding(graph.module.proto, _is_heavy)
     return CutProblem(
         tuple(_node(i, graph, known[i.id], heavy) for i in forward),
         tuple(i.id for i in graph.needed),
@@ -103,17 +105,10 @@ def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Nod
         at_hand=i.id in graph.at_hand or i.id not in graph.varies,
         keepable=not i.shape.is_tuple,
         recomputable=not is_input and i.id not in graph.once,
-        heavy=again and _is_heavy(i, heavy),
+        heavy=again
+        and (_is_heavy(i.proto) or not heavy.isdisjoint(i.proto.called_computation_ids)),
     )
 
 
-def _is_heavy(i: Instruction, computations: set[int]) -> bool:
-    return i.opcode in _HEAVY or any(k in computations for k in i.proto.called_computation_ids)
-
-
-def _computations_with_heavy(module: Module) -> set[int]:
-    found: set[int] = set()
-    for c in module.computations:  # callees come first
-        if any(_is_heavy(i, found) for i in c.instructions):
-            found.add(c.id)
-    return found
+def _is_heavy(i: pb.HloInstructionProto) -> bool:
+    return i.opcode in _HEAVY

@@ -14,7 +14,8 @@ from xfunc.avals import Aval
 from xfunc.choose import choose
 from xfunc.hlo import Instruction, extract
 from xfunc.hlo.offload import brought, sent
-from xfunc.joint_graph import joint_graph, reachable
+from xfunc.hlo.passes import reachable
+from xfunc.joint_graph import joint_graph
 from xfunc.lowering import Lowering, with_parameter
 from xfunc.policies import Policy, everything_saveable
 

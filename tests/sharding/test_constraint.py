@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from divided import MESH, is_divided, on
 from table import TABLE, base
 
 import xfunc as xf
@@ -21,17 +22,7 @@ from xfunc.sharding import (
     with_sharding_constraint,
 )
 
-MESH = make_mesh((4, 2), ("fsdp", "tensor"))
 X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
-
-
-def on(*spec: Any) -> NamedSharding:
-    return NamedSharding(MESH, P(*spec))
-
-
-def is_divided(x: torch.Tensor, *spec: Any) -> bool:
-    found = sharding_of(x)
-    return found is not None and found.is_equivalent_to(on(*spec), x.ndim)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from divided import MESH, on
 
 import xfunc as xf
-from xfunc.sharding import AbstractMesh, NamedSharding, P, make_mesh, shard_map, sharding_of
+from xfunc.sharding import AbstractMesh, NamedSharding, P, shard_map, sharding_of
 
-MESH = make_mesh((4, 2), ("fsdp", "tensor"))
 LAYERS, BATCH, SEQ, HIDDEN, HEADS, WIDE = 3, 4, 6, 16, 2, 32
 IN, OUT = ("fsdp", "tensor"), ("tensor", "fsdp")
 SPECS: dict[str, tuple[str, ...]] = {
@@ -31,10 +31,6 @@ def switch() -> Iterator[None]:
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, dtype=torch.float64, generator=generator) * 0.3
-
-
-def on(*spec: Any) -> NamedSharding:
-    return NamedSharding(MESH, P(*spec))
 
 
 def lies(x: torch.Tensor) -> tuple[Any, ...] | None:

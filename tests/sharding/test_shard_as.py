@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from divided import MESH, is_divided, on
 from table import TABLE, base
 
 import xfunc as xf
 from xfunc.errors import ShardingError
 from xfunc.sharding import (
-    NamedSharding,
     P,
-    make_mesh,
     shard_alike,
     shard_as,
     shard_map,
@@ -22,17 +21,7 @@ from xfunc.sharding import (
     with_sharding_constraint,
 )
 
-MESH = make_mesh((4, 2), ("fsdp", "tensor"))
 X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
-
-
-def on(*spec: Any) -> NamedSharding:
-    return NamedSharding(MESH, P(*spec))
-
-
-def is_divided(x: torch.Tensor, *spec: Any) -> bool:
-    found = sharding_of(x)
-    return found is not None and found.is_equivalent_to(on(*spec), x.ndim)
 
 
 def divided(x: torch.Tensor, *spec: Any) -> torch.Tensor:

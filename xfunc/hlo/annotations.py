@@ -30,8 +30,12 @@ def constrain(
     body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
 ) -> Value:
     """The same value, divided as `sharding` says, but along the dimensions in `free` in any way."""
-    config = f"unspecified_dims=[{','.join(map(str, free))}]" if free else ""
-    return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=config)
+    return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
+
+
+def unspecified(dims: Sequence[int]) -> str:
+    """How the partitioner is told that it may divide some dimensions in any way."""
+    return f"unspecified_dims=[{','.join(map(str, dims))}]" if dims else ""
 
 
 def tie(

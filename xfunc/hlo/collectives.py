@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count
 
 import numpy as np
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import ComputationBuilder, Value
-from xfunc.hlo.edit import fill
+from xfunc.hlo.edit import fill, fresh_ids
 from xfunc.hlo.literal import write_literal
 from xfunc.hlo.module import Module
 from xfunc.hlo.ops import bitcast_convert
@@ -96,7 +95,7 @@ def without_sums(module: Module, equal: Collection[int]) -> Module:
         equal: ids of collectives.
     """
     adds = {c.id for c in module.computations if c.root.opcode == "add"}
-    new = count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
+    new = fresh_ids(module.proto)
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
     for c in proto.computations:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
+
+
+def entry_of(proto: pb.HloModuleProto) -> pb.HloComputationProto:
+    """The computation that running a module runs."""
+    return next(c for c in proto.computations if c.id == proto.entry_computation_id)
+
+
+def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
+    """Ids that nothing in a module has."""
+    return count(
+        1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
+    )
 
 
 def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
@@ -18,17 +31,19 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
     if not stands_for:
         return
 
-    def end(k: int) -> int:
-        while k in stands_for:
-            k = stands_for[k]
-        return k
-
     for i in c.instructions:
         for ids in (i.operand_ids, i.control_predecessor_ids):
             if any(k in stands_for for k in ids):
-                ids[:] = [end(k) for k in ids]
-    c.root_id = end(c.root_id)
+                ids[:] = [origin(k, stands_for) for k in ids]
+    c.root_id = origin(c.root_id, stands_for)
     fill(c, (i for i in c.instructions if i.id not in stands_for))
+
+
+def origin(k: int, stands_for: Mapping[int, int]) -> int:
+    """The id that stands for an id in the end."""
+    while k in stands_for:
+        k = stands_for[k]
+    return k
 
 
 def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProto]) -> None:
@@ -41,7 +56,7 @@ def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProt
 
 def renumber_parameters(proto: pb.HloModuleProto, numbers: Sequence[int]) -> None:
     """Let parameter ``numbers[k]`` of a module's entry be parameter k."""
-    (entry,) = (c for c in proto.computations if c.id == proto.entry_computation_id)
+    entry = entry_of(proto)
     new = {old: k for k, old in enumerate(numbers)}
     for i in entry.instructions:
         if i.opcode == "parameter":

@@ -13,7 +13,7 @@ from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import is_automatic, is_pair, is_tie
-from xfunc.hlo.edit import bypass
+from xfunc.hlo.edit import bypass, entry_of
 from xfunc.hlo.instances import holding, separate
 from xfunc.hlo.module import Instruction, Module
 
@@ -64,7 +64,7 @@ def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Mo
         return module
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
-    bypass(next(c for c in proto.computations if c.id == module.entry.id), stands_for)
+    bypass(entry_of(proto), stands_for)
     return Module(proto)
 
 

@@ -14,11 +14,11 @@ goes with the parameter, as it does when XLA inlines the call.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import is_pair, is_region
 from xfunc.hlo.builder import renamed
+from xfunc.hlo.edit import fresh_ids
 from xfunc.hlo.module import Module
 
 _RUN = frozenset(("call", "while", "conditional"))
@@ -31,7 +31,7 @@ def inline_calls(module: Module) -> Module:
     ids. Tuples that are made only to be taken apart again go.
     """
     computations = {c.id: c for c in module.proto.computations}
-    ids = count(1 + max(k for c in module.computations for k in (c.id, *_ids(c.proto))))
+    ids = fresh_ids(module.proto)
     flat: dict[int, pb.HloComputationProto] = {}
     applied: set[int] = set()  # by reductions and the like
     todo = [module.proto.entry_computation_id]
@@ -57,10 +57,6 @@ def inline_calls(module: Module) -> Module:
 def _stays(callee: pb.HloComputationProto) -> bool:
     """Whether calls of a computation stay calls."""
     return is_pair(callee) or is_region(callee)
-
-
-def _ids(c: pb.HloComputationProto) -> Iterator[int]:
-    return (i.id for i in c.instructions)
 
 
 class _Caller:

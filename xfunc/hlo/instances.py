@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import copied
+from xfunc.hlo.edit import fresh_ids
 
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
@@ -29,9 +29,7 @@ def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
             the copies.
     """
     by_id = {c.id: c for c in proto.computations}
-    ids = count(
-        1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
-    )
+    ids = fresh_ids(proto)
     called: set[int] = set()
     order: list[pb.HloComputationProto] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import ComputationBuilder, Value
-from xfunc.hlo.edit import bypass
+from xfunc.hlo.edit import bypass, entry_of, origin
 from xfunc.hlo.module import Module
 
 _NAME = "xfunc_name"
@@ -38,11 +38,11 @@ def fold_names(module: Module) -> Module:
         return module
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
-    (computation,) = (c for c in proto.computations if c.id == entry.id)
+    computation = entry_of(proto)
     names: dict[int, list[str]] = {}
     for k in copies:
         found = names_of(entry.by_id[k].proto)
-        names.setdefault(_origin(k, copies), []).extend(found)
+        names.setdefault(origin(k, copies), []).extend(found)
     bypass(computation, copies)
     for i in computation.instructions:
         if i.id in names:
@@ -68,9 +68,3 @@ def strip_names(proto: pb.HloModuleProto) -> None:
 
 def _is_name(i: pb.HloInstructionProto) -> bool:
     return i.opcode == "copy" and bool(names_of(i))
-
-
-def _origin(k: int, copies: dict[int, int]) -> int:
-    while k in copies:
-        k = copies[k]
-    return k

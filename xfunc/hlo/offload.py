@@ -7,10 +7,9 @@ in between (the stack of a loop, a tuple) is put into that memory by XLA.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, fill
+from xfunc.hlo.edit import bypass, entry_of, fill, fresh_ids
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.shape import Shape
 
@@ -89,9 +88,7 @@ def is_on_host(i: Instruction) -> bool:
 def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, Iterator[int]]:
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
-    entry = next(c for c in proto.computations if c.id == proto.entry_computation_id)
-    ids = count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
-    return proto, entry, ids
+    return proto, entry_of(proto), fresh_ids(proto)
 
 
 def _place(id: int, operand: int, shape: Shape, memory: str) -> pb.HloInstructionProto:

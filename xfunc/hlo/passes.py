@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fresh_ids
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
@@ -65,13 +65,13 @@ def extract(
     if len(given) != len(parameters):
         twice = next(k for k in given if list(parameters).count(k) > 1)
         raise InvalidHloError(f"extract: {given[twice]} is listed twice as a parameter")
-    needed = _needed(roots, stop=given.keys(), and_control=False)
+    needed = reachable(roots, stop=given.keys())
     kept = [i for i in entry.instructions if i.id in needed and i.id not in given]
     for i in kept:
         if i.opcode == "parameter":
             raise InvalidHloError(f"extract: {i} is needed, but not among the new parameters")
 
-    ids = _fresh_ids(module)
+    ids = fresh_ids(module.proto)
     made = [_parameter(i, number) for number, i in enumerate(given.values())]
     if barrier and made:
         made += _barrier(made, ids)
@@ -110,7 +110,9 @@ def _find(entry: Computation, id: int, what: str) -> Instruction:
         ) from None
 
 
-def _needed(roots: Iterable[Instruction], stop: Collection[int], *, and_control: bool) -> set[int]:
+def reachable(
+    roots: Iterable[Instruction], stop: Collection[int] = (), *, and_control: bool = False
+) -> set[int]:
     """Ids of what the roots are computed from, not looking behind those in `stop`.
 
     With `and_control`, what must only run before one of them is needed as well.
@@ -146,10 +148,10 @@ def _called(roots: Iterable[Computation], live: dict[int, set[int]]) -> set[int]
 
 
 def _live(c: Computation, known: dict[int, bool]) -> set[int]:
-    needed = _needed([c.root], stop=frozenset(), and_control=True)
+    needed = reachable([c.root], and_control=True)
     others = [i for i in c.instructions if i.id not in needed]
     roots = [i for i in others if i.opcode == "parameter" or _has_effect(i, known)]
-    return needed | _needed(roots, stop=needed, and_control=True)
+    return needed | reachable(roots, stop=needed, and_control=True)
 
 
 def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
@@ -185,10 +187,6 @@ def _without_lost_control(
     copy.CopyFrom(proto)
     copy.control_predecessor_ids[:] = [k for k in proto.control_predecessor_ids if k in kept]
     return copy
-
-
-def _fresh_ids(module: Module) -> Iterator[int]:
-    return count(1 + max(k for c in module.computations for k in (c.id, *c.by_id)))
 
 
 def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:

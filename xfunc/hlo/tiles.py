@@ -95,11 +95,6 @@ class Tiles:
         """Whether each device runs its own program on its own array."""
         return self.manual > 1 and self.replicated == 1 and all(d == 1 for d in self.dims)
 
-    @property
-    def n_devices(self) -> int:
-        """The number of devices."""
-        return math.prod(self.dims) * self.manual * self.replicated
-
     def grid(self) -> np.ndarray:
         """The devices, of shape ``(*dims, manual * replicated)``."""
         return self.order.devices().reshape(*self.dims, self.manual * self.replicated)

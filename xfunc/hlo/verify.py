@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import entry_of
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.shape import Shape
 
@@ -44,7 +45,7 @@ def verify(module: Module) -> None:
         raise InvalidHloError(
             f"module {proto.name!r}: the entry computation {proto.entry_computation_id} is missing"
         )
-    entry = next(c for c in proto.computations if c.id == proto.entry_computation_id)
+    entry = entry_of(proto)
     _check_program_shape(entry.name, "program shape", entry.program_shape, signatures[entry.id])
     _check_program_shape(
         entry.name, "host program shape", proto.host_program_shape, signatures[entry.id]
