@@ -6,7 +6,9 @@ if __name__ != "xfunc.sharding":  # A second copy would have meshes of its own.
 from .arrays import device_put as device_put
 from .arrays import sharding_of as sharding_of
 from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import load_extra as load_extra
 from .checkpoint import save_checkpoint as save_checkpoint
+from .checkpoint import save_checkpoint_async as save_checkpoint_async
 from .collectives import all_gather as all_gather
 from .collectives import all_to_all as all_to_all
 from .collectives import axis_index as axis_index

@@ -2,76 +2,89 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
+import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optree
 import torch
 from torch import distributed
 
-from xfunc import functorch, runtime, tracing, tree
-from xfunc.avals import ShapeDtypeStruct, short
-from xfunc.errors import PurityError, TreeMismatchError, report, shown
-from xfunc.locations import user_location
-from xfunc.placement import placement_of
-from xfunc.values import check_array
+from xfunc import runtime, tree
+from xfunc.errors import CheckpointWriteError, report
+from xfunc.locations import Location, user_location
 
-from .mesh import Mesh, check_devices
-from .parts import Target, target_of
-from .spec import check_shape, resolve_sharding
+from . import manifest
+from .checkpoint_tree import (
+    Keys,
+    check_fits,
+    check_outside,
+    leaves_of,
+    result_of,
+    target_for,
+    tensor_of,
+)
+from .parts import Start, Target, copy, fetch, target_of
 
-# Python numbers are stored as 0-d tensors that hold them exactly.
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+if TYPE_CHECKING:
+    from .storage import Stored
 
 
-def save_checkpoint(path: str | os.PathLike[str], x: Any) -> None:
+def save_checkpoint(path: str | os.PathLike[str], x: Any, extra: Any = None) -> None:
     """Write a tree of tensors to a new folder.
 
     Each part of a sharded tensor is written once, by a process that holds it; the tensor is never
     put together. Files are written to a folder ``<path>.partial``, which gets its name at the end:
-    a folder of the name `path` is complete.
+    a folder of the name `path` is complete, and on the disk.
 
     Args:
         path: the folder, which must not exist.
         x: a tree of tensors and Python numbers.
+        extra: what JSON can hold, kept beside the tree for `load_extra`; of several processes, the
+            first one's.
 
     Raises:
+        CheckpointWriteError: it could not be written; nothing is left of it.
         FileExistsError: there is something at `path`.
-        TypeError: a leaf is no tensor and no number.
+        TypeError: a leaf is no tensor and no number, or `extra` is more than JSON can hold.
         PurityError: a tensor is traced.
         RuntimeError: a tensor was donated.
     """
-    folder = _folder(path)
-    _check_outside("save_checkpoint", x)
-    leaves = {leaf.name: leaf for leaf in _leaves(x, "x")}
-    tensors = {name: _tensor(leaf) for name, leaf in leaves.items()}
-    if folder.exists():
-        raise FileExistsError(
-            report(
-                f"there is something at {folder} already",
-                "save to a new folder, such as one for each step, or remove that one first.",
-                at=user_location(),
-            )
-        )
-    from . import planners
+    job, tensors = _job("save_checkpoint", path, x, extra)
+    _write(job, lambda name: fetch(tensors[name], job.targets[name]), None)
 
-    is_first = not distributed.is_initialized() or distributed.get_rank() == 0
-    partial = _partial(folder)
-    if is_first:
-        shutil.rmtree(partial, ignore_errors=True)
-    _wait_for_all()
-    try:
-        planners.write(partial, tensors, {name: leaf.keys for name, leaf in leaves.items()})
-        if is_first:
-            partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    _wait_for_all()
+
+def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = None) -> Future[None]:
+    """Do as `save_checkpoint`, but write the files in a thread.
+
+    It returns when the tensors are copied to the host, which waits for the program that computes
+    them: from then on they may be donated or changed. One checkpoint is written at a time; another
+    call waits for the one before. At the end of the program Python waits for the last one.
+
+    Args:
+        path: the folder, which must not exist.
+        x: a tree of tensors and Python numbers.
+        extra: as of `save_checkpoint`.
+
+    Returns:
+        The save: ``.result()`` waits for its end, and raises the `CheckpointWriteError` if it
+        failed; ``.done()`` says whether it ended.
+
+    Raises:
+        FileExistsError, TypeError, PurityError, RuntimeError: as of `save_checkpoint`.
+    """
+    global _pending
+    job, tensors = _job("save_checkpoint_async", path, x, extra)
+    parts = {name: copy(tensor, job.targets[name]) for name, tensor in tensors.items()}
+    group = _group_beside(distributed.group.WORLD) if distributed.is_initialized() else None
+    _pending = _thread.submit(_write, job, parts.__getitem__, group)
+    return _pending
 
 
 def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
@@ -91,125 +104,138 @@ def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
 
     Raises:
         FileNotFoundError: there is no checkpoint at `path`.
-        ValueError: it is damaged.
+        DamagedCheckpointError: a file is missing, cut off or changed.
         TreeMismatchError: paths, shapes or dtypes differ from those of `target`; all are listed.
         ShardingError: a sharding does not fit its array, or its mesh is not of these devices.
     """
     folder = _folder(path)
-    _check_outside("load_checkpoint", target)
-    leaves = _leaves(target, "target")
-    targets = {leaf.name: _target(leaf) for leaf in leaves}
-    _check_fits(_contents(folder), leaves, targets)
-    from . import planners
+    check_outside("load_checkpoint", target)
+    leaves = leaves_of(target, "target")
+    targets = {leaf.name: target_for(leaf) for leaf in leaves}
+    stored = _stored(folder)
+    check_fits(stored.contents, leaves, targets)
+    from . import storage
 
-    loaded = planners.read(folder, targets)
-    found = [_result(leaf.value, loaded[leaf.name]) for leaf in leaves]
+    loaded = storage.read(stored, targets)
+    found = [result_of(leaf.value, loaded[leaf.name]) for leaf in leaves]
     return tree.unflatten(tree.structure(target), found)
 
 
-# -- trees ------------------------------------------------------------------------------------
+def load_extra(path: str | os.PathLike[str]) -> Any:
+    """What a checkpoint was given as `extra`, as JSON gives it back: a tuple is a list now.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint at `path`, or it holds no such thing.
+        DamagedCheckpointError: a file is missing, cut off or changed.
+    """
+    folder = _folder(path)
+    try:
+        return manifest.read_extra(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _nothing_at(folder) from None
+
+
+# -- saving -----------------------------------------------------------------------------------
+
+_thread = ThreadPoolExecutor(1, "xfunc-checkpoint")  # it starts with the first task
+_pending: Future[None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A leaf of a tree; in the files it is called ``layers.0.w``, as torch calls it."""
+class _Job:
+    """What is to be written, without the tensors: a thread must not touch the devices.
 
-    keys: tuple[str | int, ...]
-    path: str
-    value: Any
+    Attributes:
+        targets: how the tensors lie, by name.
+        keys: their places in the tree.
+        at: the user's line, which a thread does not know.
+    """
 
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self.keys))
+    folder: Path
+    targets: Mapping[str, Target]
+    keys: Mapping[str, Keys]
+    extra: bytes
+    at: Location | None
 
 
-def _leaves(x: Any, label: str) -> list[_Leaf]:
-    values, structure = tree.flatten(x)
-    found: dict[str, _Leaf] = {}
-    for accessor, value in zip(structure.accessors(), values, strict=True):
-        keys = tuple(map(_key, accessor)) or ("value",)
-        leaf = _Leaf(keys, accessor.codify(label), value)
-        other = found.setdefault(leaf.name, leaf)
-        if other is not leaf:
-            raise ValueError(
-                report(
-                    f"{other.path} and {leaf.path} would both be called {leaf.name!r} in the files",
-                    "use other keys.",
-                    at=user_location(),
-                )
+def _job(
+    name: str, path: str | os.PathLike[str], x: Any, extra: Any
+) -> tuple[_Job, dict[str, torch.Tensor]]:
+    """Look at everything that a save is given, and wait for the one before."""
+    folder = _folder(path)
+    check_outside(name, x)
+    leaves = {leaf.name: leaf for leaf in leaves_of(x, "x")}
+    tensors = {n: tensor_of(leaf, name) for n, leaf in leaves.items()}
+    text = _json(extra)
+    if _pending is not None:
+        concurrent.futures.wait([_pending])
+    if folder.exists():
+        raise FileExistsError(
+            report(
+                f"there is something at {folder} already",
+                "save to a new folder, such as one for each step, or remove that one first.",
+                at=user_location(),
             )
-    return [*found.values()]
+        )
+    targets = {n: target_of(t) for n, t in tensors.items()}
+    keys = {n: leaf.keys for n, leaf in leaves.items()}
+    return _Job(folder, targets, keys, text, user_location()), tensors
 
 
-def _key(entry: optree.PyTreeEntry) -> str | int:
-    """A step of a path: a position in a list or tuple, else a name."""
-    key = getattr(entry, "field", entry.entry)
-    return key if type(key) is int and not isinstance(entry, optree.MappingEntry) else str(key)
-
-
-def _tensor(leaf: _Leaf) -> torch.Tensor:
-    """A leaf to be saved."""
-    x = leaf.value
-    if type(x) is int and not -(2**63) <= x < 2**63:
-        problem = f"{leaf.path} is {shown(x)}, which does not fit into 64 bits"
-        raise ValueError(report(problem, "save a smaller number.", at=user_location()))
-    if type(x) in _NUMBERS:
-        return torch.tensor(x, dtype=_NUMBERS[type(x)])
-    if not isinstance(x, torch.Tensor):
+def _json(extra: Any) -> bytes:
+    try:
+        return json.dumps(extra, indent=1).encode()
+    except (TypeError, ValueError) as error:
         raise TypeError(
             report(
-                f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which cannot be saved",
-                "save tensors and Python numbers: make a tensor of an array (torch.from_numpy), "
-                "make a dataclass a node (xf.tree.register_dataclass), leave out the rest.",
+                f"extra cannot be written as JSON: {error}",
+                "give dicts, lists, strings, numbers and None; tensors belong into the tree.",
                 at=user_location(),
             )
-        )
-    check_array(x, "save_checkpoint", leaf.path)
-    return x
+        ) from None
 
 
-def _target(leaf: _Leaf) -> Target:
-    """What a leaf of a target asks for."""
-    x = leaf.value
-    if type(x) in _NUMBERS:
-        return Target((), _NUMBERS[type(x)], on_host=True)
-    if isinstance(x, torch.Tensor):
-        check_array(x, "load_checkpoint", leaf.path)
-        return target_of(x)
-    if not isinstance(x, ShapeDtypeStruct):
-        raise TypeError(
+@functools.cache
+def _group_beside(group: Any) -> distributed.ProcessGroup | None:
+    """The same processes as a group of its own: threads must not mix their collectives."""
+    return distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
+
+
+def _write(
+    job: _Job,
+    parts: Callable[[str], Mapping[Start, torch.Tensor]],
+    group: distributed.ProcessGroup | None,
+) -> None:
+    """Write a checkpoint, or leave nothing of it."""
+    from . import storage
+    from .planners import Save
+
+    is_first = not distributed.is_initialized() or distributed.get_rank() == 0
+    partial = _partial(job.folder)
+    try:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        if distributed.is_initialized():
+            distributed.barrier(group)
+        planner = Save(job.targets, parts, job.keys)
+        storage.write(partial, job.folder.name, planner, job.extra, group)
+    except BaseException as error:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise CheckpointWriteError(
             report(
-                f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which says no shape and dtype",
-                "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
-                at=user_location(),
-            )
-        )
-    check_array(x, "load_checkpoint", leaf.path)
-    if x.sharding is None:
-        return Target(x.shape, x.dtype)
-    sharding = resolve_sharding(x.sharding, f"the sharding of {leaf.path}")
-    check_shape(sharding, x.shape, leaf.path)
-    if not isinstance(sharding.mesh, Mesh):
-        check_devices(sharding.mesh)
-    where = placement_of(sharding.tiles(x.ndim)) if runtime.device_count() > 1 else None
-    return Target(x.shape, x.dtype, False, where, sharding)
-
-
-def _result(value: Any, loaded: torch.Tensor) -> Any:
-    return type(value)(loaded.item()) if type(value) in _NUMBERS else loaded
-
-
-def _check_outside(name: str, x: Any) -> None:
-    """Raise inside of a traced function."""
-    wrapped = any(isinstance(t, torch.Tensor) and functorch.is_wrapped(t) for t in tree.leaves(x))
-    if tracing.current() is not None or wrapped:
-        raise PurityError(
-            report(
-                f"{name} was called inside a function that is traced or transformed",
-                "return the values, and call it outside.",
-                at=user_location(),
-            )
-        )
+                f"the checkpoint {job.folder} could not be written: {error}",
+                "make room, or mend what is wrong with the file system, and save again; earlier "
+                "checkpoints are as they were.",
+                at=job.at,
+            ),
+            error.errno,
+        ) from error
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -239,47 +265,23 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _wait_for_all() -> None:
-    if distributed.is_initialized():
-        distributed.barrier()
-
-
-def _contents(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds."""
-    from . import planners
+def _stored(folder: Path) -> Stored:
+    """The files of a checkpoint."""
+    from . import storage
 
     try:
-        return planners.contents(folder)
+        return storage.Stored(folder)
     except (FileNotFoundError, NotADirectoryError):
-        partial = _partial(folder)
-        note = f"; {partial} is of a save that did not end" if partial.exists() else ""
-        raise FileNotFoundError(
-            report(
-                f"there is no checkpoint at {folder}{note}",
-                "give the folder that save_checkpoint was given.",
-                at=user_location(),
-            )
-        ) from None
+        raise _nothing_at(folder) from None
 
 
-def _check_fits(
-    stored: Mapping[str, Any], leaves: list[_Leaf], targets: Mapping[str, Target]
-) -> None:
-    """Raise unless a checkpoint holds just what is asked for."""
-    lines = [f"  {leaf.path}: not in the checkpoint" for leaf in leaves if leaf.name not in stored]
-    lines += [f"  {name}: in the checkpoint only" for name in stored if name not in targets]
-    for leaf in leaves:
-        if leaf.name in stored:
-            have, want = stored[leaf.name], short(targets[leaf.name])
-            kept = "a Python object" if have is None else short(have)
-            if kept != want:
-                lines.append(f"  {leaf.path}: {kept} in the checkpoint, {want} in the target")
-    if lines:
-        raise TreeMismatchError(
-            report(
-                "\n".join(["the checkpoint does not fit the target:", *lines]),
-                "give a target with the paths, shapes and dtypes of what was saved, and convert "
-                "the result.",
-                at=user_location(),
-            )
+def _nothing_at(folder: Path) -> FileNotFoundError:
+    partial = _partial(folder)
+    note = f"; {partial} is of a save that did not end" if partial.exists() else ""
+    return FileNotFoundError(
+        report(
+            f"there is no checkpoint at {folder}{note}",
+            "give the folder that save_checkpoint was given.",
+            at=user_location(),
         )
+    )

@@ -71,17 +71,28 @@ def target_of(tensor: torch.Tensor) -> Target:
 
 
 def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
-    """Copies of the parts of a tensor that lies so, without padding."""
+    """The parts of a tensor that lies so, on the host, without padding; a CPU tensor is its own."""
     boxes = target.boxes()
     if target.placement is None:
-        return {boxes[0][0]: tensor.detach().cpu()}
+        return {boxes[0][0]: _compact(tensor.detach().cpu())}
     with runtime.lock:
         runtime.block()  # The program that computes it may still run.
         (shards,) = runtime.xla()._get_local_shards([tensor])
     return {
-        start: data[tuple(map(slice, size))].to(target.dtype)
+        start: _compact(data[tuple(map(slice, size))].to(target.dtype))
         for (start, size), (data, _) in zip(boxes, shards, strict=True)
     }
+
+
+def copy(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
+    """Parts as of `fetch` that no later change of the tensor reaches."""
+    found = fetch(tensor, target)
+    return {start: part.clone() for start, part in found.items()} if target.on_host else found
+
+
+def _compact(part: torch.Tensor) -> torch.Tensor:
+    """A tensor whose storage holds nothing else: files have whole storages."""
+    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 
 def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tensor:

@@ -1,25 +1,21 @@
-"""Trees of sharded arrays as files of `torch.distributed.checkpoint`, which is slow to import.
+"""Which parts of which arrays `torch.distributed.checkpoint` writes and reads.
 
-torch_xla 2.9 has planners for these files too, which are not used: its `SPMDSavePlanner` leaves out
-every array that is divided over some devices and repeated over others, without an error.
+torch_xla 2.9 has planners too, which are not used: its `SPMDSavePlanner` leaves out every array
+that is divided over some devices and repeated over others, without an error.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -31,113 +27,39 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from xfunc.avals import ShapeDtypeStruct
-from xfunc.errors import report
-from xfunc.locations import user_location
+from .checkpoint_tree import Keys
+from .parts import Start, Target, assemble
 
-from .parts import Start, Target, assemble, fetch, target_of
-
-Keys = tuple[str | int, ...]
-
-
-def write(folder: Path, tensors: Mapping[str, torch.Tensor], keys: Mapping[str, Keys]) -> None:
-    """Write tensors by name; `keys` are their places in the tree, for torch's own tools."""
-    with warnings.catch_warnings():
-        _silence()
-        try:
-            storage = dcp.FileSystemWriter(folder)
-            dcp.save(dict(tensors), storage_writer=storage, planner=_Save(keys))
-        except CheckpointException as error:
-            raise _cause(error) from None
-
-
-def contents(folder: Path) -> dict[str, ShapeDtypeStruct | None]:
-    """The names in the files of a folder; None: of a Python object.
-
-    Raises:
-        OSError: the files cannot be read.
-        ValueError: they are damaged.
-    """
-    try:
-        found = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-        return {
-            name: ShapeDtypeStruct(tuple(m.size), m.properties.dtype)
-            if isinstance(m, TensorStorageMetadata)
-            else None
-            for name, m in found.items()
-        }
-    except OSError:
-        raise
-    except Exception as error:  # Unpickling bytes that are anything raises anything.
-        raise _damaged(folder, error) from error
-
-
-def read(folder: Path, targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
-    """Read tensors of these names.
-
-    Raises:
-        OSError: the files cannot be read.
-        ValueError: they are damaged.
-    """
-    planner = _Load(targets)
-    with warnings.catch_warnings():
-        _silence()
-        try:
-            dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner)
-        except CheckpointException as error:
-            cause = _cause(error)
-            missing = isinstance(cause, FileNotFoundError)
-            if missing or (isinstance(cause, Exception) and not isinstance(cause, OSError)):
-                raise _damaged(folder, cause) from cause
-            raise cause from None
-    for name in targets:
-        if name not in planner.loaded:
-            raise _damaged(folder, f"parts of {name} are missing")
-    return planner.loaded
-
-
-def _silence() -> None:
-    """No warnings of torch's own: that there is one process, that its storage class is old."""
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-
-
-def _cause(error: CheckpointException) -> BaseException:
-    """What a process failed with."""
-    return next(iter(error.failures.values()))[0]
-
-
-def _damaged(folder: Path, why: object) -> ValueError:
-    text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    return ValueError(
-        report(
-            f"the checkpoint at {folder} is damaged ({text})",
-            "use another one: files of this one are missing, cut off or changed.",
-            at=user_location(),
-        )
-    )
+Parts = Mapping[Start, torch.Tensor]
 
 
 def _chunk(start: Start, size: tuple[int, ...]) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(start), torch.Size(size))
 
 
-class _Save(dcp.DefaultSavePlanner):
+class Save(dcp.DefaultSavePlanner):
     """Writes each part of each tensor once.
 
     Args:
-        keys: the path of each name, for torch's tools that build the tree again.
+        targets: the tensors by name.
+        parts: the parts of a tensor that this process holds.
+        keys: the places of the tensors in the tree, for torch's tools that build it again.
     """
 
-    def __init__(self, keys: Mapping[str, tuple[str | int, ...]]):
+    def __init__(
+        self,
+        targets: Mapping[str, Target],
+        parts: Callable[[str], Parts],
+        keys: Mapping[str, Keys],
+    ):
         super().__init__()
-        self._keys = keys
-        self._fetched: tuple[str, dict[Start, torch.Tensor]] = ("", {})
+        self._targets, self._parts, self._keys = targets, parts, keys
+        self._current: tuple[str, Parts] = ("", {})
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        self.state_dict, self.is_coordinator = state_dict, is_coordinator
-        self._targets = {name: target_of(t) for name, t in state_dict.items()}
+        self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> SavePlan:
         items = [item for name, t in self._targets.items() for item in _writes(name, t)]
@@ -146,10 +68,10 @@ class _Save(dcp.DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         name, start = write_item.index.fqn, write_item.index.offset
-        if self._fetched[0] != name:  # One tensor at a time is on the host.
-            self._fetched = name, fetch(self.state_dict[name], self._targets[name])
+        if self._current[0] != name:
+            self._current = name, self._parts(name)
         assert start is not None
-        return self._fetched[1][tuple(start)]
+        return self._current[1][tuple(start)]
 
 
 def _writes(name: str, target: Target) -> list[WriteItem]:
@@ -166,7 +88,7 @@ def _writes(name: str, target: Target) -> list[WriteItem]:
     ]
 
 
-class _Load(dcp.DefaultLoadPlanner):
+class Load(dcp.DefaultLoadPlanner):
     """Reads the parts that this process holds, and puts each tensor together when it has all.
 
     Attributes:

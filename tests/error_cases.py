@@ -1070,6 +1070,19 @@ total = lambda x: xf.psum(x.sum(), "data")
 xf.jit(xf.shard_map(total, mesh=mesh, in_specs=xf.P("data"), out_specs=xf.P())).lower(torch.ones(8))
 """,
             ),
+            Case(
+                "A program is compiled for a TPU that has fewer chips than its mesh.",
+                """\
+mesh = xf.AbstractMesh((8,), ("data",))
+rows = xf.ShapeDtypeStruct((64, 128), torch.bfloat16, xf.NamedSharding(mesh, xf.P("data")))
+total = xf.jit(lambda x: x.sum())
+total.lower(rows).compile(target="tpu:v6e-4")
+""",
+                """\
+ShardingError: <lambda> was traced for a mesh of 8 devices, and v6e:2x2 has 4
+  at example.py:4 in <module>: total.lower(rows).compile(target="tpu:v6e-4")
+Repair: make the mesh as large as the topology, or name another topology.""",
+            ),
         ],
     ),
     Section(
@@ -1159,6 +1172,54 @@ Repair: use a smaller batch, xf.checkpoint (keep less for the backward pass), xf
                 """\
 x, v = torch.ones(2**20), torch.ones(2**20)
 y, jacobian_times_v = xf.jvp(f, (x,), (v,))
+""",
+            ),
+        ],
+    ),
+    Section(
+        "DamagedCheckpointError",
+        "*(ValueError)* A file of a [checkpoint](checkpoints.md) is missing, cut off or changed; `file` is its path.",
+        [
+            Case(
+                "A file was cut off.",
+                """\
+import tempfile
+
+folder = tempfile.mkdtemp()
+xf.sharding.save_checkpoint(f"{folder}/100", torch.ones(3))
+xf.sharding.save_checkpoint(f"{folder}/200", torch.ones(3))
+with open(f"{folder}/200/__0_0.distcp", "ab") as file:
+    file.truncate(100)
+
+xf.sharding.load_checkpoint(f"{folder}/200", torch.zeros(3))
+""",
+                """\
+DamagedCheckpointError: the checkpoint at .../200 is damaged: __0_0.distcp has 100 bytes, and was written with ...
+  at example.py:9 in <module>: xf.sharding.load_checkpoint(f"{folder}/200", torch.zeros(3))
+Repair: use an older checkpoint, or a copy of this one.""",
+                """\
+xf.sharding.load_checkpoint(f"{folder}/100", torch.zeros(3))
+""",
+            ),
+        ],
+    ),
+    Section(
+        "CheckpointWriteError",
+        "*(OSError)* A [checkpoint](checkpoints.md) could not be written. `errno` is the system's number of the reason, such as `errno.ENOSPC` of a full disk.",
+        [
+            Case(
+                "The folder cannot be made.",
+                """\
+xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
+""",
+                """\
+CheckpointWriteError: the checkpoint /dev/null/100 could not be written: [Errno 20] Not a directory: '/dev/null/100.partial'
+  at example.py:1 in <module>: xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
+Repair: make room, or mend what is wrong with the file system, and save again; earlier checkpoints are as they were.""",
+                """\
+import tempfile
+
+xf.sharding.save_checkpoint(tempfile.mkdtemp() + "/100", torch.ones(3))
 """,
             ),
         ],
@@ -1281,6 +1342,17 @@ Repair: pass a tuple instead of a list, a frozen dataclass instead of a dict; or
                 """\
 grid(torch.ones(3), shape=(2, 3))
 """,
+            ),
+            Case(
+                "The target of a compilation does not exist.",
+                """\
+double = xf.jit(lambda x: 2 * x).lower(torch.ones(3))
+double.compile(target="tpu:v6e-7")
+""",
+                """\
+ValueError: unknown target 'tpu:v6e-7'
+  at example.py:2 in <module>: double.compile(target="tpu:v6e-7")
+Repair: use one of v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256, or give a grid: v6e:2x2.""",
             ),
             Case(
                 "A function returns what is no array.",

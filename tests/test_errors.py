@@ -27,6 +27,8 @@ BUILTINS = {
     "ShardingError": ValueError,
     "CompileError": RuntimeError,
     "OutOfMemoryError": errors.CompileError,
+    "DamagedCheckpointError": ValueError,
+    "CheckpointWriteError": OSError,
 }
 
 

@@ -43,12 +43,13 @@ class Optimised:
     module: Module
     memory: MemoryAnalysis
 
-    def text(self) -> str:
-        """The HLO as XLA prints it."""
-        # Not `str(module)`, which verifies: XLA numbers what it optimised in its own way.
-        builder = runtime.builder()
-        handle = builder.computation_from_module_proto(self.module.name, self.module.to_bytes())
-        return builder.get_computation_hlo(handle)
+
+def text_of(module: Module) -> str:
+    """An optimised module as XLA prints it."""
+    # Not `str(module)`, which verifies: XLA numbers what it optimised in its own way.
+    builder = runtime.builder()
+    handle = builder.computation_from_module_proto(module.name, module.to_bytes())
+    return builder.get_computation_hlo(handle)
 
 
 def optimised(executable: runtime.Executable) -> Optimised | None:

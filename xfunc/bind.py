@@ -109,13 +109,18 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         return []
     trace = tracing.current()
     if trace is not None:  # First: what the trace stands in for, it knows by its wrapper.
-        args = [trace.lift(a) for a in args]
+        args = [_on_device(trace.lift(a)) for a in args]
     args = alive(args)
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
         trace.has_rule |= getattr(primitive, "has_rule", False)
     return outputs
+
+
+def _on_device(x: Any) -> Any:
+    """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
+    return runtime.to_device(x) if x is not None and x.device.type == "cpu" else x
 
 
 def alive(args: Sequence[Any]) -> list[Any]:

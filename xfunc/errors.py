@@ -7,6 +7,8 @@ value, where in the user's own file, and how to mend it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from xfunc.locations import Location
 
 
@@ -56,6 +58,30 @@ class OutOfMemoryError(CompileError):
         super().__init__(message)
         self.required_bytes = required_bytes
         self.limit_bytes = limit_bytes
+
+
+class DamagedCheckpointError(XfuncError, ValueError):
+    """A file of a checkpoint is missing, cut off or changed.
+
+    Attributes:
+        file: the file, or the folder, if it is no single file.
+    """
+
+    def __init__(self, message: str, file: Path | None = None):
+        super().__init__(message)
+        self.file = file
+
+
+class CheckpointWriteError(XfuncError, OSError):
+    """A checkpoint could not be written: the disk is full, for example.
+
+    Attributes:
+        errno: the system's number of what is wrong, such as `errno.ENOSPC`.
+    """
+
+    def __init__(self, message: str, number: int | None = None):
+        super().__init__(message)
+        self.errno = number
 
 
 def shown(value: object) -> str:

@@ -9,6 +9,7 @@ from xfunc.hlo import Module
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
 from xfunc.hlo.names import strip_names
+from xfunc.hlo.narrow import narrow_products
 from xfunc.hlo.tiles import Tiles
 
 
@@ -30,6 +31,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
             if divided is not None:
                 divided.write(parameter.proto.sharding)
     strip_names(whole.proto)
+    narrow_products(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
     return Module(whole.proto)

@@ -33,6 +33,7 @@ from xfunc.lowering import Lowering
 from xfunc.policies import Policy, everything_saveable
 from xfunc.program import Joint
 from xfunc.runtime import lock
+from xfunc.sizes import size
 from xfunc.staging import Staged
 from xfunc.transforms.checkpoint import checkpoint
 
@@ -279,15 +280,6 @@ def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
 
 
 # -- the table ------------------------------------------------------------------------------------
-
-
-def size(n: float) -> str:
-    """A number of bytes, for people."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while n >= 1024 and len(units) > 1:
-        n /= 1024
-        del units[0]
-    return f"{n:.0f} B" if units[0] == "B" else f"{n:.1f} {units[0]}"
 
 
 def _columns(rows: Sequence[Row]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -226,35 +226,47 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
         strip_offload(proto)  # It has one memory.
         if runtime.device_count() == 1:  # After the partitioner, XLA heeds barriers.
             hold_barriers(proto)
-    for computation in proto.computations:
-        for i in computation.instructions:
-            if DEVICES in i.frontend_attributes.map:
-                _check_count(name, int(i.frontend_attributes.map.pop(DEVICES)))
-            if i.HasField("sharding"):
-                _check(name, i.sharding)
-                _list_devices(i.sharding)
-            if i.collective_device_list.HasField("iota_replica_group_list"):
-                _list_groups(i.collective_device_list)
-
-
-def _check(name: str, sharding: pb.OpSharding) -> None:
-    for part in sharding.tuple_shardings:
-        _check(name, part)
-    if sharding.type == pb.OpSharding.OTHER:
-        _check_count(name, math.prod(sharding.tile_assignment_dimensions))
-
-
-def _check_count(name: str, n: int) -> None:
-    if n != runtime.device_count():
+    count = runtime.device_count()
+    n = traced_for(proto, count)
+    if n != count:
         raise ShardingError(
             report(
-                f"{name} was traced for a mesh of {n} devices, and there are "
-                f"{runtime.device_count()}",
+                f"{name} was traced for a mesh of {n} devices, and there are {count}",
                 "run it on a mesh of the devices that are there (xf.sharding.make_mesh); an "
                 "AbstractMesh is for lowering.",
                 at=user_location(),
             )
         )
+    for computation in proto.computations:
+        for i in computation.instructions:
+            if i.HasField("sharding"):
+                _list_devices(i.sharding)
+            if i.collective_device_list.HasField("iota_replica_group_list"):
+                _list_groups(i.collective_device_list)
+
+
+def traced_for(proto: pb.HloModuleProto, expected: int) -> int:
+    """The number of devices that a module is for; the notes that say so are removed, in place.
+
+    Args:
+        proto: the module.
+        expected: the answer where nothing says another.
+    """
+    said = set[int]()
+    for computation in proto.computations:
+        for i in computation.instructions:
+            if DEVICES in i.frontend_attributes.map:
+                said.add(int(i.frontend_attributes.map.pop(DEVICES)))
+            if i.HasField("sharding"):
+                said.update(_devices_of(i.sharding))
+    return next((n for n in said if n != expected), expected)
+
+
+def _devices_of(sharding: pb.OpSharding) -> Iterator[int]:
+    for part in sharding.tuple_shardings:
+        yield from _devices_of(part)
+    if sharding.type == pb.OpSharding.OTHER:
+        yield math.prod(sharding.tile_assignment_dimensions)
 
 
 def _list_devices(sharding: pb.OpSharding) -> None:

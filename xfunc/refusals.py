@@ -137,7 +137,10 @@ _SIZE = r"([\d.]+)([KMGT]?)"
 _OUT_OF_MEMORY = tuple(
     re.compile(text)
     for text in (
-        rf"Used {_SIZE}i?B? of {_SIZE}i?B? hbm",  # the TPU's compiler
+        rf"Used {_SIZE}i?B? of {_SIZE}i?B? (?:hbm|host)",  # the TPU's compiler
+        r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).* space=hbm",
+        rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)",
+        rf"unlikely to have enough device memory\. Requires {_SIZE}i?B?, has {_SIZE}i?B? avail",
         rf"Attempting to allocate {_SIZE}i?B?\..* There are {_SIZE}i?B? free",  # its allocator
         r"Out of memory allocating (\d+)() bytes",  # the CPU
         r"RESOURCE_EXHAUSTED",
@@ -145,9 +148,21 @@ _OUT_OF_MEMORY = tuple(
     )
 )
 
+_SPACE = re.compile(r"\bspace[ =](hbm|host|\w*mem|sflag)\b")  # vmem, smem: a kernel's own
+
 
 def compile_error(name: str, message: str) -> CompileError:
     """The words of XLA, which refused a program or ran out of memory, as an error of ours."""
+    space = _SPACE.search(message)
+    if space and space[1] not in ("hbm", "host"):
+        return CompileError(
+            report(
+                f"a part of {name} does not fit into a memory inside the chip: {message}",
+                "give a kernel of your own smaller blocks, or raise its limit "
+                "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
+                at=user_location(),
+            )
+        )
     for pattern in _OUT_OF_MEMORY:
         found = pattern.search(message)
         if found:

@@ -23,6 +23,7 @@ import torch
 
 from xfunc.avals import Aval
 from xfunc.errors import CompileError, report
+from xfunc.functorch import is_wrapped
 from xfunc.locations import user_location
 from xfunc.refusals import compile_error, out_of_memory
 
@@ -397,9 +398,16 @@ def _graph_name(name: str) -> Iterator[None]:
         xla()._set_current_graph_name(before)
 
 
+# NOTE [scalars of one's own]
+# torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
+# of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's value on the device (differentiable)."""
-    return tensor if tensor.device == device() else tensor.to(device())
+    """A tensor's value on the device (differentiable), in a buffer of its own."""
+    if tensor.device == device():
+        return tensor
+    if tensor.ndim or tensor.requires_grad or tensor.device.type != "cpu" or is_wrapped(tensor):
+        return tensor.to(device())
+    return xla()._xla_tensors_from_aten([tensor], [str(device())])[0]
 
 
 def block() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from xfunc import export, portable, tree
-from xfunc.analysis import MemoryAnalysis, Optimised, optimised
+from xfunc.analysis import MemoryAnalysis, Optimised, optimised, text_of
+from xfunc.aot import CompiledAhead, compile_ahead
 from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.entry import Entry
@@ -110,27 +111,34 @@ class Lowered:
         """
         return _as_dict(self.module) if self._lowering.outputs else dict.fromkeys(_COSTS, 0.0)
 
+    @overload
+    def compile(
+        self, target: None = None, compiler_options: dict[str, Any] | None = None
+    ) -> Compiled: ...
+    @overload
+    def compile(
+        self, target: str, compiler_options: dict[str, Any] | None = None
+    ) -> CompiledAhead: ...
     def compile(
         self, target: str | None = None, compiler_options: dict[str, Any] | None = None
-    ) -> Compiled:
+    ) -> Compiled | CompiledAhead:
         """Compile; runs nothing.
 
         Args:
-            target: None: the running device.
-            compiler_options: None: torch_xla has no options for a single program.
+            target: None: the running device. Or a TPU that need not be there, by its topology
+                (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes
+                ``pip install 'xfunc[aot]'``.
+            compiler_options: for a target, options of libtpu by name. torch_xla has none for a
+                single program.
 
         Raises:
-            ValueError: any other target or option.
+            ValueError: an unknown target, or options for the running device.
+            ShardingError: the target has another number of devices than the program's mesh.
             CompileError: the compiler refuses the program.
+            OutOfMemoryError: the program does not fit.
         """
         if target is not None:
-            raise ValueError(
-                report(
-                    f"unknown target {target!r}",
-                    "leave it out, to compile for the running device.",
-                    at=user_location(),
-                )
-            )
+            return compile_ahead(self, target, compiler_options or {})
         if compiler_options:
             raise ValueError(
                 report(
@@ -170,7 +178,7 @@ class Compiled:
         None where the device's client does not tell, and while `xfunc.profiler.trace` is recording.
         """
         found = self._optimised()
-        return None if found is None else found.text()
+        return None if found is None else text_of(found.module)
 
     def cost_analysis(self) -> dict[str, float] | None:
         """Like `Lowered.cost_analysis`, of the program that the compiler made.

@@ -1,10 +1,17 @@
 """Checkpoints: written on one mesh, read on another, on one device, or by torch alone."""
 
+import contextlib
 import dataclasses
+import errno
+import json
 import os
+import pathlib
 import pickle
+import random
+import resource
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -20,8 +27,10 @@ from xfunc.sharding import (
     P,
     device_put,
     load_checkpoint,
+    load_extra,
     make_mesh,
     save_checkpoint,
+    save_checkpoint_async,
     sharding_of,
     use_mesh,
 )
@@ -229,29 +238,49 @@ for sharding in (None, NamedSharding(make_mesh((1,), "x"), P("x"))):
     wanted = xf.ShapeDtypeStruct((8, 4), torch.float32, sharding)
     found = load_checkpoint(sys.argv[1] + "/step", wanted)
     assert torch.equal(found.cpu(), torch.arange(32.0).reshape(8, 4))
-save_checkpoint(sys.argv[1] + "/again", found)
+save_checkpoint_async(sys.argv[1] + "/again", found, "at the end nobody waits")
 """
     in_processes(code, tmp_path, 1)
     check(load_checkpoint(tmp_path / "again", value), value)
+    assert load_extra(tmp_path / "again") == "at the end nobody waits"
 
 
 def test_several_processes_share_the_work(tmp_path):
     code = """
 import sys, torch
 from torch import distributed
+from xfunc.errors import DamagedCheckpointError
 from xfunc.sharding import *
 folder, rank = sys.argv[1], int(sys.argv[2])
 distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
 value = torch.arange(32.0).reshape(8, 4)
 x = device_put(value, NamedSharding(make_mesh((4, 2), ("x", "y")), P("x")))
-save_checkpoint(f"{folder}/step", x)
-assert torch.equal(load_checkpoint(f"{folder}/step", x).cpu(), value)
+save_checkpoint(f"{folder}/step", x, f"of {rank}")
+for i in range(3):
+    last = save_checkpoint_async(f"{folder}/{i}", x)
+    distributed.barrier()
+last.result()
+for name in ("step", 0, 1, 2):
+    assert torch.equal(load_checkpoint(f"{folder}/{name}", x).cpu(), value)
+if rank == 1:
+    with open(f"{folder}/2/__1_0.distcp", "r+b") as file:
+        file.seek(-1, 2), file.write(b"!")
+distributed.barrier()
+try:
+    load_checkpoint(f"{folder}/2", x)
+except DamagedCheckpointError as error:
+    assert error.file.name == "__1_0.distcp"
+else:
+    raise AssertionError("it was read")
 distributed.destroy_process_group()
 """
     in_processes(code, tmp_path, 8, n=2)
-    assert stored(tmp_path / "step") == {"value": [(0, 0), (2, 0), (4, 0), (6, 0)]}
-    files = dcp.FileSystemReader(tmp_path / "step").read_metadata().storage_data.values()
-    assert sorted(f.relative_path for f in files) == ["__0_0.distcp"] * 2 + ["__1_0.distcp"] * 2
+    for name in ("step", "0", "1", "2"):
+        folder = tmp_path / name
+        assert stored(folder) == {"value": [(0, 0), (2, 0), (4, 0), (6, 0)]}
+        files = dcp.FileSystemReader(folder).read_metadata().storage_data.values()
+        assert sorted(f.relative_path for f in files) == ["__0_0.distcp"] * 2 + ["__1_0.distcp"] * 2
+    assert load_extra(tmp_path / "step") == "of 0"
 
 
 # -- refusals ---------------------------------------------------------------------------------
@@ -333,16 +362,22 @@ def test_existing_folder(tmp_path):
         save_checkpoint("gs://bucket/step", torch.ones(2))
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt("stop")])
-def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch, error):
-    from xfunc.sharding import planners
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EIO, "no answer"), xf.errors.CheckpointWriteError),
+        (KeyboardInterrupt("no answer"), KeyboardInterrupt),
+    ],
+)
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch, error, kind):
+    from xfunc.sharding import checkpoint
 
     def fail(*_):
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(planners, "fetch", fail)
-        with pytest.raises(type(error), match=str(error)):
+        patched.setattr(checkpoint, "fetch", fail)
+        with pytest.raises(kind, match="no answer"):
             save_checkpoint(tmp_path / "step", torch.ones(2))
     assert not [*tmp_path.iterdir()]
 
@@ -357,33 +392,16 @@ def test_a_save_that_was_killed(tmp_path):
     check(load_checkpoint(tmp_path / "step", torch.zeros(2)), torch.ones(2))
 
 
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
-@pytest.mark.parametrize("rest", [0, 1 / 2, None])
-def test_damage(tmp_path, mesh, file, rest):
-    x = device_put(torch.randn(64, 64), NamedSharding(mesh, P("x", "y")))
-    save_checkpoint(tmp_path / "step", x)
-    path = tmp_path / "step" / file
-    data = path.read_bytes()
-    path.unlink()
-    if rest is not None:
-        path.write_bytes(data[: int(len(data) * rest)])
-    error = FileNotFoundError if rest is None and file == ".metadata" else ValueError
-    with pytest.raises(error, match=r"is damaged|there is no checkpoint at"):
-        load_checkpoint(tmp_path / "step", x)
-    path.write_bytes(data)
-    check(load_checkpoint(tmp_path / "step", x), x)
-
-
-def test_missing_parts(tmp_path, mesh):
-    x = device_put(torch.randn(8, 8), NamedSharding(mesh, P("x", "y")))
-    save_checkpoint(tmp_path / "step", x)
+def test_parts_that_nobody_wrote(tmp_path):
+    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
+        dcp.save({"value": torch.ones(2)}, checkpoint_id=tmp_path / "step")
     metadata = dcp.FileSystemReader(tmp_path / "step").read_metadata()
     value = metadata.state_dict_metadata["value"]
     assert isinstance(value, TensorStorageMetadata)
     value.chunks.pop()
     (tmp_path / "step" / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(ValueError, match="parts of value are missing"):
-        load_checkpoint(tmp_path / "step", x)
+    with pytest.raises(xf.errors.DamagedCheckpointError, match="lacks parts of value"):
+        load_checkpoint(tmp_path / "step", torch.ones(2))
 
 
 @QUIETLY
@@ -394,3 +412,292 @@ def test_torch_xla_planner_still_loses_arrays(tmp_path, mesh):
     x = device_put(torch.randn(8, 8), NamedSharding(mesh, P("x")))
     dcp.save({"x": x}, checkpoint_id=tmp_path / "step", planner=SPMDSavePlanner())
     assert "x" not in stored(tmp_path / "step")
+
+
+# -- beside the tree --------------------------------------------------------------------------
+
+
+def test_extra(tmp_path):
+    extra = {"seed": 2**100, "rate": 0.1, "names": ["a", None, True], "text": "\u00e9\n"}
+    save_checkpoint(tmp_path / "step", torch.ones(2), extra)
+    assert load_extra(tmp_path / "step") == extra
+    save_checkpoint(tmp_path / "none", torch.ones(2))
+    assert load_extra(tmp_path / "none") is None
+    with pytest.raises(TypeError, match="extra cannot be written as JSON: Object of type Tensor"):
+        save_checkpoint(tmp_path / "more", torch.ones(2), {"x": torch.ones(2)})
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*more"):
+        load_extra(tmp_path / "more")
+
+
+# -- in a thread ------------------------------------------------------------------------------
+
+
+def test_what_comes_after_does_not_matter(tmp_path, mesh, monkeypatch):
+    """The thread starts to write when every tensor has been changed or donated."""
+    from xfunc.sharding import storage
+
+    go, write = threading.Event(), storage.write
+
+    def late(*args):
+        assert go.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(storage, "write", late)
+    x = torch.randn(8, 4)
+    state = {
+        "host": x.clone(),
+        "view": x.clone().T[1:],
+        "whole": device_put(x),
+        "divided": device_put(x, NamedSharding(mesh, P("x"))),
+        "step": 3,
+    }
+    pending = save_checkpoint_async(tmp_path / "step", state, {"a": 1})
+    state["host"].zero_()
+    state["view"].zero_()
+    donate = xf.jit(lambda a, b: (a + 1, b + 1), donate_argnums=(0, 1))
+    for _ in range(3):
+        state["whole"], state["divided"] = donate(state["whole"], state["divided"])
+    assert not pending.done()
+    go.set()
+    assert pending.result() is None
+    found = load_checkpoint(tmp_path / "step", state)
+    check(found, {"host": x, "view": x.T[1:], "whole": x, "divided": x, "step": 3})
+    assert load_extra(tmp_path / "step") == {"a": 1}
+
+
+def test_one_at_a_time(tmp_path, monkeypatch):
+    """The first save ends only if the second waits for it; nothing is copied before."""
+    from xfunc.sharding import checkpoint, storage
+
+    go, happened = threading.Event(), []
+    copy, write, wait = checkpoint.copy, storage.write, checkpoint.concurrent.futures.wait
+
+    def gated_write(folder, *args):
+        happened.append(f"write {folder.stem}")
+        assert go.wait(60)
+        write(folder, *args)
+        happened.append(f"wrote {folder.stem}")
+
+    def logged_copy(*args):
+        happened.append("copy")
+        return copy(*args)
+
+    def wait_and_go(futures):
+        go.set()
+        return wait(futures)
+
+    monkeypatch.setattr(storage, "write", gated_write)
+    monkeypatch.setattr(checkpoint, "copy", logged_copy)
+    monkeypatch.setattr(checkpoint.concurrent.futures, "wait", wait_and_go)
+    monkeypatch.setattr(checkpoint, "_pending", None)
+    save_checkpoint_async(tmp_path / "a", torch.ones(2))
+    last = save_checkpoint_async(tmp_path / "b", torch.ones(2))
+    last.result()
+    assert happened == ["copy", "write a", "wrote a", "copy", "write b", "wrote b"]
+    with pytest.raises(FileExistsError, match=r"there is something at .*b already"):
+        save_checkpoint_async(tmp_path / "b", torch.ones(2))
+
+
+# -- on the disk ------------------------------------------------------------------------------
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    happened = []
+    fsync, rename = os.fsync, pathlib.Path.rename
+
+    def logged_fsync(handle):
+        happened.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def logged_rename(path, to):
+        happened.append(f"{path} -> {to}")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(pathlib.Path, "rename", logged_rename)
+    save_checkpoint(tmp_path / "step", {"a": torch.ones(2)})
+    part = tmp_path / "step.partial"
+    assert happened == [
+        f"{part}/__0_0.distcp",
+        f"{part}/.metadata.tmp",
+        f"{part}/.metadata.tmp -> {part}/.metadata",
+        f"{part}/extra.json",
+        f"{part}/manifest.json",
+        f"{part}",
+        f"{part} -> {tmp_path}/step",
+        f"{tmp_path}",
+    ]
+
+
+@contextlib.contextmanager
+def full_disk(folder, kind):
+    """A folder where 1 MiB fits into a file, or into all of them."""
+    if kind == "disk":
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("mounting is not allowed here")
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    else:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "text"),
+    [
+        ("disk", errno.ENOSPC, "No space left on device"),
+        ("limit", errno.EFBIG, "File too large"),
+    ],
+)
+def test_full_disk(tmp_path, kind, number, text):
+    with full_disk(tmp_path, kind):
+        small, large = torch.ones(1000), torch.ones(300, 1000)
+        save_checkpoint(tmp_path / "1", small)
+        with pytest.raises(xf.errors.CheckpointWriteError, match=text) as raised:
+            save_checkpoint(tmp_path / "2", large)
+        assert raised.value.errno == number
+        assert isinstance(raised.value, OSError)
+
+        pending = save_checkpoint_async(tmp_path / "3", [small, large])
+        line = r"3 could not be written: .*\n  at .*test_checkpoint\.py:\d+ in test_full_disk: "
+        with pytest.raises(xf.errors.CheckpointWriteError, match=line):
+            pending.result()
+        save_checkpoint_async(tmp_path / "4", small + 1).result()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "4"]
+        check(load_checkpoint(tmp_path / "1", small), small)
+        check(load_checkpoint(tmp_path / "4", small), small + 1)
+
+
+# -- damage -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A checkpoint, its tree, and its files."""
+    folder = tmp_path_factory.mktemp("good") / "step"
+    tree = {"w": torch.randn(16, 16), "b": torch.randn(7).bfloat16(), "step": 5}
+    save_checkpoint(folder, tree, {"a": [1, 2]})
+    return folder, tree, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+FILES = ["__0_0.distcp", ".metadata", "extra.json", "manifest.json"]
+
+
+def load_all(folder, tree):
+    return load_checkpoint(folder, tree), load_extra(folder)
+
+
+def test_files(good):
+    _, _, files = good
+    assert sorted(files) == sorted(FILES)
+    named = json.loads(files["manifest.json"])["files"]
+    assert sorted(named) == sorted({*FILES} - {"manifest.json"})
+    for name, known in named.items():
+        assert known["size"] == len(files[name])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "is missing"),
+        (lambda data: data[: len(data) // 2], r"has \d+ bytes, and was written with \d+"),
+        (lambda data: b"", "has 0 bytes, and was written with"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "was changed: its checksum is not"),
+    ],
+    ids=["missing", "truncated", "empty", "one bit"],
+)
+def test_a_damaged_file_is_named(good, name, change, message):
+    folder, tree, files = good
+    path = folder / name
+    path.unlink()
+    try:
+        if change is not None:
+            path.write_bytes(change(files[name]))
+        if change is not None and name == "manifest.json":
+            message = r"was changed \(JSONDecodeError\)"
+        with pytest.raises(xf.errors.DamagedCheckpointError, match=message) as raised:
+            load_all(folder, tree)
+    finally:
+        path.write_bytes(files[name])
+    assert raised.value.file == path
+    assert f"the checkpoint at {folder} is damaged: {name} " in str(raised.value)
+    assert str(raised.value).endswith("Repair: use an older checkpoint, or a copy of this one.")
+    assert isinstance(raised.value, ValueError)
+    loaded, extra = load_all(folder, tree)
+    check(loaded, tree)
+    assert extra == {"a": [1, 2]}
+
+
+def test_a_flipped_bit_never_loads_wrongly(good):
+    """Anywhere: in the manifest some are no damage, such as in white space."""
+    folder, tree, files = good
+    rng = random.Random(0)
+    refused = 0
+    for name in FILES * 25:
+        data = bytearray(files[name])
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (folder / name).write_bytes(data)
+        try:
+            loaded, extra = load_all(folder, tree)
+        except xf.errors.DamagedCheckpointError:
+            refused += 1
+        else:
+            assert name == "manifest.json"
+            check(loaded, tree)
+            assert extra == {"a": [1, 2]}
+        finally:
+            (folder / name).write_bytes(files[name])
+    assert refused >= 90
+
+
+class Command:
+    def __reduce__(self):
+        return os.mkdir, ("made by a pickle",)
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_code_in_the_metadata_does_not_run(tmp_path, monkeypatch, has_manifest):
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint("step", torch.ones(2))
+    pathlib.Path("step/.metadata").write_bytes(pickle.dumps(Command()))
+    message = "was written with"
+    if not has_manifest:  # As of torch's own, which have no checksums.
+        os.remove("step/manifest.json")
+        message = r"\.metadata cannot be read \(it asks for posix\.mkdir\)"
+    with pytest.raises(xf.errors.DamagedCheckpointError, match=message):
+        load_checkpoint("step", torch.ones(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]
+
+
+def test_metadata_that_is_none(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps({"a": 1}))
+    message = r"\.metadata cannot be read \('dict' object has no attribute"
+    with pytest.raises(xf.errors.DamagedCheckpointError, match=message):
+        load_checkpoint(tmp_path, torch.ones(2))
+
+
+@QUIETLY
+def test_damage_of_what_torch_wrote(tmp_path):
+    """There are no checksums, but never an error of another kind."""
+    dcp.save({"value": torch.ones(100)}, checkpoint_id=tmp_path)
+    path = tmp_path / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(
+        xf.errors.DamagedCheckpointError, match="its files cannot be read"
+    ) as raised:
+        load_checkpoint(tmp_path, torch.ones(100))
+    assert raised.value.file == tmp_path
+    path.unlink()
+    with pytest.raises(
+        xf.errors.DamagedCheckpointError, match=r"__0_0\.distcp is missing"
+    ) as raised:
+        load_checkpoint(tmp_path, torch.ones(100))
+    assert raised.value.file == path

@@ -1,0 +1,67 @@
+"""`.metadata`, the file of a checkpoint that torch reads with pickle, read without running code."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from xfunc.avals import ShapeDtypeStruct
+
+from .manifest import damaged
+
+METADATA = ".metadata"
+_CLASSES = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    # torch writes the path of the folder.
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes what torch writes into this file, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def read_metadata(folder: Path) -> tuple[Metadata, dict[str, ShapeDtypeStruct | None]]:
+    """What the files of a folder hold, and the arrays among that by name; None: a Python object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedCheckpointError: it holds something else.
+    """
+    with open(folder / METADATA, "rb") as file:
+        try:
+            found = _Unpickler(file).load()
+            return found, {n: _shape(stored) for n, stored in found.state_dict_metadata.items()}
+        except OSError:
+            raise
+        except Exception as error:  # Bytes that are anything raise anything.
+            raise damaged(folder, METADATA, f"cannot be read ({error})") from error
+
+
+def _shape(stored: Any) -> ShapeDtypeStruct | None:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    return ShapeDtypeStruct(tuple(stored.size), stored.properties.dtype)

@@ -1,0 +1,179 @@
+"""Arrays as files of `torch.distributed.checkpoint`, which is slow to import."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from xfunc.errors import DamagedCheckpointError
+
+from . import manifest
+from .manifest import EXTRA, MANIFEST, Sum
+from .metadata_file import METADATA, read_metadata
+from .parts import Target
+from .planners import Load, Save
+
+_SAVER = "xfunc"  # in the metadata: there is a manifest
+
+
+def write(folder: Path, name: str, planner: Save, extra: bytes, group: ProcessGroup | None) -> None:
+    """Write tensors into a new folder, which gets its name when all of it is on the disk.
+
+    Args:
+        folder: where to write.
+        name: what the folder is called in the end.
+        planner: what to write.
+        extra: a file to write beside it.
+        group: the processes that write; None: all.
+    """
+    try:
+        _silence()
+        writer = _Writer(folder, name, extra)
+        dcp.save({}, storage_writer=writer, planner=planner, process_group=group)
+    except CheckpointException as error:
+        raise _cause(error) from None
+
+
+def read(stored: Stored, targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
+    """Read tensors of these names.
+
+    Raises:
+        OSError: the files cannot be read.
+        DamagedCheckpointError: they are not what was written.
+    """
+    planner = Load(targets)
+    try:
+        _silence()
+        dcp.load({}, storage_reader=stored, planner=planner)
+    except CheckpointException as error:
+        raise _reading_failed(stored.folder, _cause(error)) from None
+    for name in targets:
+        if name not in planner.loaded:
+            raise manifest.damaged(stored.folder, METADATA, f"lacks parts of {name}")
+    return planner.loaded
+
+
+def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
+    """The error for what a process failed with: bytes without a checksum may raise anything."""
+    if isinstance(cause, FileNotFoundError):
+        return manifest.damaged(folder, Path(cause.filename).name, "is missing")
+    if isinstance(cause, (OSError, DamagedCheckpointError)) or not isinstance(cause, Exception):
+        return cause
+    found = manifest.damaged(folder, "", f"its files cannot be read ({cause})")
+    found.__cause__ = cause
+    return found
+
+
+def _silence() -> None:
+    """Not what torch says of each save and load without a process group.
+
+    For good: `warnings.catch_warnings` would change what other threads see, and put it back when
+    they do not expect it.
+    """
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled", UserWarning, r"torch\.distributed\.checkpoint"
+    )
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What a process failed with."""
+    return next(iter(error.failures.values()))[0]
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Written(WriteResult):
+    """A part in a file, and what the file is: for the process that writes the manifest."""
+
+    file: Sum
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Writes one file in each process, and in the first one what makes a checkpoint of them."""
+
+    def __init__(self, folder: Path, name: str, extra: bytes):
+        super().__init__(folder)
+        self._folder, self._name, self._extra = folder, name, extra
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=_SAVER)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name = f"{plan.storage_data.prefix}0.distcp"
+        infos: list[_StorageInfo] = []
+        with manifest.SummedFile(self._folder / name) as file:
+            for item in plan.items:
+                start = file.tell()
+                _save_tensor(planner.resolve_data(item), file)
+                infos.append(_StorageInfo(name, start, file.tell() - start))
+            known = file.finish()
+        done: Future[list[WriteResult]] = Future()
+        pairs = zip(plan.items, infos, strict=True)
+        done.set_result([_Written(item.index, i.length, i, known) for item, i in pairs])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        super().finish(metadata, results)
+        sums = {r.storage_data.relative_path: r.file for written in results for r in written}
+        sums[METADATA] = manifest.sum_of(self._folder / METADATA)
+        sums[EXTRA] = manifest.write(self._folder / EXTRA, self._extra)
+        manifest.write_manifest(self._folder, sums)
+        manifest.sync(self._folder)
+        self._folder.rename(self._folder.with_name(self._name))
+        manifest.sync(self._folder.parent)
+
+
+def _save_tensor(part: Any, file: manifest.SummedFile) -> None:
+    try:
+        torch.save(part, file)
+    except RuntimeError as error:  # torch's own account of a full disk tells nothing.
+        raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+class Stored(dcp.FileSystemReader):
+    """The files of a checkpoint; each is checked before it is read.
+
+    Attributes:
+        folder: where they are.
+        contents: the arrays in them by name; None: a Python object.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        DamagedCheckpointError: files are missing, cut off or changed.
+    """
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.folder = folder
+        self._sums = manifest.read_manifest(folder)
+        if self._sums is not None:
+            manifest.check(folder, METADATA, self._sums)
+        self._metadata, self.contents = read_metadata(folder)
+        saver = self._metadata.storage_meta and self._metadata.storage_meta.save_id
+        if self._sums is None and saver == _SAVER:
+            raise manifest.damaged(folder, MANIFEST, "is missing")
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if self._sums is not None:
+            used = {self.storage_data[item.storage_index].relative_path for item in plan.items}
+            for name in sorted(used):
+                manifest.check(self.folder, name, self._sums)
+        return super().read_data(plan, planner)

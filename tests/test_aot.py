@@ -1,0 +1,232 @@
+"""Compiling for TPUs that are not there, with libtpu: what it says of small programs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.aot import Buffer, client, topology_of
+from xfunc.errors import CompileError, OutOfMemoryError, ShardingError
+
+S = xf.ShapeDtypeStruct
+BF16 = torch.bfloat16
+LAYERS, ROWS, N = 4, 512, 1024
+
+MESH = xf.AbstractMesh((2, 2), ("fsdp", "tensor"))
+WEIGHTS = S((LAYERS, N, N), BF16, xf.NamedSharding(MESH, xf.P(None, "fsdp", "tensor")))
+ROWS_OF_DATA = S((ROWS, N), BF16, xf.NamedSharding(MESH, xf.P("fsdp", None)))
+OFFLOAD = xf.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[], names_which_can_be_offloaded=["layer input"]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of results for the tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XFUNC_CACHE_DIR", str(folder))
+        yield folder
+
+
+def layer(x, w):
+    return torch.tanh(x @ w)  # line of the layer
+
+
+def loss(weights, x):
+    def body(x, w):
+        return layer(xf.checkpoint_name(x, "layer input"), w), None
+
+    x, _ = xf.scan(body, x, weights, checkpoint_policy=OFFLOAD)
+    return x.float().square().mean()
+
+
+def step(weights, x):
+    value, grads = xf.value_and_grad(loss)(weights, x)
+    return value, weights - 0.1 * grads
+
+
+def line_of(comment):
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return xf.jit(step, donate_argnums=0).lower(WEIGHTS, ROWS_OF_DATA)
+
+
+@pytest.fixture(scope="module")
+def compiled(lowered, cache):
+    return lowered.compile(target="tpu:v6e:2x2")
+
+
+def test_memory_of_one_chip(compiled):
+    memory = compiled.memory_analysis()
+    weights, data = 2 * LAYERS * N * N // 4, 2 * ROWS * N // 2
+    assert memory.argument_size_in_bytes == weights + data
+    assert memory.alias_size_in_bytes == weights  # They were donated.
+    assert weights < memory.output_size_in_bytes < weights + 4096
+    assert memory.host_temp_size_in_bytes == LAYERS * data // 2  # divided on the other axis, too
+    beside = memory.peak_memory_in_bytes - memory.temp_size_in_bytes - data
+    assert beside == memory.output_size_in_bytes
+
+
+def test_memory_without_donation():
+    undonated = xf.jit(step).lower(WEIGHTS, ROWS_OF_DATA).compile(target="v6e-4")
+    assert undonated.memory_analysis().alias_size_in_bytes == 0
+    assert undonated.topology == topology_of("tpu:v6e:2x2")
+
+
+def test_costs(compiled):
+    costs = compiled.cost_analysis()
+    layer_flops = 2 * ROWS * N * N // 4
+    assert layer_flops < costs["flops"] < 4 * LAYERS * layer_flops  # the body of a loop counts once
+    assert costs["bytes accessed"] > 0
+
+
+def test_text(compiled):
+    text = compiled.as_text()
+    assert "is_scheduled=true" in text
+    assert "input_output_alias={ {1}: (0, {}, may-alias) }" in text
+    assert f'source_file="{__file__}" source_line={line_of("line of the layer")}' in text
+
+
+def test_largest_buffers(compiled):
+    found = compiled.largest_buffers(3)
+    assert [b.bytes for b in found] == sorted((b.bytes for b in found), reverse=True)
+    weights = 2 * LAYERS * N * N // 4
+    assert Buffer(weights, "argument", f"bf16[{LAYERS},{N // 2},{N // 2}]", "weights") in found
+    (host,) = [b for b in found if b.kind == "host"]
+    assert host.bytes == compiled.memory_analysis().host_temp_size_in_bytes
+    assert (host.file, host.line > 0) == (__file__, True)
+    assert len(compiled.largest_buffers(100)) > 3
+
+
+def test_serialize(compiled):
+    assert len(compiled.serialize()) > 10_000
+
+
+def test_it_does_not_run_here(compiled):
+    with pytest.raises(CompileError, match=r"step was compiled for v6e:2x2, and cannot run here"):
+        compiled(torch.ones(LAYERS, N, N), torch.ones(ROWS, N))
+
+
+def test_a_known_result_is_not_made_again(compiled, lowered, monkeypatch):
+    monkeypatch.delattr(client, "_run")
+    again = xf.jit(step, donate_argnums=0).lower(WEIGHTS, ROWS_OF_DATA).compile("tpu:v6e-4")
+    assert again.memory_analysis() == compiled.memory_analysis()
+    assert again.largest_buffers() == compiled.largest_buffers()
+    assert again.serialize() == compiled.serialize()
+
+
+def plain_step(weights, x):
+    def fun(weights):
+        h, _ = xf.scan(lambda h, w: (layer(h, w), None), x, weights)
+        return h.float().square().mean()
+
+    value, grads = xf.value_and_grad(fun)(weights)
+    return weights - 0.1 * grads, value
+
+
+def lower_plain(rows):
+    """A step of 64 layers of which all activations are kept, for one chip."""
+    shapes = S((64, 8192, 8192), BF16), S((rows, 8192), BF16)
+    return xf.jit(plain_step, donate_argnums=0).lower(*shapes)
+
+
+def test_holes_count_once():
+    compiled = lower_plain(rows=6144).compile("v6e-1")
+    memory, said = compiled.memory_analysis(), compiled._result.report["memory"]
+    # By libtpu's own figures it would not fit, and yet libtpu compiles it.
+    own = said["argument_size_in_bytes"] + said["temp_size_in_bytes"]
+    assert memory.peak_memory_in_bytes < compiled.topology.memory < own
+
+
+DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"
+
+
+def test_out_of_memory(cache, monkeypatch):
+    large = lower_plain(rows=16384)
+    with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as caught:
+        large.compile(target="tpu:v6e-1")
+    required, limit = caught.value.required_bytes, caught.value.limit_bytes
+    assert required is not None
+    assert limit is not None
+    assert 31 * 2**30 < limit < 32 * 2**30 < required
+    problem, largest = str(caught.value).split("\n  The largest buffers of a chip:\n")
+    assert "Largest program allocations" not in problem
+    buffers, _, repair = largest.rpartition("\n  at ")
+    assert re.search(rf"GiB temporary bf16\[.*\] .* at {re.escape(__file__)}:\d+", buffers)
+    assert "8.0 GiB argument bf16[64,8192,8192] weights" in buffers
+    assert "Repair: use a smaller batch" in repair
+    monkeypatch.delattr(client, "_run")  # That it does not fit is known from now on.
+    with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as again:
+        large.compile(target="tpu:v6e-1")
+    assert again.value.required_bytes == required
+
+
+SMALL = xf.jit(lambda x: x + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"xla_fast": True}, r"No such compile option: 'xla_fast'"),
+        ({"xla_tpu_scoped_vmem_limit_kib": "much"}, r"Failed to parse flag .* value: much"),
+    ],
+)
+def test_options_that_libtpu_refuses(options, says):
+    lowered = SMALL.lower(S((8, 128), BF16))
+    with pytest.raises(CompileError, match=rf"libtpu could not(.|\n)*{says}(.|\n)*leave the comp"):
+        lowered.compile("tpu:v6e-1", options)
+
+
+def test_an_option_reaches_libtpu():
+    lowered = xf.jit(lambda x: x.cumsum(0)).lower(S((4096, 1024), BF16))
+    with pytest.raises(CompileError, match=r"libtpu ended by SIGABRT.*\n  \| F.*needs VMEM\n  at "):
+        lowered.compile("tpu:v6e-1", {"xla_tpu_scoped_vmem_limit_kib": 8})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"xla_dump_to": "/tmp"}, r"option xla_dump_to is set by xfunc"),
+        ({"a": [1]}, r"compiler_options has 'a': \[1\]"),
+        ({1: "a"}, r"compiler_options has 1: 'a'"),
+    ],
+)
+def test_options_that_are_none(options, says):
+    with pytest.raises(ValueError, match=says):
+        SMALL.lower(S((8, 128), BF16)).compile("tpu:v6e-1", options)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("tpu:v9:2x2", r"'tpu:v9:2x2': INVALID_ARGUMENT: .*v9(.|\n)*name a TPU: tpu:v6e:16x16"),
+        ("tpu:v6e:3x3", r"'tpu:v6e:3x3': INVALID_ARGUMENT: .*not divisible"),
+    ],
+)
+def test_topologies_that_libtpu_does_not_know(target, says):
+    with pytest.raises(ValueError, match=f"unknown target {says}"):
+        SMALL.lower(S((8, 128), BF16)).compile(target)
+
+
+def test_a_mesh_of_another_size(lowered):
+    says = (
+        r"step was traced for a mesh of 4 devices, and v6e:4x4 has 16(.|\n)*Repair: make the mesh"
+    )
+    with pytest.raises(ShardingError, match=says):
+        lowered.compile(target="tpu:v6e-16")
+
+
+def test_nothing_to_compile():
+    with pytest.raises(CompileError, match="nothing returns no tensor"):
+        xf.jit(nothing).lower(S((3,), BF16)).compile("tpu:v6e-1")
+
+
+def nothing(x):
+    return None

@@ -1,0 +1,154 @@
+"""The process that compiles: how it is started, watched, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from xfunc.aot import cache
+from xfunc.aot.request import Request
+from xfunc.aot.result import UNREADABLE, Result
+from xfunc.errors import CompileError, report
+from xfunc.locations import user_location
+
+_WORKER = Path(__file__).with_name("worker.py")
+_NEEDED = {"jax": "0.7.1", "jaxlib": "0.7.1", "libtpu": "0.0.21"}
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or a second process dies of a lock file
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server to ask what machine this is
+    "TPU_WORKER_HOSTNAMES": "localhost",  # libtpu complains if it is missing
+}
+# What torch_xla 2.9 gives libtpu on a machine with TPUs, where the user says nothing else.
+_FLAGS = {
+    "xla_tpu_use_enhanced_launch_barrier": "false",
+    "xla_latency_hiding_scheduler_rerun": "1",
+    "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+    "xla_tpu_enable_flash_attention": "false",
+}
+_FLAGS_V5 = {"xla_enable_async_all_gather": "true", "xla_enable_async_collective_permute": "true"}
+
+_FATAL = re.compile(r"F\d{4} ")
+# How a crash came about, and complaints of a machine without a TPU.
+_NOISE = re.compile(r"RAW: |^\s*@ |^PC: @|^\*\*\* Check|https://symbolize|could not determine TPU")
+
+
+def result_of(request: Request, name: str) -> Result:
+    """What libtpu made of a program, or said about it; from the cache if it is known.
+
+    Args:
+        request: what to compile.
+        name: of the program, for messages.
+
+    Raises:
+        CompileError: libtpu is missing, of another version, or ended without an answer.
+    """
+    flags = _flags(request.topology.kind)
+    key = request.key(*_versions(), flags, _WORKER.read_text())
+    with contextlib.suppress(*UNREADABLE):
+        found = Result.read(cache.path_of(key), request)
+        cache.used(key)
+        return found
+    with tempfile.TemporaryDirectory(prefix="xfunc-aot-") as folder:
+        path = _run(request, Path(folder), name, flags)
+        found = Result.read(path, request)
+        if found.is_final:
+            cache.keep(key, path)
+    return found
+
+
+def _versions() -> list[str]:
+    """The versions of what compiles, checked."""
+    found = []
+    for package, version in _NEEDED.items():
+        try:
+            found.append(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            problem = f"compiling for a TPU needs {package}, which is not installed"
+        else:
+            if found[-1] == version or found[-1].startswith(f"{version}."):
+                continue
+            problem = f"compiling for a TPU needs {package} {version}, and {found[-1]} is installed"
+        repair = "pip install 'xfunc[aot]'."
+        raise CompileError(report(problem, repair, at=user_location()))
+    return found
+
+
+def _flags(kind: str) -> str:
+    given = os.environ.get("LIBTPU_INIT_ARGS", "").split()
+    known = {flag.lstrip("-").partition("=")[0] for flag in given}
+    ours = _FLAGS | (_FLAGS_V5 if kind.startswith("v5") else {})
+    return " ".join([*given, *(f"--{k}={v}" for k, v in ours.items() if k not in known)])
+
+
+def _run(request: Request, folder: Path, name: str, flags: str) -> Path:
+    """Have the worker answer a request; the file of its answer."""
+    (folder / "module.pb").write_bytes(request.module)
+    (folder / "request.json").write_text(json.dumps(request.settings))
+    # What is set for the running device, XLA_FLAGS above all, would change the program.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPU_", "XLA_"))}
+    with (folder / "log").open("w") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER), str(folder)],
+            stdin=subprocess.PIPE,  # which closes if this process dies: see the worker
+            stdout=log,
+            stderr=log,
+            env=kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
+        )
+        try:
+            with _progress(f"compiling {name} for {request.topology.name}") as tick:
+                while worker.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        worker.wait(timeout=0.2)
+                    tick()
+        finally:
+            worker.kill()  # nothing, if it has ended
+            worker.communicate()
+    result = folder / "result.zip"
+    if worker.returncode or not result.exists():
+        raise _died(name, worker.returncode, (folder / "log").read_text(errors="replace"))
+    return result
+
+
+def _died(name: str, status: int, log: str) -> CompileError:
+    how = f"with status {status}"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            how = f"by {signal.Signals(-status).name}"
+    lines = [line for line in log.splitlines() if line.strip() and not _NOISE.search(line)]
+    said = [line for line in lines if _FATAL.match(line)] or lines
+    end = "\n".join(f"  | {line}" for line in [*dict.fromkeys(said)][-15:])
+    return CompileError(
+        report(
+            f"libtpu ended {how} while compiling {name}; its last words:\n{end or '  | (none)'}",
+            "use a smaller batch, leave out compiler options, or write the operation that it names "
+            "differently; after SIGKILL, with which Linux ends what takes too much memory, take a "
+            "larger machine.",
+            at=user_location(),
+        )
+    )
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[], None]]:
+    """A line on a terminal that says what takes so long; nothing where there is none."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    start = time.monotonic()
+    try:
+        yield lambda: print(
+            f"\r{what}: {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True
+        )
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

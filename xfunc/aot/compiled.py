@@ -1,0 +1,159 @@
+"""A function compiled for a TPU that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from xfunc.analysis import MemoryAnalysis, text_of
+from xfunc.aot.buffers import Buffer
+from xfunc.aot.client import result_of
+from xfunc.aot.request import request_for
+from xfunc.aot.result import Result
+from xfunc.aot.topology import Topology, topology_of, unknown
+from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, report, shown
+from xfunc.locations import user_location
+from xfunc.placement import traced_for
+from xfunc.refusals import compile_error, out_of_memory
+from xfunc.sizes import size
+
+if TYPE_CHECKING:
+    from xfunc.stages import Lowered
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledAhead:
+    """A function compiled for a TPU that is not there; made by ``Lowered.compile(target=...)``.
+
+    All sizes are those of one chip.
+
+    Attributes:
+        lowered: what it was made from.
+        topology: what it was made for.
+    """
+
+    lowered: Lowered
+    topology: Topology
+    _result: Result
+
+    def as_text(self) -> str | None:
+        """The HLO that libtpu made, after its optimisations; None if it does not tell."""
+        module = self._result.module
+        return None if module is None else text_of(module)
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        """What libtpu counts in one chip's program: ``flops``, ``bytes accessed`` and others.
+
+        The body of a loop counts once, whatever the number of its steps; what is inside of a custom
+        call does not count. None if it does not tell.
+        """
+        return self._result.report["cost"] or None
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """What the program takes of one chip's memory; see `MemoryAnalysis`."""
+        return self._result.memory
+
+    def largest_buffers(self, n: int = 10) -> list[Buffer]:
+        """The n largest pieces of one chip's memory, and what lies there; the largest first.
+
+        Values that lie in the same place one after the other count once, as the largest of them.
+        """
+        return self._result.largest_buffers(n)
+
+    def serialize(self) -> bytes:
+        """libtpu's own form of the program.
+
+        A PJRT client of the same version of libtpu loads it, on that topology (in JAX:
+        ``Client.deserialize_executable``). torch_xla offers no way to.
+        """
+        return self._result.executable
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            CompileError: always: it is compiled for another device.
+        """
+        name = self.lowered.traced._staged.name
+        raise CompileError(
+            report(
+                f"{name} was compiled for {self.topology.name}, and cannot run here",
+                "call the jitted function itself, which compiles for the running device.",
+                at=user_location(),
+            )
+        )
+
+
+def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> CompiledAhead:
+    """See `Lowered.compile`."""
+    topology = topology_of(target)
+    _check_options(options)
+    lowering, entry = lowered._lowering, lowered.traced._entry
+    name = entry.program.name
+    if not lowering.outputs:
+        raise CompileError(
+            report(
+                f"{name} returns no tensor, so there is nothing to compile",
+                "return what it computes.",
+                at=user_location(),
+            )
+        )
+    module = lowered.module
+    n = traced_for(module.proto, topology.devices)
+    if n != topology.devices:
+        raise ShardingError(
+            report(
+                f"{name} was traced for a mesh of {n} devices, and {topology.name} has "
+                f"{topology.devices}",
+                "make the mesh as large as the topology, or name another topology.",
+                at=user_location(),
+            )
+        )
+    labels = lowered.traced._staged.labels(lowered.traced.in_tree)
+    request = request_for(module, lowering.inputs, labels, entry.donated, topology, options)
+    result = result_of(request, name)
+    if "unknown_topology" in result.report:
+        raise unknown(target, result.report["unknown_topology"])
+    if "refusal" in result.report:
+        raise _refusal(name, result)
+    return CompiledAhead(lowered, topology, result)
+
+
+_OURS = ("xla_dump_to", "xla_dump_hlo_as_proto")
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _OURS:
+            problem = f"the compiler option {name} is set by xfunc itself"
+            repair = "leave it out; as_text() and largest_buffers() show what libtpu made."
+        elif not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
+            problem = f"compiler_options has {shown(name)}: {shown(value)}"
+            repair = "give options by name, as strings, numbers or booleans."
+        else:
+            continue
+        raise ValueError(report(problem, repair, at=user_location()))
+
+
+def _refusal(name: str, result: Result) -> CompileError:
+    """What libtpu says of a program that it does not compile, as an error."""
+    said, _, _ = result.report["refusal"].partition("\n\n")
+    if "No such compile option" in said or "Failed to parse flag" in said:
+        repair = "leave the compiler option out, or write it as libtpu knows it."
+        return CompileError(
+            report(f"libtpu could not compile {name}: {said}", repair, at=user_location())
+        )
+    error = compile_error(name, said)
+    if not isinstance(error, OutOfMemoryError):
+        return error
+    required, limit = error.required_bytes, error.limit_bytes
+    problem = f"{name} does not fit in the memory of a chip: {said}"
+    if required is not None and limit is not None:
+        problem = (
+            f"{name} does not fit in the memory of a {result.request.topology.kind} chip, of which "
+            f"it may use {size(limit)}: it takes {size(required)}, results not counted"
+        )
+    largest = [f"\n    {buffer}" for buffer in result.largest_buffers(5)]
+    if largest:
+        problem += "\n  The largest buffers of a chip:" + "".join(largest)
+    return out_of_memory(problem, required, limit)

@@ -1,0 +1,93 @@
+"""What libtpu made of a program: the file that the worker writes and the cache keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from xfunc.analysis import MemoryAnalysis
+from xfunc.aot.buffers import Buffer, largest_buffers, temporary_bytes
+from xfunc.aot.request import Request, restore_lines
+from xfunc.hlo import Module, wire
+
+UNREADABLE = (
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    LookupError,
+    ValueError,
+)
+"""What reading a result raises if it is missing, damaged or something else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What libtpu made of a program, or said about it.
+
+    Attributes:
+        report: figures and refusals.
+        executable: libtpu's own form of the program; empty if it made none.
+        description: the optimised program and its buffers, as an ``HloProto``; empty if libtpu came
+            not so far.
+        request: what was asked.
+    """
+
+    report: dict[str, Any]
+    executable: bytes = dataclasses.field(repr=False)
+    description: bytes = dataclasses.field(repr=False)
+    request: Request
+
+    @classmethod
+    def read(cls, path: Path, request: Request) -> Result:
+        """Read the file of a result; see `UNREADABLE`."""
+        with zipfile.ZipFile(path) as archive:
+            report = json.loads(archive.read("report.json"))
+            return cls(report, archive.read("executable"), archive.read("hlo.pb"), request)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether libtpu would say the same again."""
+        return "memory" in self.report or "RESOURCE_EXHAUSTED" in self.report.get("refusal", "")
+
+    @property
+    def memory(self) -> MemoryAnalysis:
+        """The memory of one chip.
+
+        NOTE [holes count once]: what libtpu 0.0.21 calls the size of temporaries is the size of the
+        space that they lie in plus that of the holes in it, which are in it already. By that figure
+        programs are too large that it compiles, and when it refuses one it counts the space alone.
+        So the figure here is the space, as XLA assigned it.
+        """
+        said = dict(self.report["memory"])
+        assignment = wire.fields(self.description).get(3)
+        if assignment:
+            said["temp_size_in_bytes"] = temporary_bytes(assignment[0])
+        names = [f.name for f in dataclasses.fields(MemoryAnalysis)]
+        found = MemoryAnalysis(**{name: said.get(name) for name in names})
+        # libtpu's own figure for the peak counts other memories too.
+        held = said["argument_size_in_bytes"] + said["output_size_in_bytes"]
+        peak = held - said["alias_size_in_bytes"] + said["temp_size_in_bytes"]
+        return dataclasses.replace(found, peak_memory_in_bytes=peak)
+
+    @property
+    def module(self) -> Module | None:
+        """The optimised program, with the user's files and lines."""
+        found = wire.fields(self.description)
+        if 1 not in found:
+            return None
+        module = Module.from_bytes(found[1][0])
+        restore_lines(module.proto, self.request.lines)
+        return module
+
+    def largest_buffers(self, n: int) -> list[Buffer]:
+        """See `largest_buffers`; none if libtpu came not so far."""
+        found, module = wire.fields(self.description), self.module
+        if module is None or 3 not in found:
+            return []
+        return largest_buffers(module, found[3][0], self.request.arguments, n)

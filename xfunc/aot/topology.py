@@ -1,0 +1,113 @@
+"""The names of topologies: kinds of TPU, and how many chips of it stand in which grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+from xfunc.errors import report, shown
+from xfunc.locations import user_location
+
+_EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:v4:2x2x2"
+_FULL = re.compile(r"(v\d\w*?):(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)")
+_SHORT = re.compile(r"(v\d[a-z]*)-(\d+)")
+_SAME = {"v5litepod": "v5e", "v5lite": "v5e", "v6lite": "v6e"}
+
+# The grids that Cloud TPU rents out under a short name, by the number of chips.
+_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_CUBE = {
+    4: "2x2x1",
+    8: "2x2x2",
+    16: "2x2x4",
+    32: "2x4x4",
+    64: "4x4x4",
+    128: "4x4x8",
+    256: "4x8x8",
+    512: "8x8x8",
+    1024: "8x8x16",
+    2048: "8x16x16",
+}
+_LARGE = {3072: "12x16x16", 4096: "16x16x16", 6144: "16x16x24"}
+# By kind: grids, and what a short name counts for each chip (tensor cores, for v4 and v5p).
+_SLICES = {
+    "v4": (_CUBE, 2),
+    "v5e": (_FLAT, 1),
+    "v5p": (_CUBE | _LARGE, 2),
+    "v6e": (_FLAT, 1),
+}
+
+# What libtpu 0.0.21 lets a program use, by its own refusals of programs that are too large.
+_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Chips of one kind in a grid.
+
+    Attributes:
+        name: as libtpu calls it, ``v6e:16x16``.
+        kind: of the chips, ``v6e``.
+        grid: of the chips, ``(16, 16)``.
+    """
+
+    name: str
+    kind: str
+    grid: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """The number of devices: a chip, or one of the two cores of a chip of v2 and v3."""
+        return math.prod(self.grid) * (2 if self.kind in ("v2", "v3") else 1)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of a chip's memory that a program may use, if that is known."""
+        gib = _MEMORY.get(self.kind)
+        return None if gib is None else int(gib * 2**30)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What libtpu must be told beside the name."""
+        options: dict[str, Any] = {}
+        if self.kind == "v4":  # Two cores that are one device, as PyTorch/XLA and JAX run it.
+            options["chip_config_name"] = "megacore"
+        if math.prod(self.grid) < 4:  # libtpu takes a host to have 2x2 chips.
+            options["chips_per_host_bounds"] = [*self.grid, 1, 1][:3]
+        return options
+
+
+def topology_of(target: str) -> Topology:
+    """The topology that a target names.
+
+    Args:
+        target: ``tpu:v6e:16x16``, ``tpu:v6e-256``, or the same without ``tpu:``. The number in a
+            short name is that of Cloud TPU's: chips, and for v4 and v5p cores, of which a chip has
+            two.
+
+    Raises:
+        ValueError: it is no such name.
+    """
+    name = target.removeprefix("tpu:") if isinstance(target, str) else ""
+    if found := _FULL.fullmatch(name):
+        kind = _SAME.get(found[1], found[1])
+        grid = tuple(map(int, found[2].split("x")))
+        if math.prod(grid):
+            return Topology(f"{kind}:{found[2]}{found[3]}", kind, grid)
+    if (found := _SHORT.fullmatch(name)) and _SAME.get(found[1], found[1]) in _SLICES:
+        kind = _SAME.get(found[1], found[1])
+        slices, unit = _SLICES[kind]
+        chips, rest = divmod(int(found[2]), unit)
+        if chips in slices and not rest:
+            return topology_of(f"{kind}:{slices[chips]}")
+        sizes = ", ".join(f"{kind}-{n * unit}" for n in slices)
+        raise unknown(target, repair=f"use one of {sizes}, or give a grid: {kind}:{slices[4]}.")
+    raise unknown(target)
+
+
+def unknown(target: object, why: str = "", repair: str = "") -> ValueError:
+    """The error of a target that does not exist."""
+    problem = f"unknown target {shown(target)}{why and f': {why}'}"
+    usual = f"leave it out, to compile for the running device, or name a TPU: {_EXAMPLES}."
+    return ValueError(report(problem, repair or usual, at=user_location()))

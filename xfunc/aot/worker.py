@@ -1,0 +1,124 @@
+"""Compiles one program with libtpu: a script of its own, which knows neither xfunc nor torch.
+
+    python -P worker.py FOLDER
+
+reads ``request.json`` and ``module.pb`` in the folder, and writes ``result.zip`` there. The process
+ends when its standard input does, so that it does not outlive who asked.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+import threading
+import zipfile
+from typing import Any
+
+
+def main(folder: str) -> None:
+    """Answer the request in a folder."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    with open(os.path.join(folder, "request.json")) as file:
+        request = json.load(file)
+    with open(os.path.join(folder, "module.pb"), "rb") as file:
+        module = file.read()
+    dump = os.path.join(folder, "dump")
+    report: dict[str, Any] = {}
+    executable = b""
+    # This takes a while: not before somebody looks at the standard input.
+    from jax.errors import JaxRuntimeError
+
+    try:
+        devices = _devices(request["topology"], request["topology_options"])
+    except JaxRuntimeError as error:
+        report["unknown_topology"] = str(error)
+    else:
+        try:
+            compiled = _compile(module, devices, request["donated"], request["options"], dump)
+        except JaxRuntimeError as error:
+            report["refusal"] = str(error)
+        else:
+            report["memory"] = _numbers(compiled.get_compiled_memory_stats())
+            report["cost"] = compiled.cost_analysis()
+            executable = compiled.serialize()
+    _write(os.path.join(folder, "result.zip"), report, executable, _description(dump))
+
+
+def _end_with_input() -> None:
+    os.read(0, 1)  # Not sys.stdin, which Python locks when it ends.
+    os._exit(1)
+
+
+def _devices(name: str, options: dict[str, Any]) -> list[Any]:
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(name, "tpu", **options).devices
+
+
+def _compile(
+    module: bytes, devices: list[Any], donated: list[int], options: dict[str, Any], dump: str
+) -> Any:
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters.mlir import make_ir_context
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    n = len(devices)
+    # The one way to learn how libtpu lays out the memory, also of a program that is too large.
+    options = {**options, "xla_dump_to": dump, "xla_dump_hlo_as_proto": True}
+    given = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=n,
+        device_assignment=np.arange(n).reshape(1, n),
+        env_options_overrides=options,
+    )
+    build = given.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = False
+    build.allow_spmd_sharding_propagation_to_output = [True]
+    computation = xla_client.XlaComputation(module)
+    text = xla_client._xla.mlir.xla_computation_to_mlir_module(computation)
+    with make_ir_context():
+        parsed = ir.Module.parse(text)
+        _donate(parsed, donated, ir)
+        return compiler.backend_compile_and_load(
+            devices[0].client, parsed, xla_client.DeviceList(tuple(devices)), given, []
+        )
+
+
+def _donate(module: Any, donated: list[int], ir: Any) -> None:
+    """Let the program take over the buffers of parameters, which the way to MLIR forgets."""
+    main = next(op for op in module.body.operations if op.sym_name.value == "main")
+    attributes = list(main.arg_attrs)
+    for k in donated:
+        known = {a.name: a.attr for a in attributes[k]}
+        attributes[k] = ir.DictAttr.get({**known, "jax.buffer_donor": ir.BoolAttr.get(True)})
+    main.arg_attrs = ir.ArrayAttr.get(attributes)
+
+
+def _numbers(stats: Any) -> dict[str, int]:
+    names = (name for name in dir(stats) if name.endswith("_in_bytes"))
+    return {name: getattr(stats, name) for name in names}
+
+
+def _description(dump: str) -> bytes:
+    """The optimised program and its buffers, as an ``HloProto``; empty if there is none."""
+    found = glob.glob(os.path.join(glob.escape(dump), "*.after_optimizations.hlo.pb"))
+    if not found:
+        return b""
+    with open(max(found), "rb") as file:  # libtpu tries several times if a program is too large
+        return file.read()
+
+
+def _write(path: str, report: dict[str, Any], executable: bytes, description: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("report.json", json.dumps(report))
+        archive.writestr("executable", executable)
+        archive.writestr("hlo.pb", description)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,55 @@
+"""Products of narrow numbers, as narrow numbers.
+
+torch_xla multiplies bfloat16 and float16 in float32 and rounds the result. The product of two such
+numbers is exact in float32, so that rounding it is all that a narrow multiplication does. But XLA
+may leave out a rounding that is followed by a widening, and then keeps large values in float32:
+twice the memory.
+"""
+
+from __future__ import annotations
+
+from xfunc.hlo import hlo_pb2 as pb
+
+_NARROW = (pb.BF16, pb.F16)
+
+
+def narrow_products(proto: pb.HloModuleProto) -> None:
+    """Multiply narrow numbers as such wherever they are widened for it, in place."""
+    for c in proto.computations:
+        by_id = {i.id: i for i in c.instructions}
+        changed = False
+        for i in c.instructions:
+            if i.opcode != "convert" or i.shape.element_type not in _NARROW:
+                continue
+            product = by_id[i.operand_ids[0]]
+            if product.opcode != "multiply" or product.shape.element_type != pb.F32:
+                continue
+            widened = [by_id[k] for k in product.operand_ids]
+            if all(w.opcode == "convert" for w in widened):
+                sources = [by_id[w.operand_ids[0]] for w in widened]
+                if all(s.shape.element_type == i.shape.element_type for s in sources):
+                    i.opcode = "multiply"
+                    i.operand_ids[:] = [s.id for s in sources]
+                    i.metadata.CopyFrom(product.metadata)
+                    changed = True
+        if changed:
+            _drop_unused(c)
+
+
+def _drop_unused(c: pb.HloComputationProto) -> None:
+    """Remove the widenings, and the products of them, that nothing uses any more."""
+    by_id = {i.id: i for i in c.instructions}
+    uses = dict.fromkeys(by_id, 0)
+    uses[c.root_id] = 1
+    for i in c.instructions:
+        for k in (*i.operand_ids, *i.control_predecessor_ids):
+            uses[k] += 1
+    unused: set[int] = set()
+    for i in reversed(c.instructions):
+        if not uses[i.id] and i.opcode in ("convert", "multiply"):
+            unused.add(i.id)
+            for k in i.operand_ids:
+                uses[k] -= 1
+    kept = [i for i in c.instructions if i.id not in unused]
+    del c.instructions[:]
+    c.instructions.extend(kept)
