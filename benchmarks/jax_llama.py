@@ -51,8 +51,8 @@ def block(x: Any, w: dict[str, Any], cos: Any, sin: Any, c: Any) -> Any:
     k, v = k[:, :, None], v[:, :, None]
     scores = q @ k.swapaxes(-1, -2) * c.head_dim**-0.5
     position = jnp.arange(c.seq)
-    future = position > position[:, None]
-    mixed = jax.nn.softmax(jnp.where(future, -jnp.inf, scores)) @ v
+    scores: Any = jnp.where(position > position[:, None], -jnp.inf, scores)
+    mixed = jax.nn.softmax(scores) @ v
     mixed = mixed.reshape(c.batch, c.heads, c.seq, c.head_dim).swapaxes(1, 2)
     x = x + mixed.reshape(c.batch, c.seq, c.hidden) @ w["wo"]
     h = rms_norm(x, w["norm2"])

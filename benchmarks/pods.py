@@ -15,7 +15,9 @@ import time
 import torch
 
 import xfunc as xf
-from examples.llama import model, sharding, train
+from examples.llama import model, train
+from examples.llama.plan import Plan
+from examples.llama.sharding import AXES, Sharding
 from xfunc import runtime
 
 MESHES = {"1 x 64 x 4": (1, 64, 4), "16 x 64 x 4": (16, 64, 4)}
@@ -36,17 +38,17 @@ def main() -> None:
 def measure(name: str) -> list[float]:
     """Seconds to lower, and once more; bytes of HLO; bytes by which the process grew."""
     config = model.PUBLISHED["llama3.1-405b"]
-    mesh = xf.AbstractMesh(MESHES[name], sharding.AXES)
-    state = sharding.abstract_state(config, mesh)
-    tokens = xf.ShapeDtypeStruct((1024, 4097), torch.int64, xf.NamedSharding(mesh, sharding.BATCH))
-    recipe = train.Recipe(config, steps=1000)
+    axes: dict[str, int] = dict(zip(AXES, MESHES[name], strict=True))
+    plan = Plan(policy="offload", sharding=Sharding.of(axes, abstract=True))
+    recipe = train.Recipe(config, steps=1000, plan=plan)
+    state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, 1024, 4096)
     runtime.xla()
     xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # all is imported
 
     def lower() -> tuple[float, int]:
         xf.clear_caches()
         begin = time.perf_counter()
-        size = len(train.train_step.lower(state, tokens, recipe=recipe).module.to_bytes())
+        size = len(train.train_step.lower(state, batch, recipe=recipe).module.to_bytes())
         return time.perf_counter() - begin, size
 
     before = _resident()

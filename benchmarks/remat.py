@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
-from examples.llama.model import PUBLISHED, attention, mlp, rms_norm, shapes
+from examples.llama.model import PUBLISHED, attend, mlp, rms_norm, shapes
+from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.avals import Aval
 from xfunc.hlo import Instruction, Module
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 DATA = Path(__file__).with_name("data")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "remat.png"
 SEQ = 8192
-CONFIG = PUBLISHED["llama3.1-8b"]
+CONFIG, PLAN = PUBLISHED["llama3.1-8b"], Plan(attention="dense")
 WEIGHTS = shapes(CONFIG)["layers"]
 NAMES = ("attn_out", "mlp_in")
 POLICIES: dict[str, Policy] = {
@@ -82,7 +83,7 @@ class Point:
 def layer(x: Tensor, cos: Tensor, sin: Tensor, *weights: Tensor) -> list[Tensor]:
     """One layer: ``[1, seq, hidden]`` to the same."""
     w, rope = dict(zip(WEIGHTS, weights, strict=True)), (cos, sin)
-    mixed = attention(rms_norm(x, w["attn_norm"], CONFIG.norm_eps), w, rope, CONFIG)
+    mixed = attend(rms_norm(x, w["attn_norm"], CONFIG.norm_eps), w, rope, None, CONFIG, PLAN)
     x = x + xf.checkpoint_name(mixed, NAMES[0])
     h = xf.checkpoint_name(rms_norm(x, w["mlp_norm"], CONFIG.norm_eps), NAMES[1])
     return [x + mlp(h, w)]

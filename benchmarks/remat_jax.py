@@ -86,7 +86,7 @@ def attention(x: Any, w: dict[str, Any], rope: tuple[Any, Any]) -> Any:
     k, v = k[:, :, None], v[:, :, None]
     scores = (q @ k.swapaxes(-1, -2) * HEAD_DIM**-0.5).astype(jnp.float32)
     position = jnp.arange(SEQ)
-    scores = jnp.where(position > position[:, None], -jnp.inf, scores)
+    scores: Any = jnp.where(position > position[:, None], -jnp.inf, scores)
     mixed = jax.nn.softmax(scores).astype(x.dtype) @ v
     mixed = mixed.reshape(1, HEADS, SEQ, HEAD_DIM).swapaxes(1, 2)
     return mixed.reshape(1, SEQ, HEADS * HEAD_DIM) @ w["wo"]

@@ -32,11 +32,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from examples.llama.model import PUBLISHED, Params, attention, mlp, rms_norm, shapes
+from examples.llama.model import PUBLISHED, Params, attend, mlp, rms_norm, shapes
+from examples.llama.plan import Plan
 
 DATA = Path(__file__).with_name("data") / "remat_torch.json"
 SEQ = 8192
-CONFIG = PUBLISHED["llama3.1-8b"]
+CONFIG, PLAN = PUBLISHED["llama3.1-8b"], Plan(attention="dense")
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
@@ -57,7 +58,7 @@ def settings() -> Iterator[tuple[str, Partition, dict[str, Any]]]:
 
 def layer(x: Tensor, w: Params, rope: tuple[Tensor, Tensor]) -> Tensor:
     """One layer: ``[1, seq, hidden]`` to the same."""
-    x = x + attention(rms_norm(x, w["attn_norm"], CONFIG.norm_eps), w, rope, CONFIG)
+    x = x + attend(rms_norm(x, w["attn_norm"], CONFIG.norm_eps), w, rope, None, CONFIG, PLAN)
     return x + mlp(rms_norm(x, w["mlp_norm"], CONFIG.norm_eps), w)
 
 

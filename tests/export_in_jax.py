@@ -7,10 +7,14 @@ python tests/export_in_jax.py                  # a Python with jax==0.7.1: write
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
-import jax  # pyright: ignore[reportMissingImports]
+import jax
 import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import dialects
 
+hlo: Any = dialects.hlo  # whose stubs lack what is used of it
 DATA = Path(__file__).parent / "data" / "export"
 
 
@@ -27,8 +31,8 @@ def main():
         with zipfile.ZipFile(file) as archive:
             header = json.loads(archive.read("header.json"))
             artifact = archive.read("program.stablehlo")
-        with jax._src.interpreters.mlir.make_ir_context() as context:
-            module = jax._src.lib.mlir.dialects.hlo.deserialize_portable_artifact(context, artifact)
+        with mlir.make_ir_context() as context:
+            module = hlo.deserialize_portable_artifact(context, artifact)
             program = client.compile_and_load(str(module).encode(), client.devices()[:1])
         shapes = [shape for shape, _ in header["input_avals"]]
         outputs = program.execute([client.buffer_from_pyval(x) for x in inputs(shapes)])

@@ -309,3 +309,49 @@ class TestAssociativeScan:
             xf.errors.TreeMismatchError, match=r"(?s)axis=2, but xs is float64\[3\]"
         ):
             xf.associative_scan(torch.add, X, axis=2)
+
+
+class TestTensorsMadeOnTheHost:
+    """In a trace a captured CPU tensor still says ``cpu``, and so does what is made beside it."""
+
+    HOST = torch.tensor([1.0, 2.0, 3.0])
+
+    def made(self) -> torch.Tensor:
+        return torch.arange(3.0, device=self.HOST.device) * 2
+
+    def test_they_are_on_the_host(self) -> None:
+        kinds = []
+        xf.jit(lambda x: kinds.append(self.made().device.type) or x)(X)
+        assert kinds == ["cpu"]  # else the tests below test nothing
+
+    @pytest.mark.parametrize("within", [False, True], ids=["closed over", "made within"])
+    def test_scan(self, within: bool) -> None:
+        def f(w: torch.Tensor) -> torch.Tensor:
+            outer = self.made()
+            step = lambda c, x: (c * x + (self.made() if within else outer), None)  # noqa: E731
+            return xf.scan(step, self.HOST * 1, w)[0]
+
+        got = xf.jit(f)(torch.tensor([2.0, 3.0])).cpu()
+        torch.testing.assert_close(got, self.HOST * 6 + torch.tensor([0.0, 2.0, 4.0]) * 4)
+
+    @pytest.mark.parametrize("within", [False, True], ids=["closed over", "made within"])
+    @pytest.mark.parametrize("flag", [False, True])
+    def test_cond(self, within: bool, flag: bool) -> None:
+        def f(flag: torch.Tensor) -> torch.Tensor:
+            outer = self.made()
+            here = self.made if within else lambda: outer
+            return xf.cond(flag, lambda x: x + here(), lambda x: x - here(), self.HOST * 1)
+
+        got = xf.jit(f)(torch.tensor(flag)).cpu()
+        change = torch.tensor([0.0, 2.0, 4.0])
+        torch.testing.assert_close(got, self.HOST + (change if flag else -change))
+
+    @pytest.mark.parametrize("within", [False, True], ids=["closed over", "made within"])
+    def test_an_inner_jit(self, within: bool) -> None:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            outer = self.made()
+            inner = xf.jit(lambda y: y * (self.made() if within else outer))
+            return inner(self.HOST * 1) + x
+
+        got = xf.jit(f)(torch.tensor(1.0)).cpu()
+        torch.testing.assert_close(got, torch.tensor([1.0, 5.0, 13.0]))

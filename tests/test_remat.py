@@ -11,6 +11,7 @@ import torch
 import xfunc as xf
 from benchmarks import remat
 from examples.llama import model
+from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc import min_cut
 
@@ -74,7 +75,7 @@ def test_what_is_kept_is_planned_once(monkeypatch):
 
     def lower(budget):
         def block(x, w, rope):
-            attended = model.attention(x, w, rope, config)
+            attended = model.attend(x, w, rope, None, config, Plan(attention="dense"))
             return x + attended + model.mlp(x, w), None
 
         def loss(params, tokens):

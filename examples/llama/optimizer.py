@@ -1,4 +1,8 @@
-"""AdamW as pure functions of pytrees, with a schedule and gradient clipping to go with it."""
+"""AdamW and Adafactor as pure functions of pytrees, with clipping and learning-rate schedules.
+
+Both compute in float32 and keep their state in it, whatever the type of the parameters (float64
+stays float64): the running means of bfloat16 would lose most of what is added to them.
+"""
 
 import math
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +14,7 @@ from torch import Tensor
 import xfunc as xf
 
 Tree: TypeAlias = Any  # a pytree of tensors
+Rate: TypeAlias = float | Float[Tensor, ""]
 
 
 class AdamWState(NamedTuple):
@@ -22,16 +27,19 @@ class AdamWState(NamedTuple):
 
 def adamw_init(params: Tree) -> AdamWState:
     """The state before the first update."""
-    mean = xf.tree.map(torch.zeros_like, params)
-    square = xf.tree.map(torch.zeros_like, params)
-    return AdamWState(torch.zeros((), dtype=torch.int64), mean, square)
+
+    def zeros(p: Tensor) -> Tensor:
+        return torch.zeros_like(p, dtype=_wide(p).dtype)
+
+    first, second = xf.tree.map(zeros, params), xf.tree.map(zeros, params)
+    return AdamWState(torch.zeros((), dtype=torch.int64), first, second)
 
 
 def adamw_update(
     grads: Tree,
     state: AdamWState,
     params: Tree,
-    lr: float | Float[Tensor, ""],
+    lr: Rate,
     *,
     beta1: float = 0.9,
     beta2: float = 0.95,
@@ -40,30 +48,146 @@ def adamw_update(
 ) -> tuple[Tree, AdamWState]:
     """New parameters and state, by the formula of `torch.optim.AdamW`."""
     step = state.step + 1
-    mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, grads)
-    square = xf.tree.map(lambda s, g: beta2 * s + (1 - beta2) * g * g, state.square, grads)
+    mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * _wide(g), state.mean, grads)
+    square = xf.tree.map(
+        lambda s, g: beta2 * s + (1 - beta2) * _wide(g).square(), state.square, grads
+    )
     # 1 - beta**step, by expm1: the plain difference loses digits in float32 when beta is near one.
     unbias1 = -torch.expm1(step * math.log(beta1))
     unbias2 = -torch.expm1(step * math.log(beta2))
 
     def update(p: Tensor, m: Tensor, s: Tensor) -> Tensor:
-        return p - lr * (m / unbias1 / ((s / unbias2).sqrt() + eps) + weight_decay * p)
+        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + weight_decay * _wide(p)
+        return (_wide(p) - lr * change).to(p.dtype)
 
     return xf.tree.map(update, params, mean, square), AdamWState(step, mean, square)
 
 
+class AdafactorState(NamedTuple):
+    """Updates made so far, and running means of the squares of the gradients.
+
+    Of a parameter `[..., out, in]`, `rows` is the mean over `in`, `[..., out]`, and `columns` that
+    over `out`, `[..., in]`. A vector has its `squares` whole. What a parameter does not have is an
+    empty tensor, so that the three trees are of one structure.
+    """
+
+    step: Int[Tensor, ""]
+    rows: Tree
+    columns: Tree
+    squares: Tree
+
+
+def adafactor_init(params: Tree) -> AdafactorState:
+    """The state before the first update."""
+
+    def zeros(p: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=_wide(p).dtype, device=p.device)
+
+    def rows(p: Tensor) -> Tensor:
+        return zeros(p, p.shape[:-1] if p.ndim > 1 else (0,))
+
+    def columns(p: Tensor) -> Tensor:
+        return zeros(p, (*p.shape[:-2], p.shape[-1]) if p.ndim > 1 else (0,))
+
+    def squares(p: Tensor) -> Tensor:
+        return zeros(p, (0,) if p.ndim > 1 else p.shape)
+
+    trees = (xf.tree.map(part, params) for part in (rows, columns, squares))
+    return AdafactorState(torch.zeros((), dtype=torch.int64), *trees)
+
+
+def adafactor_update(
+    grads: Tree,
+    state: AdafactorState,
+    params: Tree,
+    lr: Rate,
+    *,
+    weight_decay: float = 0.0,
+) -> tuple[Tree, AdafactorState]:
+    """New parameters and state, without momentum and with the learning rate as it is given.
+
+    The squares of a matrix are estimated from the means of its rows and columns, and an update
+    whose root mean square is above one is scaled down to it. Both look at the last two dimensions
+    only: each layer of stacked weights counts by itself. (The stacked scales of norms,
+    `[layers, hidden]`, count as one matrix.)
+
+    Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
+    """
+    step = state.step + 1
+    weight = step**-0.8  # of the new squares, one at first
+
+    def squares_of(g: Tensor) -> Tensor:
+        return _wide(g).square() + 1e-30
+
+    def row(r: Tensor, g: Tensor) -> Tensor:
+        return r + weight * (squares_of(g).mean(-1) - r) if g.ndim > 1 else r
+
+    def column(c: Tensor, g: Tensor) -> Tensor:
+        return c + weight * (squares_of(g).mean(-2) - c) if g.ndim > 1 else c
+
+    def square(s: Tensor, g: Tensor) -> Tensor:
+        return s if g.ndim > 1 else s + weight * (squares_of(g) - s)
+
+    rows = xf.tree.map(row, state.rows, grads)
+    columns = xf.tree.map(column, state.columns, grads)
+    squares = xf.tree.map(square, state.squares, grads)
+
+    def update(p: Tensor, g: Tensor, r: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        if g.ndim > 1:
+            relative = (r / r.mean(-1, keepdim=True)).rsqrt()
+            change = _wide(g) * relative[..., None] * c.rsqrt()[..., None, :]
+        else:
+            change = _wide(g) * s.rsqrt()
+        matrix = tuple(range(-min(g.ndim, 2), 0))
+        rms = change.square().mean(matrix, keepdim=True).sqrt()
+        change = change / rms.clamp(min=1.0) + weight_decay * _wide(p)
+        return (_wide(p) - lr * change).to(p.dtype)
+
+    new = xf.tree.map(update, params, grads, rows, columns, squares)
+    return new, AdafactorState(step, rows, columns, squares)
+
+
 def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, ""]]:
-    """Gradients scaled to a joint norm of at most `limit`, and the norm they had."""
-    squares = [g.float().square().sum() for g in xf.tree.leaves(grads)]
+    """Gradients scaled to a joint norm of at most `limit`, and the norm they had, in float32."""
+    squares = [_wide(g).square().sum().float() for g in xf.tree.leaves(grads)]
     norm = torch.stack(squares).sum().sqrt()
     scale = (limit / norm).clamp(max=1.0)
-    return xf.tree.map(lambda g: g * scale.to(g.dtype), grads), norm
+    return xf.tree.map(lambda g: (_wide(g) * scale).to(g.dtype), grads), norm
 
 
 def warmup_cosine(
     step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
 ) -> Float[Tensor, ""]:
     """The rate after `step` updates: up a line to `peak`, then down a cosine to `floor * peak`."""
-    rise = ((step + 1) / warmup).clamp(max=1.0)
-    fall = ((step - warmup) / (total - warmup)).clamp(0.0, 1.0)
-    return peak * rise * (floor + (1 - floor) * (1 + torch.cos(math.pi * fall)) / 2)
+    fall = (1 + torch.cos(math.pi * _fallen(step, warmup, total))) / 2
+    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
+
+
+def warmup_linear(
+    step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
+) -> Float[Tensor, ""]:
+    """The rate after `step` updates: up a line to `peak`, then down one to `floor * peak`."""
+    fall = 1 - _fallen(step, warmup, total)
+    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
+
+
+def warmup_constant(
+    step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
+) -> Float[Tensor, ""]:
+    """The rate after `step` updates: up a line to `peak`, where it stays.
+
+    `total` and `floor` change nothing: they are there so that all schedules are called alike.
+    """
+    return peak * _risen(step, warmup)
+
+
+def _risen(step: Tensor, warmup: int) -> Tensor:
+    return ((step + 1) / max(warmup, 1)).clamp(max=1.0)
+
+
+def _fallen(step: Tensor, warmup: int, total: int) -> Tensor:
+    return ((step - warmup) / max(total - warmup, 1)).clamp(0.0, 1.0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

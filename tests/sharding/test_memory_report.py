@@ -1,10 +1,14 @@
 """memory_report per chip, against what the compiler needs on each of 8 devices."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import model, sharding
+from examples.llama import model
+from examples.llama.plan import Plan
+from examples.llama.sharding import AXES, Sharding
 from xfunc import NamedSharding, P, ambient
 from xfunc import checkpoint_policies as cp
 
@@ -12,21 +16,25 @@ CONFIG = model.Config(512, hidden=128, intermediate=352, layers=4, heads=8, kv_h
 POLICIES = {"everything": cp.everything_saveable, "nothing": cp.nothing_saveable}
 
 
+PLAN = Plan(policy="everything", attention="dense")
+
+
 def loss(params, batch):
-    return model.loss(params, batch, CONFIG)
+    return model.loss(params, batch, CONFIG, PLAN)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", [(1, 4, 2), (1, 8, 1), (8, 1, 1)], ids=str)
 def test_peak_is_near_that_of_the_compiler(shape, policy):
-    mesh = xf.make_mesh(shape, sharding.AXES)
-    shardings = sharding.params(CONFIG, mesh), NamedSharding(mesh, sharding.BATCH)
+    where = Sharding.of(dict(zip(AXES, shape, strict=True)))
+    shardings = where.params(tied=CONFIG.tied), where.on_mesh(where.batch)
     params = xf.tree.map(
         lambda a, s: xf.ShapeDtypeStruct(a.shape, a.dtype, s),
         model.shapes(CONFIG, torch.float32),
         shardings[0],
     )
-    batch = xf.ShapeDtypeStruct((16, 129), torch.int64, shardings[1])
+    tokens: Any = xf.ShapeDtypeStruct((16, 128), torch.int64, shardings[1])
+    batch = model.Batch(tokens, tokens)
     row = xf.memory_report(loss, params, batch, policies=POLICIES).rows[
         1 + [*POLICIES].index(policy)
     ]

@@ -1,0 +1,154 @@
+"""Train Llama models and use them: `python -m examples.llama COMMAND ...`."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import xfunc as xf
+
+from . import aot, config, evaluate, fit, generate, options, tokenizer, trained
+from .reader import Reader
+
+_EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
+    ValueError,
+    FileExistsError,
+    FileNotFoundError,
+    xf.errors.XfuncError,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0 if it did what it should."""
+    commands = "\n".join(f"  {name:12}{f.__doc__}" for name, f in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.llama",
+        description=__doc__,
+        epilog=f"commands, each of which has a --help of its own:\n{commands}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
+    args = parser.parse_args(argv)
+    try:
+        return COMMANDS[args.command](args.arguments)
+    except KeyboardInterrupt:
+        print("interrupted: what was done since the last checkpoint is lost", file=sys.stderr)
+        return 130
+    except _EXPLAINED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def fit_command(argv: Sequence[str]) -> int:
+    """Train, from the newest checkpoint in the run's folder or from the beginning."""
+    args = _parser("fit", fit_command).parse_intermixed_args(argv)
+    outcome = fit.fit(config.read(args.config, args.settings))
+    return int(outcome.ended == "bad")
+
+
+def eval_command(argv: Sequence[str]) -> int:
+    """Tell the loss of trained weights on held-out data."""
+    parser = _weights_parser("eval", eval_command)
+    args = parser.parse_intermixed_args(argv)
+    found = trained.load(args.folder, args.step, args.config, args.settings)
+    reader = Reader(found.run.data, found.run.folder)
+    reader.tokenizer.check_fits(found.recipe.model.vocab)
+    loss = evaluate.held_out_loss(found.params, reader, found.recipe, found.run.eval_batches)
+    print(f"{found.name}: held-out loss {loss:.4f}, perplexity {math.exp(loss):.2f}")
+    return 0
+
+
+def generate_command(argv: Sequence[str]) -> int:
+    """Continue texts."""
+    parser = _weights_parser("generate", generate_command)
+    add = parser.add_argument
+    add("--prompt", action="append", help="a text; may be repeated (default: lines of stdin)")
+    add("--new", type=int, default=128, metavar="N", help="tokens to add (default: 128)")
+    add("--temperature", type=float, default=0.7, metavar="T", help="0: no chance (default: 0.7)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest (default: 1)")
+    add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
+    args = parser.parse_intermixed_args(argv)
+    found = trained.load(args.folder, args.step, args.config, args.settings)
+    known = tokenizer.load(found.tokenizer)
+    texts = args.prompt or sys.stdin.read().splitlines()
+    prompts, lengths = generate.pad([known.encode_prompt(text) for text in texts])
+    tokens = generate.generate(
+        found.params,
+        prompts,
+        xf.random.key(args.seed),
+        config=found.recipe.model,
+        new=args.new,
+        lengths=lengths,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        stop=() if known.end is None else (known.end,),
+        plan=found.recipe.plan,
+    )
+    for text, row in zip(texts, xf.device_get(tokens).tolist(), strict=True):
+        print(text + known.decode(row))
+    return 0
+
+
+def import_command(argv: Sequence[str]) -> int:
+    """Make a run of a model in Hugging Face's format, to train it on."""
+    parser = _parser("import-hf", import_command, "one with config.json and safetensors")
+    args = parser.parse_intermixed_args(argv)
+    run = config.read(args.config, args.settings)
+    trained.import_published(args.folder, run)
+    print(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml")
+    return 0
+
+
+def export_command(argv: Sequence[str]) -> int:
+    """Write trained weights in Hugging Face's format."""
+    parser = _weights_parser("export-hf", export_command)
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    args = parser.parse_intermixed_args(argv)
+    found = trained.load(args.folder, args.step, args.config, args.settings)
+    trained.export_published(found, args.out)
+    print(f"{found.name} is in {args.out}")
+    return 0
+
+
+def aot_command(argv: Sequence[str]) -> int:
+    """Tell what a training step takes on TPUs, without any."""
+    return aot.main(argv)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "fit": fit_command,
+    "eval": eval_command,
+    "generate": generate_command,
+    "import-hf": import_command,
+    "export-hf": export_command,
+    "aot": aot_command,
+}
+
+
+def _parser(
+    name: str, command: Callable[..., int], folder: str | None = None
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m examples.llama {name}",
+        description=command.__doc__,
+        epilog=f"settings, with their defaults:\n{options.described(config.Run())}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    presets = ", ".join(config.presets())
+    parser.add_argument("--config", metavar="FILE", help=f"settings in YAML, or one of {presets}")
+    if folder is not None:
+        parser.add_argument("folder", type=Path, help=folder)
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that differ")
+    return parser
+
+
+def _weights_parser(name: str, command: Callable[..., int]) -> argparse.ArgumentParser:
+    parser = _parser(name, command, "of a run, or of a model in Hugging Face's format")
+    parser.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: newest)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

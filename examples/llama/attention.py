@@ -1,0 +1,154 @@
+"""Causal attention over one or several documents a row, in blocks.
+
+All take queries ``[batch, heads, seq, head_dim]``, keys and values with as many heads or a
+divisor of that many, and the number of each token's document, or None if each row is one.
+"""
+
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+import xfunc as xf
+
+Heads: TypeAlias = Float[Tensor, "batch heads seq head_dim"]
+Segments: TypeAlias = Int[Tensor, "batch seq"] | None
+
+_MASKED = -1e30  # A number, for the difference of two infinities is none.
+
+
+def dense(q: Heads, k: Heads, v: Heads, segments: Segments = None) -> Heads:
+    """Attention with all scores, ``[batch, heads, seq, seq]``, at a time."""
+    position = torch.arange(q.shape[-2], device=q.device)
+    seen = (position <= position[:, None])[None]
+    if segments is not None:
+        seen = seen & (segments[:, None, :] == segments[:, :, None])
+    return masked(q, k, v, seen)
+
+
+def masked(q: Heads, k: Heads, v: Heads, seen: Bool[Tensor, "#batch queries keys"]) -> Heads:
+    """Attention of each query to the keys that it sees."""
+    q = q.unflatten(1, (k.shape[1], -1))  # queries that share keys form a group
+    scores = torch.einsum("bkgqd,bksd->bkgqs", q, k) * q.shape[-1] ** -0.5
+    scores = wide(scores).masked_fill(~seen[:, None, None], _MASKED)
+    weights = scores.softmax(-1).to(v.dtype)
+    return torch.einsum("bkgqs,bksd->bkgqd", weights, v).flatten(1, 2)
+
+
+def blockwise(
+    q: Heads, k: Heads, v: Heads, segments: Segments = None, *, block: int = 512
+) -> Heads:
+    """The same values, with the scores of `block` queries and `block` keys at a time.
+
+    The backward pass finds the scores again from the logarithm of each query's sum.
+
+    Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
+    Partitioning", 2023.
+    """
+    seq = q.shape[2]
+    block = min(block, seq)
+    padding = -seq % block  # No query sees the keys added at the end.
+    q, k, v = (F.pad(x, (0, 0, 0, padding)) if padding else x for x in (q, k, v))
+
+    def blocks(x: Tensor, dim: int) -> Tensor:
+        return x.unflatten(dim, (-1, block)).movedim(dim, 0)
+
+    if segments is not None:
+        segments = blocks(F.pad(segments, (0, padding)), 1)
+    grouped = blocks(q, 2).unflatten(2, (k.shape[1], -1))
+    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments)
+    return out.flatten(2, 3).movedim(0, 2).flatten(2, 3)[:, :, :seq]
+
+
+# Queries in blocks: [blocks, batch, kv_heads, group, block, head_dim], those of a group share keys.
+# Keys and values: [blocks, batch, kv_heads, block, head_dim]. A loop over blocks of queries holds
+# a loop over blocks of keys, which leaves out those after the queries.
+
+
+@xf.custom_vjp
+def _attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
+    return _forward(q, k, v, segments)[0]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[Tensor, Any]:
+    number = torch.arange(q.shape[0], device=q.device)
+
+    def row(_: None, x: Any) -> Any:
+        i, q, documents = x
+
+        def attend(state: Any, y: Any) -> Any:
+            j, k, v, others = y
+
+            def see(state: Any) -> Any:
+                mixed, top, total = state
+                scores = _scores(q, k, i, j, documents, others)
+                highest = torch.maximum(top, scores.amax(-1))
+                weights = (scores - highest[..., None]).exp()
+                shrink = (top - highest).exp()
+                new = torch.einsum("bkgqs,bksd->bkgqd", weights, wide(v))
+                mixed = mixed * shrink[..., None] + new
+                return mixed, highest, total * shrink + weights.sum(-1)
+
+            return xf.cond(j <= i, see, lambda state: state, state), None
+
+        zero = torch.zeros_like(wide(q))
+        start = zero, zero[..., 0] + _MASKED, zero[..., 0]
+        (mixed, top, total), _ = xf.scan(attend, start, (number, k, v, segments))
+        return None, ((mixed / total[..., None]).to(q.dtype), top + total.log())
+
+    _, found = xf.scan(row, None, (number, q, segments))
+    out, log_total = xf.checkpoint_name(found, "attention")
+    return out, (q, k, v, segments, out, log_total)
+
+
+def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    q, k, v, segments, out, log_total = residuals
+    number = torch.arange(q.shape[0], device=q.device)
+
+    def row(grads: Any, x: Any) -> Any:
+        i, q, ct, out, log_total, documents = x
+        ct = wide(ct)
+        mean = (ct * wide(out)).sum(-1, keepdim=True)  # of the gradients of a query's scores
+
+        def attend(dq: Tensor, y: Any) -> Any:
+            j, k, v, others, *grads = y
+
+            def see(dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
+                scores = _scores(q, k, i, j, documents, others)
+                weights = (scores - log_total[..., None]).exp()
+                dweights = torch.einsum("bkgqd,bksd->bkgqs", ct, wide(v))
+                dscores = weights * (dweights - mean) * q.shape[-1] ** -0.5
+                dq = dq + torch.einsum("bkgqs,bksd->bkgqd", dscores, wide(k))
+                dk = dk + torch.einsum("bkgqs,bkgqd->bksd", dscores, wide(q))
+                return dq, dk, dv + torch.einsum("bkgqs,bkgqd->bksd", weights, ct)
+
+            dq, *grads = xf.cond(j <= i, see, lambda *same: same, dq, *grads)
+            return dq, tuple(grads)
+
+        dq, grads = xf.scan(attend, torch.zeros_like(ct), (number, k, v, segments, *grads))
+        return grads, dq.to(q.dtype)
+
+    zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
+    rows = number, q, ct, out, log_total, segments
+    (dk, dv), dq = xf.scan(row, zeros, rows)
+    return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _scores(q: Tensor, k: Tensor, i: Tensor, j: Tensor, documents: Any, others: Any) -> Tensor:
+    """Of the queries of block `i` with the keys of block `j`."""
+    scores = torch.einsum("bkgqd,bksd->bkgqs", wide(q), wide(k)) * q.shape[-1] ** -0.5
+    place = torch.arange(q.shape[-2], device=q.device)
+    seen = (j - i) * q.shape[-2] + place <= place[:, None]
+    if documents is not None:
+        seen = seen & (others[:, None, :] == documents[:, :, None])[:, None, None]
+    return scores.masked_fill(~seen, _MASKED)
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: on a TPU a product of such values costs what one of bfloat16 does."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,143 @@
+"""A folder of checkpoints, one for each step that was saved: the newest few are kept."""
+
+import shutil
+import warnings
+from concurrent.futures import Future
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from torch import distributed
+
+import xfunc as xf
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was read."""
+
+    step: int
+    state: Any
+    extra: dict[str, Any]
+
+
+class Checkpoints:
+    """Checkpoints ``<folder>/<step>``, written while training goes on.
+
+    ``with Checkpoints(folder) as checkpoints:`` waits at its end for the one that is being written.
+    Of several processes each makes its own object, with the same arguments.
+
+    Args:
+        folder: on a file system that all processes see; made when the first one is saved.
+        keep: how many to keep; an older one goes when a newer one is complete.
+    """
+
+    def __init__(self, folder: str | PathLike[str], keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"keep is {keep}: keep at least 1 checkpoint")
+        self.folder, self.keep = Path(folder), keep
+        self._pending: Future[None] | None = None
+        self._damaged: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints are complete, the oldest first."""
+        found = self.folder.iterdir() if self.folder.exists() else ()
+        return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+    def latest(self) -> int | None:
+        """The newest step, or None."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+        """Begin to save; the state may be donated or changed from now on.
+
+        Args:
+            step: how many steps made the state.
+            state: a tree of tensors and Python numbers.
+            extra: what JSON can hold, such as the position in the data.
+
+        Raises:
+            CheckpointWriteError: the save before failed; this one was not begun.
+            FileExistsError: there is a checkpoint of this step, or of a later one.
+        """
+        self.wait()
+        latest = max((s for s in self.steps() if s not in self._damaged), default=-1)
+        if step <= latest:
+            raise FileExistsError(
+                f"{self.folder} has a checkpoint of step {latest}, and step {step} is not after "
+                "it: go on from the newest, use another folder, or remove the later ones"
+            )
+        if _is_first():
+            self._clean()
+        self._damaged.clear()
+        self._pending = xf.sharding.save_checkpoint_async(self.folder / str(step), state, extra)
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved.
+
+        Raises:
+            CheckpointWriteError: it failed, and left nothing; those before are as they were.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.result()
+        if _is_first():
+            for old in self.steps()[: -self.keep]:
+                _remove(self.folder / str(old))
+
+    def restore(self, target: Any, step: int | None = None) -> Restored:
+        """Read a checkpoint.
+
+        Args:
+            target: what the state is and where it shall be; see `xf.sharding.load_checkpoint`.
+            step: which one. None: the newest that is not damaged, with a warning for each that is;
+                the next save then renames those to ``<step>.damaged``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedCheckpointError: it is damaged; or all are, and this is of the newest.
+        """
+        if step is not None:
+            return self._read(target, step)
+        first = None
+        for each in reversed(self.steps()):
+            try:
+                return self._read(target, each)
+            except xf.errors.DamagedCheckpointError as error:
+                warnings.warn(f"step {each} is passed over: {error}", stacklevel=2)
+                self._damaged.add(each)
+                first = first or error
+        raise first or FileNotFoundError(
+            f"there is no checkpoint in {self.folder}: give the folder of a run that saved one"
+        )
+
+    def _read(self, target: Any, step: int) -> Restored:
+        path = self.folder / str(step)
+        state = xf.sharding.load_checkpoint(path, target)
+        return Restored(step, state, xf.sharding.load_extra(path))
+
+    def _clean(self) -> None:
+        """Put damaged checkpoints aside, and remove what killed runs left."""
+        for step in self._damaged:
+            path = self.folder / str(step)
+            aside = path.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        for left in (*self.folder.glob("*.partial"), *self.folder.glob("*.removed")):
+            shutil.rmtree(left)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that there is never a part of one under its name."""
+    removed = path.rename(path.with_suffix(".removed"))
+    shutil.rmtree(removed)
+
+
+def _is_first() -> bool:
+    return not distributed.is_initialized() or distributed.get_rank() == 0

@@ -1,0 +1,161 @@
+"""The settings of a run: what is trained on what, where it lies, and what is written when."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from xfunc import runtime
+
+from . import model, options
+from .options import SettingError
+from .reader import DataConfig
+from .sharding import AXES, Sharding
+from .train import Recipe
+
+_PRESETS = Path(__file__).parent / "configs"
+_DEMO = Recipe(model.CONFIGS["demo-1m"], steps=1000, warmup=100)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the devices are laid out.
+
+    Attributes:
+        data: parts of the batch, each with a copy of the weights.
+        fsdp: parts of the batch over which the weights are divided too; -1: as many as there are
+            devices for.
+        tensor: devices that share each matrix product.
+    """
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor") if self.fsdp == -1 else AXES:
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+
+    def axes(self, devices: int) -> dict[str, int]:
+        """The size of each axis on so many devices."""
+        sizes = dataclasses.asdict(self)
+        if self.fsdp == -1:
+            sizes["fsdp"] = max(devices // (self.data * self.tensor), 1)
+        if math.prod(sizes.values()) != devices:
+            text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+            raise SettingError(f"mesh is {text}, and the devices are {devices}: change mesh")
+        return sizes
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that decides what a run does.
+
+    Attributes:
+        folder: where it is kept: checkpoints, curves, these settings.
+        train: the model, and how it is trained.
+        data: what it is trained on.
+        mesh: how the devices are laid out.
+        dtype: of the weights.
+        seed: of the weights before the first step.
+        on_bad: what to do at a step whose loss or gradient is not finite, or whose loss is far
+            above those before it. `skip` leaves the weights as they were, `stop` saves and ends
+            too, `ignore` takes the step.
+        save_every: steps from one checkpoint to the next.
+        keep: how many checkpoints are kept.
+        eval_every: steps from one evaluation on held-out data to the next.
+        eval_batches: how many batches of held-out data are evaluated, if there are as many.
+        context: the longest sequence that other tools allow for an exported model; data.seq if
+            that is longer.
+        profile: numbers of steps to be recorded for xprof, such as [10, 11].
+    """
+
+    folder: str = "runs/demo"
+    train: Recipe = _DEMO
+    data: DataConfig = field(default_factory=DataConfig)
+    mesh: Mesh = Mesh()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    on_bad: Literal["skip", "stop", "ignore"] = "skip"
+    save_every: int = 500
+    keep: int = 3
+    eval_every: int = 250
+    eval_batches: int = 16
+    context: int = 0
+    profile: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "keep", "eval_every", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+        if not self.folder:
+            raise SettingError("folder is empty: name the one in which the run is kept")
+        if self.data.batch % self.train.plan.microbatches:
+            raise SettingError(
+                f"data.batch is {self.data.batch}, and train.plan.microbatches is "
+                f"{self.train.plan.microbatches}: let it divide the batch"
+            )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return getattr(torch, self.dtype)
+
+    def recipe(self, devices: int) -> Recipe:
+        """What is compiled, for so many devices."""
+        if self.train.plan.attention == "splash" and runtime.is_cpu():
+            raise SettingError(
+                "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
+                "use train.plan.attention=blockwise"
+            )
+        sharding = Sharding.of(self.mesh.axes(devices))
+        plan = dataclasses.replace(self.train.plan, sharding=sharding)
+        return dataclasses.replace(self.train, plan=plan, skip_bad=self.on_bad != "ignore")
+
+
+def presets() -> list[str]:
+    """The names that `read` knows besides files."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
+
+
+def read(source: str | Path | None = None, pairs: Iterable[str] = (), run: Run = Run()) -> Run:
+    """Settings from a YAML file or a preset, then from texts such as ``train.steps=100``.
+
+    Args:
+        source: a file, or one of `presets`; None: no file.
+        pairs: what differs from that.
+        run: what differs from neither.
+
+    Raises:
+        SettingError: there is no such file or key, or a value does not fit.
+    """
+    if source is not None:
+        run = _changed_by(run, Path(source))
+    return options.override(run, pairs)
+
+
+def _changed_by(run: Run, source: Path) -> Run:
+    path = _PRESETS / f"{source}.yaml" if str(source) in presets() else source
+    try:
+        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(presets())
+        raise SettingError(f"there is no file {source}: give one, or one of {known}") from None
+    except yaml.YAMLError as error:
+        raise SettingError(f"{source} is not YAML; mend it: {error}") from None
+    try:
+        return options.changed(run, values or {})
+    except SettingError as error:
+        raise SettingError(f"{source}: {error}") from None
+
+
+def write(run: Run, path: Path) -> None:
+    """Write all settings, for `read`."""
+    text = yaml.safe_dump(options.plain(run), sort_keys=False)
+    path.write_text(f"# All settings of this run.\n{text}", encoding="utf-8")

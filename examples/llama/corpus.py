@@ -1,0 +1,97 @@
+"""All documents as tokens, in flat files that are mapped into memory."""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt
+
+from .documents import DataError
+from .tokenizer import Tokenizer, slices
+
+_CHUNK = 1 << 22  # characters that are encoded at a time
+
+
+class Part(NamedTuple):
+    """Documents one after the other: their tokens, and where in these each document ends."""
+
+    tokens: UInt[np.ndarray, " tokens"]
+    ends: Int[np.ndarray, " documents"]
+
+
+class Corpus(NamedTuple):
+    """What there is to train on, what is held out, and a hash of the text of both."""
+
+    train: Part
+    held_out: Part
+    fingerprint: str
+
+
+def write(pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer, folder: Path) -> None:
+    """Encode documents, given with whether each is held out, into the files of a corpus."""
+    dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    begin, end = ([] if t is None else [t] for t in (tokenizer.begin, tokenizer.end))
+    fingerprint, ends, sizes = hashlib.sha256(), (array("q"), array("q")), [0, 0]
+    with (
+        open(folder / "train.tokens", "wb") as train,
+        open(folder / "held_out.tokens", "wb") as held_out,
+    ):
+        for chunk in _chunks(pieces):
+            encoded = tokenizer.encode([piece.text for piece in chunk])
+            for piece, tokens in zip(chunk, encoded, strict=True):
+                tokens = begin * piece.first + tokens + end * piece.last
+                (held_out if piece.held_out else train).write(np.array(tokens, dtype).tobytes())
+                sizes[piece.held_out] += len(tokens)
+                fingerprint.update(piece.text.encode())
+                if piece.last:
+                    ends[piece.held_out].append(sizes[piece.held_out])
+                    fingerprint.update(b"\xff%d" % piece.held_out)  # UTF-8 has no byte 255
+    np.save(folder / "train.ends.npy", np.array(ends[False], np.int64))
+    np.save(folder / "held_out.ends.npy", np.array(ends[True], np.int64))
+    about = {"fingerprint": fingerprint.hexdigest(), "dtype": np.dtype(dtype).name}
+    (folder / "about.json").write_text(json.dumps(about), "utf-8")
+
+
+def load(folder: Path) -> Corpus:
+    """The corpus that `write` put into `folder`."""
+    about = json.loads((folder / "about.json").read_text("utf-8"))
+    train, held_out = (_part(folder, name, about["dtype"]) for name in ("train", "held_out"))
+    return Corpus(train, held_out, about["fingerprint"])
+
+
+def _part(folder: Path, name: str, dtype: str) -> Part:
+    file, ends = folder / f"{name}.tokens", np.load(folder / f"{name}.ends.npy")
+    expected = (int(ends[-1]) if len(ends) else 0) * np.dtype(dtype).itemsize
+    if file.stat().st_size != expected:
+        raise DataError(
+            f"{file} has {file.stat().st_size} bytes and should have {expected}: "
+            f"delete {folder}, and it is made again"
+        )
+    tokens = np.memmap(file, dtype, mode="r") if expected else np.empty(0, dtype)
+    return Part(tokens, ends)
+
+
+class _Piece(NamedTuple):
+    text: str
+    held_out: bool
+    first: bool  # of its document
+    last: bool
+
+
+def _chunks(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[_Piece]]:
+    """Slices of the documents that are not blank, as many at a time as memory has room for."""
+    chunk, characters = [], 0
+    for document, held_out in pieces:
+        parts = [] if document.isspace() else list(slices(document))
+        for i, text in enumerate(parts):
+            chunk.append(_Piece(text, held_out, first=i == 0, last=i == len(parts) - 1))
+            characters += len(text)
+            if characters >= _CHUNK:
+                yield chunk
+                chunk, characters = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,190 @@
+"""Training from settings to checkpoints: `fit(Run(...))` is the whole program."""
+
+import contextlib
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+import xfunc as xf
+from xfunc import runtime
+
+from . import config, evaluate, hosts, options, train
+from .checkpoints import Checkpoints
+from .config import Run
+from .interrupts import Interrupts
+from .metrics import Log
+from .options import SettingError
+from .reader import Reader, prefetch
+from .train import Metrics, Recipe, State
+
+_HOPELESS = 50  # bad steps in a row, after which it will not get better
+_ENDINGS = {
+    "done": "step {} is the last one, and saved",
+    "interrupted": "stopped after step {}, which is saved: the same command goes on from there",
+    "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. It is saved, "
+    "with the weights before the bad ones: go on with a lower train.peak_lr, or on_bad=skip",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        step: how many steps it has made.
+        held_out: the last loss on held-out data, None if there was no evaluation.
+        ended: `done`; `interrupted` by a signal; or `bad`, see `Run.on_bad`.
+    """
+
+    step: int
+    held_out: float | None
+    ended: Literal["done", "interrupted", "bad"]
+
+
+def fit(run: Run, console: Console | None = None) -> Outcome:
+    """Train from the newest checkpoint in the run's folder, or from the beginning.
+
+    SIGTERM and SIGINT end it after the step at hand, with a checkpoint.
+
+    Args:
+        run: the settings.
+        console: to print to.
+    """
+    recipe, folder = run.recipe(runtime.device_count()), Path(run.folder)
+    hosts.join()
+    if console is None or not hosts.is_first():
+        console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
+    reader = Reader(run.data, folder)
+    reader.tokenizer.check_fits(recipe.model.vocab)
+    with Checkpoints(folder / "checkpoints", run.keep) as checkpoints:
+        first, state = begin(run, recipe, reader, checkpoints)
+        if hosts.is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            config.write(run, folder / "config.yaml")
+            reader.tokenizer.save(folder / "tokenizer")
+        size = sum(leaf.numel() for leaf in xf.tree.leaves(state.params))
+        rows, seq = run.data.batch, run.data.seq
+        with Log(folder, recipe, first, rows, seq, console) as log:
+            log.say(f"{size:,} parameters; {reader}")
+            log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
+            outcome = _Loop(run, recipe, reader, checkpoints, log).go(first, state)
+    console.print(_ENDINGS[outcome.ended].format(outcome.step), soft_wrap=True)
+    return outcome
+
+
+def begin(run: Run, recipe: Recipe, reader: Reader, checkpoints: Checkpoints) -> tuple[int, State]:
+    """How many steps were made, and the state after them."""
+    if checkpoints.latest() is None:
+        init = xf.jit(
+            lambda: train.init(recipe, run.seed, run.torch_dtype),
+            out_shardings=train.shardings(recipe),
+        )
+        return 0, init()
+    _check_same(run)
+    step, state, extra = checkpoints.restore(train.abstract_state(recipe, run.torch_dtype))
+    if extra["data"] is not None:  # None: the weights were imported.
+        reader.check(extra["data"])
+    return step, state
+
+
+def _check_same(run: Run) -> None:
+    """Raise an error if the checkpoints in the run's folder are of another model."""
+    settings = Path(run.folder, "config.yaml")
+    if not settings.exists():
+        return
+    was, now = map(_made_of, (config.read(settings), run))
+    if changed := [f"{key} was {was[key]}, is {now[key]}" for key in now if was[key] != now[key]]:
+        raise SettingError(
+            f"the run in {run.folder} is of another model: {'; '.join(changed)}. "
+            "Go on with the settings that it began with, or use another folder"
+        )
+
+
+def _made_of(run: Run) -> dict[str, object]:
+    """The settings that say what a checkpoint holds."""
+    sizes = options.plain(run.train.model).items()
+    kinds = {"train.optimizer": run.train.optimizer, "dtype": run.dtype}
+    return {f"train.model.{key}": value for key, value in sizes} | kinds
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The steps of a run, and what is done between them."""
+
+    run: Run
+    recipe: Recipe
+    reader: Reader
+    checkpoints: Checkpoints
+    log: Log
+
+    def go(self, first: int, state: State) -> Outcome:
+        run, steps, step, held_out = self.run, self.recipe.steps, first, None
+        late = _Late(self.log, patience=1 if run.on_bad == "stop" else _HOPELESS)
+        batches = prefetch(self.reader.batch, range(first, steps))
+        with contextlib.closing(batches), Interrupts() as interrupts:
+            for step, batch in enumerate(batches, first + 1):
+                with self._recording(step, state):
+                    started = time.thread_time()  # What the thread spends, without what it waits.
+                    batch = evaluate.put(batch, self.recipe)
+                    state, metrics = train.train_step(state, batch, recipe=self.recipe)
+                    host_ms = (time.thread_time() - started) * 1e3
+                late.add(step, metrics, host_ms)
+
+                if step % run.eval_every == 0 or step == steps:
+                    late.read()
+                    held_out = evaluate.held_out_loss(
+                        state.params, self.reader, self.recipe, run.eval_batches
+                    )
+                    self.log.held_out(step, held_out)
+                interrupted = hosts.agree(interrupts.noted) and step < steps
+                if step % run.save_every == 0 or step == steps or interrupted or late.hopeless:
+                    late.read()
+                    self._save(step, state)
+                if interrupted or late.hopeless:
+                    return Outcome(step, held_out, "bad" if late.hopeless else "interrupted")
+        return Outcome(step, held_out, "done")
+
+    def _recording(self, step: int, state: State) -> AbstractContextManager[None]:
+        if step not in self.run.profile:
+            return contextlib.nullcontext()
+        xf.block_until_ready(state)  # or the end of the step before would be recorded too
+        return xf.profiler.trace(Path(self.run.folder, "profile", f"step-{step}"))
+
+    def _save(self, step: int, state: State) -> None:
+        extra = {"data": self.reader.state(step), "run": options.plain(self.run)}
+        try:
+            self.checkpoints.save(step, state, extra)
+        except xf.errors.CheckpointWriteError as error:  # of the save before; training goes on
+            self.log.say(f"a checkpoint is missing: {error}")
+            self.checkpoints.save(step, state, extra)
+        self.log.pause()
+
+
+class _Late:
+    """Reads metrics one step late: the device has the next step to do while the host waits.
+
+    Attributes:
+        hopeless: whether as many steps in a row as `patience` were bad.
+    """
+
+    def __init__(self, log: Log, patience: int):
+        self.hopeless = False
+        self._log, self._patience, self._bad = log, patience, 0
+        self._unread: tuple[int, Metrics, float] | None = None
+
+    def add(self, step: int, metrics: Metrics, host_ms: float) -> None:
+        """Read what is unread, and note these."""
+        self.read()
+        self._unread = step, metrics, host_ms
+
+    def read(self) -> None:
+        """Read what is unread."""
+        if self._unread is None:
+            return
+        found, self._unread = self._log.step(*self._unread), None
+        self._bad = self._bad + 1 if found.skipped else 0
+        self.hopeless = self.hopeless or self._bad >= self._patience

@@ -1,0 +1,86 @@
+"""How much arithmetic a model takes, by formula, and what a chip can do at most.
+
+A multiply-add is two operations. What counts is matrix products alone: norms, rotations and the
+optimizer are a thousandth of them, and looking up an embedding is no product. Of causal attention
+only the half counts that has to be computed; published figures often count the whole square,
+which makes an utilisation look higher, by 4% for 405B and by 14% for 8B at 8192 positions.
+
+Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B, 2022.
+"""
+
+from typing import NamedTuple
+
+from xfunc.hlo.cost import CHIPS
+
+from .model import Config
+from .plan import Plan
+
+# Bytes a second that a chip of a TPU takes in from all its neighbours together: half of what
+# cloud.google.com/tpu/docs/{v5e,v5p,v6e} give for both directions.
+LINKS = {"v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
+
+# What a policy of `plan.POLICIES` computes again in the backward pass: the products of a layer's
+# weights, and attention.
+RECOMPUTED = {
+    "full": (True, True),
+    "attention": (True, False),
+    "dots": (False, True),
+    "everything": (False, False),
+    "offload": (True, True),
+    "offload-attention": (True, False),
+}
+
+
+class Forward(NamedTuple):
+    """Operations of a forward pass for one token: of weights in layers, attention, and the head."""
+
+    layers: float
+    attention: float
+    head: float
+
+
+def forward(config: Config, seq: int) -> Forward:
+    """The operations of a forward pass for one token of a document of `seq` tokens, on average."""
+    kv = config.kv_heads * config.head_dim
+    weights = 2 * config.hidden * (config.hidden + kv) + 3 * config.hidden * config.intermediate
+    seen = seq / 2  # tokens before a token, on average; each is a product with a key and a value
+    return Forward(
+        layers=2.0 * config.layers * weights,
+        attention=4.0 * config.layers * config.hidden * seen,
+        head=2.0 * config.vocab * config.hidden,
+    )
+
+
+def per_token(config: Config, seq: int) -> float:
+    """The operations that training takes for one token: a backward pass is two forward passes."""
+    return 3 * sum(forward(config, seq))
+
+
+def executed_per_token(config: Config, seq: int, plan: Plan) -> float:
+    """Like `per_token`, with what the backward pass computes again.
+
+    That is the logits, whatever the policy; of a layer that is computed again all but its last
+    product, whose result no gradient needs; and the scores of attention that does not keep them.
+    """
+    once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
+    last = 2.0 * config.layers * config.hidden * config.intermediate
+    again = once.head + layers * (once.layers - last) + attention * once.attention
+    scores = 0.0 if plan.attention == "dense" else once.attention / 2
+    return per_token(config, seq) + again + scores
+
+
+def utilisation(
+    config: Config, seq: int, *, tokens_per_second: float, chips: int, chip: str
+) -> float | None:
+    """The part of the chips' peak that training uses (MFU); None if the peak is not known.
+
+    Args:
+        config: the model.
+        seq: tokens of a row.
+        tokens_per_second: on all chips together.
+        chips: how many.
+        chip: which, such as `v6e`.
+    """
+    if chip not in LINKS:
+        return None
+    return per_token(config, seq) * tokens_per_second / (chips * CHIPS[chip].flops)

@@ -1,0 +1,168 @@
+"""What a step of training takes of each chip: memory, arithmetic and messages, by compiling it."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xfunc as xf
+from xfunc.aot import CompiledAhead, topology_of
+from xfunc.hlo.cost import CHIPS
+from xfunc.stages import Lowered
+
+from . import flops, train
+from .collectives import Traffic, traffic
+from .model import CONFIGS, Batch
+from .plan import Plan
+from .sharding import Sharding
+from .train import Recipe
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program to compile: which model, how, and for which chips.
+
+    Attributes:
+        config: a name of `model.CONFIGS`.
+        topology: a name such as `v6e-256` or `v6e:16x16`.
+        mesh: sizes of the axes of `sharding.AXES`.
+        batch: rows on all chips together.
+        seq: tokens of a row.
+        policy: see `plan.Plan`.
+        attention: see `plan.Plan`.
+        loss_chunk: see `plan.Plan`.
+        optimizer: a name of `train.OPTIMIZERS`.
+        what: `train`, the whole step, or `grad`, whose results are the loss and the gradients.
+    """
+
+    config: str
+    topology: str
+    mesh: Mapping[str, int]
+    batch: int
+    seq: int = 8192
+    policy: str = "full"
+    attention: str = "blockwise"
+    loss_chunk: int = 1024
+    optimizer: str = "adafactor"
+    what: str = "train"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of a training of this kind."""
+        plan = Plan(
+            policy=self.policy,
+            attention=self.attention,
+            loss_chunk=self.loss_chunk,
+            sharding=Sharding.of(self.mesh, abstract=True),
+        )
+        return Recipe(CONFIGS[self.config], steps=1000, plan=plan, optimizer=self.optimizer)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[train.State, Batch]:
+        """State and batch of a step, as shapes with shardings."""
+        recipe = self.recipe
+        batch = train.abstract_batch(recipe, self.batch, self.seq)
+        return train.abstract_state(recipe), batch
+
+    def lower(self) -> Lowered:
+        """The program; nothing in it has a value."""
+        recipe, (state, batch) = self.recipe, self.arguments
+        if self.what == "train":
+            return train.train_step.lower(state, batch, recipe=recipe)
+        gradient = xf.jit(lambda params, batch: train.gradient(params, batch, recipe))
+        return gradient.lower(state.params, batch)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one step takes; sizes in bytes on each chip.
+
+    Attributes:
+        parameters: the weights.
+        optimizer: its state.
+        batch: the tokens and targets.
+        padding: what the layouts of these add to them.
+        temporaries: what lives only while the step runs.
+        results: those that do not take the memory of an argument.
+        host: what is in the memory of the host.
+        traffic: the collectives of a step by kind; None if the compiler does not show its program.
+        flops: model operations of a step on all chips, see `flops.per_token`.
+        executed: the same with what is computed again.
+        arithmetic_seconds: for `executed`, at the peak of the chips; None if that is not known.
+        link_seconds: for `traffic`, at the peak of a chip's links; None as above.
+        mfu_bound: the part of the chips' peak that the step could use if arithmetic and messages
+            went on at the same time, both at their peak, and nothing waited for HBM: no run will
+            reach it. None as above.
+    """
+
+    parameters: int
+    optimizer: int
+    batch: int
+    padding: int
+    temporaries: int
+    results: int
+    host: int
+    traffic: dict[str, Traffic] | None
+    flops: float
+    executed: float
+    arithmetic_seconds: float | None
+    link_seconds: float | None
+    mfu_bound: float | None
+
+    @property
+    def hbm(self) -> int:
+        """Arguments and temporaries."""
+        return self.parameters + self.optimizer + self.batch + self.padding + self.temporaries
+
+
+def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
+    """Read what a case takes from its compiled program."""
+    memory, (state, batch) = compiled.memory_analysis(), case.arguments
+    given = [_bytes(state.params), 0, _bytes(batch)]
+    if case.what == "train":
+        given[1] = _bytes((state.opt, state.guard))
+    text = compiled.as_text()
+    sent = None if text is None else traffic(text)
+    work = _work(case, sent)
+    return Footprint(
+        *given,
+        padding=_known(memory.argument_size_in_bytes) - sum(given),
+        temporaries=_known(memory.temp_size_in_bytes),
+        results=_known(memory.output_size_in_bytes) - _known(memory.alias_size_in_bytes),
+        host=_known(memory.host_temp_size_in_bytes),
+        traffic=sent,
+        **work,
+    )
+
+
+def _work(case: Case, sent: dict[str, Traffic] | None) -> dict[str, Any]:
+    config, tokens = CONFIGS[case.config], case.batch * case.seq
+    model = tokens * flops.per_token(config, case.seq)
+    executed = tokens * flops.executed_per_token(config, case.seq, case.recipe.plan)
+    chip, chips = topology_of(case.topology).kind, math.prod(case.mesh.values())
+    arithmetic = links = bound = None
+    if chip in flops.LINKS:
+        peak = chips * CHIPS[chip].flops
+        arithmetic = executed / peak
+        if sent is not None:
+            links = sum(t.bytes for t in sent.values()) / flops.LINKS[chip]
+        bound = model / peak / max(arithmetic, links or 0.0)
+    return {
+        "flops": model,
+        "executed": executed,
+        "arithmetic_seconds": arithmetic,
+        "link_seconds": links,
+        "mfu_bound": bound,
+    }
+
+
+def _bytes(tree: Any) -> int:
+    """The size of one chip's part of a tree of shapes with shardings."""
+    return sum(
+        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in xf.tree.leaves(tree)
+    )
+
+
+def _known(size: int | None) -> int:
+    return size or 0

@@ -1,0 +1,186 @@
+"""Text from a model: the keys and values of all tokens so far are kept, and not computed again.
+
+Prompts of different lengths are padded in front, so that all rows write their next token at the
+same place. Attention sees only how far apart two tokens are, so a row that begins later has the
+same values, but for rounding, as if it began at 0.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import xfunc as xf
+from xfunc import P
+
+from . import attention, model
+from .model import Config, Params
+from .plan import Plan
+
+
+class Cache(NamedTuple):
+    """The keys and values of each layer at each place of a row; zero where nothing is yet."""
+
+    keys: Float[Tensor, "layers batch kv_heads length head_dim"]
+    values: Float[Tensor, "layers batch kv_heads length head_dim"]
+
+
+def pad(
+    prompts: Sequence[Sequence[int]], multiple: int = 64
+) -> tuple[Int[Tensor, "batch prompt"], Int[Tensor, " batch"]]:
+    """Prompts as rows of one length, with zeros in front, and how many tokens each has.
+
+    The length is a multiple of `multiple`: `generate` is compiled once for each.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if not min(lengths, default=0):
+        raise ValueError(f"prompts of lengths {lengths}: give some, of one token or more each")
+    width = -(-max(lengths) // multiple) * multiple
+    rows = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    return torch.tensor(rows), torch.tensor(lengths)
+
+
+@functools.partial(
+    xf.jit, static_argnames=("config", "new", "temperature", "top_p", "stop", "plan")
+)
+def generate(
+    params: Params,
+    prompt: Int[Tensor, "batch prompt"],
+    key: Int[Tensor, "2"],
+    *,
+    config: Config,
+    new: int,
+    lengths: Int[Tensor, " batch"] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    stop: tuple[int, ...] = (),
+    plan: Plan = Plan(),
+) -> Int[Tensor, "batch new"]:
+    """The tokens that follow each prompt.
+
+    Args:
+        params: as of `model.init`, of any floating dtype.
+        prompt: rows of tokens, padded in front with any tokens.
+        key: of `xf.random`.
+        config: the sizes.
+        new: how many tokens to make.
+        lengths: how many tokens of each row are no padding; None: all.
+        temperature: what logits are divided by before one is drawn; 0 takes the likeliest.
+        top_p: only the likeliest tokens that have this probability together are drawn.
+        stop: tokens that end a text: a row repeats the one that it ends with.
+        plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
+    """
+    _check(prompt, new, temperature, top_p)
+    batch, width = prompt.shape
+    block = min(plan.block, width)
+    prompt = F.pad(prompt, (-width % block, 0))
+    lengths = torch.full((batch,), width) if lengths is None else lengths
+    first = prompt.shape[1] - lengths.to(prompt.device)
+    cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
+
+    def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
+        cache, at = carry
+        logits, cache = advance(params, cache, tokens, at, first, config, plan)
+        return (cache, at + block), logits
+
+    def step(carry: tuple[Cache, Tensor, Tensor], key: Tensor) -> tuple[Any, Tensor]:
+        cache, at, last = carry
+        logits, cache = advance(params, cache, last[:, None], at, first, config, plan)
+        token = draw(key, logits, temperature, top_p)
+        for end in stop:
+            token = torch.where(last == end, last, token)
+        return (cache, at + 1, token), token
+
+    keys = xf.random.split(key, new)
+    blocks = prompt.unflatten(1, (-1, block)).movedim(1, 0)
+    (cache, at), logits = xf.scan(read, (cache, first.new_zeros(())), blocks)
+    token = draw(keys[0], logits[-1], temperature, top_p)
+    _, rest = xf.scan(step, (cache, at, token), keys[1:])
+    return torch.cat([token[:, None], rest.T], 1)
+
+
+def _check(prompt: Tensor, new: int, temperature: float, top_p: float) -> None:
+    if prompt.ndim != 2 or not prompt.shape[1]:
+        raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
+    if new < 1:
+        raise ValueError(f"new is {new}: make 1 token or more")
+    if temperature < 0:
+        raise ValueError(f"temperature is {temperature}: use 0, for the likeliest token, or more")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}: use a probability, above 0 and up to 1")
+
+
+def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Cache:
+    """A cache of `length` places in which nothing is yet."""
+    shape = config.layers, batch, config.kv_heads, length, config.head_dim
+    return Cache(*(_lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
+
+
+def _lie(cache: Tensor, plan: Plan) -> Tensor:
+    s = plan.sharding
+    return cache if s is None else s.constrain(cache, P(None, *s.heads))
+
+
+def advance(
+    params: Params,
+    cache: Cache,
+    tokens: Int[Tensor, "batch new"],
+    at: Int[Tensor, ""],
+    first: Int[Tensor, " batch"],
+    config: Config,
+    plan: Plan,
+) -> tuple[Float[Tensor, "batch vocab"], Cache]:
+    """The logits of what follows `tokens`, and the cache with them in it.
+
+    Args:
+        params: the weights.
+        cache: holds all that comes before.
+        tokens: the next ones of each row.
+        at: the place of the first of them.
+        first: the place of each row's first token; what is before it is padding.
+        config: the sizes.
+        plan: where arrays lie.
+    """
+    place = torch.arange(cache.keys.shape[3], device=tokens.device)
+    places = at + torch.arange(tokens.shape[1], device=tokens.device)
+    seen = (place <= places[:, None]) & (place >= first[:, None, None])
+    rope = model.rotary(places, config)
+
+    def layer(x: Tensor, layer: tuple[Params, Cache]) -> tuple[Tensor, Cache]:
+        weights, old = layer
+        normed = model.rms_norm(x, weights["attn_norm"], config.norm_eps)
+        q, *new = model.heads(normed, weights, rope, config, plan)
+        keys, values = (o.index_copy(2, places, n) for o, n in zip(old, new, strict=True))
+        mixed = attention.masked(q, keys, values, seen)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), weights["wo"])
+        x = x + model.mlp(model.rms_norm(x, weights["mlp_norm"], config.norm_eps), weights, plan)
+        return x, Cache(*new)
+
+    x = F.embedding(tokens, params["embed"])
+    x, new = xf.scan(layer, x, (params["layers"], cache))
+    # What a layer adds is written here, for all layers: written within the loop, the whole cache
+    # would be there twice.
+    cache = Cache(
+        *(_lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True))
+    )
+    return model.logits(params, x[:, -1:], config, plan)[:, 0], cache
+
+
+def draw(
+    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
+) -> Int[Tensor, " batch"]:
+    """A token for each row."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = attention.wide(logits) / temperature
+    if top_p < 1:
+        ordered = logits.sort(-1, descending=True).values
+        share = ordered.softmax(-1)
+        likelier = share.cumsum(-1) - share  # the probability of all that are likelier
+        least = ordered.masked_fill(likelier >= top_p, torch.inf).amin(-1, keepdim=True)
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    return xf.random.categorical(key, logits)

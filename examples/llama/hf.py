@@ -1,0 +1,245 @@
+"""Llama weights in Hugging Face's format: a folder with `config.json` and safetensors files.
+
+Files are read and written one tensor at a time, so that the host needs to hold the model once at
+most: `load` with shardings holds one stack of layers, `save` one file.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import xfunc as xf
+
+from . import model
+from . import tokenizer as tokenizers
+from .hf_config import FormatError, config_json, load_config, read_json
+from .model import Config, Params
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
+# The hub's names, in a tree like the parameters; of a stack, those of all layers.
+_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "layers": {
+        "attn_norm": "model.layers.{}.input_layernorm.weight",
+        "wq": "model.layers.{}.self_attn.q_proj.weight",
+        "wk": "model.layers.{}.self_attn.k_proj.weight",
+        "wv": "model.layers.{}.self_attn.v_proj.weight",
+        "wo": "model.layers.{}.self_attn.o_proj.weight",
+        "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+        "w_gate": "model.layers.{}.mlp.gate_proj.weight",
+        "w_up": "model.layers.{}.mlp.up_proj.weight",
+        "w_down": "model.layers.{}.mlp.down_proj.weight",
+    },
+    "norm": "model.norm.weight",
+}
+_HEAD = "lm_head.weight"
+_UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in older files
+
+
+def hub_names(config: Config) -> dict[str, Any]:
+    """The hub's names, in a tree like the parameters; ``{}`` is the number of a layer."""
+    return _NAMES if config.tied else _NAMES | {"head": _HEAD}
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def load(
+    folder: str | Path, dtype: torch.dtype | None = None, shardings: Any = None
+) -> tuple[Config, Params]:
+    """The sizes and the weights in a folder.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`, or several files and their index.
+        dtype: of the parameters; None: as stored.
+        shardings: a tree like the parameters, such as `Sharding.params` makes: each weight is put
+            on the devices before the next one is read. None: CPU tensors.
+
+    Raises:
+        FileNotFoundError: files are missing; all are listed.
+        FormatError: it is another model, or a file is damaged, or tensors are missing, left over
+            or of other shapes; all are listed.
+    """
+    folder = Path(folder)
+    config = load_config(folder)
+    names, shapes = hub_names(config), model.shapes(config)
+    with contextlib.ExitStack() as stack:
+        stored = _open(folder, stack)
+        _check_tensors(folder, stored, names, shapes)
+
+        def read(name: str, shape: xf.ShapeDtypeStruct) -> Tensor:
+            slices = [stored[part.name] for part in _parts(name, shape.shape)]
+            if not _is_stack(name):
+                return slices[0][:].to(dtype)
+            found = slices[0][:].new_empty(shape.shape, dtype=dtype)
+            for i, one in enumerate(slices):
+                found[i] = one[:]
+            return found
+
+        if shardings is None:
+            return config, xf.tree.map(read, names, shapes)
+
+        def put(name: str, shape: xf.ShapeDtypeStruct, sharding: xf.NamedSharding) -> Tensor:
+            return xf.device_put(read(name, shape), sharding)
+
+        return config, xf.tree.map(put, names, shapes, shardings)
+
+
+class _Part(NamedTuple):
+    """A tensor in the files: a weight, or one layer of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    layer: int | None = None
+
+
+def _is_stack(name: str) -> bool:
+    return "{}" in name
+
+
+def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
+    if not _is_stack(name):
+        return [_Part(name, shape)]
+    return [_Part(name.format(i), shape[1:], i) for i in range(shape[0])]
+
+
+def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """What a folder's files hold, by name: slices, which are read when they are indexed."""
+    paths = [folder / SINGLE]
+    if (folder / INDEX).exists():
+        files = read_json(folder / INDEX).get("weight_map", {}).values()
+        paths = [folder / name for name in sorted(set(files))]
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise FileNotFoundError(
+            f"there is no {', '.join(missing)}: download the whole folder, with safetensors files"
+        )
+    found = {}
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except SafetensorError as error:
+            raise FormatError(f"{path} is damaged ({error}): download it anew") from None
+        found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: Any) -> None:
+    """Raise unless the files hold just the tensors of the model."""
+    pairs = zip(xf.tree.leaves(names), xf.tree.leaves(shapes), strict=True)
+    wanted = {part.name: part.shape for name, s in pairs for part in _parts(name, s.shape)}
+    lines = [f"  {name}: missing" for name in wanted if name not in stored]
+    for name, tensor in stored.items():
+        have = tuple(tensor.get_shape())
+        if name in wanted and have != wanted[name]:
+            lines.append(f"  {name}: {have} in the files, {wanted[name]} by config.json")
+        elif name not in wanted and name != _HEAD and not _UNUSED.fullmatch(name):
+            lines.append(f"  {name}: not a tensor of this model")
+    if lines:
+        raise FormatError(
+            "\n".join([f"the tensors in {folder} do not fit its config.json:", *lines])
+            + "\ngive weights and config.json of the same Llama"
+        )
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def save(
+    folder: str | Path,
+    config: Config,
+    params: Params,
+    tokenizer: str | Path | None = None,
+    *,
+    context: int = 131072,
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Write a folder that `transformers` loads as it does one of the hub.
+
+    The files are written to ``<folder>.partial``, which gets its name at the end: a folder of that
+    name is complete.
+
+    Args:
+        folder: must not exist.
+        config: the sizes.
+        params: the weights, on the CPU or the devices; of a divided one, a layer at a time is put
+            together.
+        tokenizer: a `tokenizer.json` or the folder of one; what lies beside it comes along.
+        context: how many tokens the model was trained for, which other tools take as a limit.
+        max_shard_size: of each file: bytes, or a text such as ``"5GB"``.
+
+    Raises:
+        FileExistsError: there is something at `folder`.
+        DataError: there is no tokenizer at `tokenizer`, or it has more tokens than the model.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"there is something at {folder} already: give a new folder")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        fields = config_json(config, params["embed"].dtype, context)
+        if tokenizer is not None:
+            fields |= _copy_tokenizer(tokenizers.load(tokenizer), partial, config)
+        (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        _write(partial, config, params, max_shard_size)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write(folder: Path, config: Config, params: Params, max_shard_size: int | str) -> None:
+    pairs = zip(xf.tree.leaves(hub_names(config)), xf.tree.leaves(params), strict=True)
+    parts = [(part, weight) for name, weight in pairs for part in _parts(name, weight.shape)]
+    parts.sort(key=lambda pair: -1 if pair[0].layer is None else pair[0].layer)
+    by_name = {part.name: (part, weight) for part, weight in parts}
+    empty = {
+        name: torch.empty(part.shape, dtype=weight.dtype, device="meta")
+        for name, (part, weight) in by_name.items()
+    }
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
+    for file, names in split.filename_to_tensors.items():
+        tensors = {name: _fetch(by_name[name][1], by_name[name][0].layer) for name in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _fetch(weight: Tensor, layer: int | None) -> Tensor:
+    """A weight or one layer of it, on the CPU."""
+    if layer is not None:
+        weight = weight[layer] if weight.device.type == "cpu" else _take(weight, layer)
+    return xf.device_get(weight).contiguous()
+
+
+@xf.jit
+def _take(stack: Tensor, layer: Tensor) -> Tensor:
+    return stack[layer]
+
+
+def _copy_tokenizer(found: tokenizers.Tokenizer, folder: Path, config: Config) -> dict[str, Any]:
+    """Copy the files; returns what `config.json` says of it."""
+    found.check_fits(config.vocab)
+    found.save(folder)
+    for name in _BESIDE_TOKENIZER:
+        beside = found.files[0].with_name(name)
+        if beside.exists():
+            shutil.copy(beside, folder)
+    if not (folder / "tokenizer_config.json").exists():
+        # Without it transformers takes the class of Llama 2, which changes the tokens.
+        plain = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(plain) + "\n")
+    return {"bos_token_id": found.begin, "eos_token_id": found.end}

@@ -1,0 +1,167 @@
+"""What a run says of itself: lines of JSON, TensorBoard, and a progress bar."""
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+import xfunc as xf
+from xfunc import runtime
+
+from . import flops, hosts
+from .train import Metrics, Recipe
+
+_WINDOW = 20  # steps that rates are means of
+_LINES = 50  # that a run prints where there is no terminal
+
+
+class Log:
+    """Writes ``metrics.jsonl`` and ``tensorboard`` in a run's folder, and shows progress.
+
+    Lines of steps after the first ones are of a run that was killed after its last checkpoint;
+    they go, so that the curve has each step once. Of several processes the first one writes.
+
+    Args:
+        folder: the run's.
+        recipe: what is trained.
+        first: how many steps were made before.
+        rows: of a batch.
+        seq: tokens of a row.
+        console: to print to.
+    """
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, first: int, rows: int, seq: int, console: Console
+    ):
+        self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
+        self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+        )
+        self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
+        self._file = self._board = None
+        if hosts.is_first():
+            path = folder / "metrics.jsonl"
+            cut(path, first)
+            self._file = path.open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        for writer in (self._file, self._board):
+            if writer is not None:
+                writer.close()
+
+    def step(self, step: int, metrics: Metrics, host_ms: float) -> Metrics:
+        """Tell of one step, and return its metrics on the host; waits for the device.
+
+        Args:
+            step: its number, from 1.
+            metrics: of `train_step`.
+            host_ms: what the host spent on launching it.
+        """
+        found = Metrics(*(x.item() for x in xf.device_get(metrics)))
+        values = found._asdict() | {"host_ms": host_ms} | self._speed()
+        if (used := hbm_gib()) is not None:
+            values["hbm_gib"] = used
+        self._write(step, values)
+        text = "  ".join(form.format(values[k]) for k, form in _SHOWN.items() if k in values)
+        self._progress.update(self._task, completed=step, description=text)
+        if not self._console.is_terminal and step % math.ceil(self._recipe.steps / _LINES) == 0:
+            self.say(f"step {step}: {text}")
+        return found
+
+    def held_out(self, step: int, loss: float) -> None:
+        """Tell of an evaluation after a step."""
+        self._write(step, {"held_out_loss": loss})
+        self.say(f"step {step}: held-out loss {loss:.4f}")
+        self.pause()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, soft_wrap=True)
+
+    def pause(self) -> None:
+        """Leave out of the rate what comes before the next step."""
+        self._times.clear()
+
+    def _speed(self) -> dict[str, float]:
+        """Tokens a second, and the part of the chips' peak that is, where they are known."""
+        self._times.append(time.perf_counter())
+        if len(self._times) == 1:
+            return {}
+        seconds = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        rate = self._rows * self._seq / seconds
+        mfu = self._chip and flops.utilisation(
+            self._recipe.model,
+            self._seq,
+            tokens_per_second=rate,
+            chips=runtime.device_count(),
+            chip=self._chip,
+        )
+        return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._file is None or self._board is None:
+            return
+        # JSON has no infinities and no NaN.
+        finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
+        self._file.write(json.dumps({"step": step} | finite) + "\n")
+        self._file.flush()
+        for key, value in values.items():
+            self._board.add_scalar(key, value, step)
+
+
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "host_ms": "host {:.2f} ms",
+    "hbm_gib": "HBM {:.2f} GiB",
+}
+
+
+def cut(path: Path, step: int) -> None:
+    """Remove the lines of later steps from a file of JSON lines, and what is no whole line."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)
+
+
+def chip() -> str | None:
+    """The kind of the chips that programs run on, such as `v6e`; None if it is not known."""
+    if runtime.is_cpu():
+        return None
+    from torch_xla._internal import tpu
+
+    try:
+        kind = tpu.get_tpu_type()
+    except (OSError, KeyError, TypeError):  # No metadata server; none of these variables.
+        return None
+    return {"v5litepod": "v5e"}.get(kind, kind)
+
+
+def hbm_gib() -> float | None:
+    """The memory in use on the chip; None if it is not known.
+
+    torch_xla 2.9 does not tell it of several devices: "MemoryInfo not supported for SPMD".
+    """
+    if runtime.is_cpu() or runtime.device_count() > 1:
+        return None
+    return runtime.xla()._xla_memory_info(str(runtime.device()))["bytes_used"] / 2**30

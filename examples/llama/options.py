@@ -1,0 +1,211 @@
+"""Settings as nested frozen dataclasses: read from mappings and `key=value`, checked, written back.
+
+What a field may be is read from its type, and what it means from the ``Attributes:`` of its class.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from .model import CONFIGS, Config
+from .plan import ATTENTION, POLICIES, Plan
+from .train import OPTIMIZERS, SCHEDULES, Recipe
+
+T = TypeVar("T")
+NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
+CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
+    Plan: {"policy": POLICIES, "attention": ATTENTION},
+    Recipe: {"optimizer": OPTIMIZERS, "schedule": SCHEDULES},
+}
+DERIVED: dict[type, tuple[str, ...]] = {Plan: ("sharding",), Recipe: ("skip_bad",)}  # not set here
+_ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+class SettingError(ValueError):
+    """A key that there is not, or a value that does not fit; the message says which may be."""
+
+
+def changed(settings: T, values: Any, path: str = "") -> T:
+    """The settings with the values of a nested mapping in place of theirs.
+
+    Args:
+        settings: a frozen dataclass, whose fields may be dataclasses again.
+        values: what differs, such as ``{"train": {"steps": 100}}``.
+        path: of the settings within others, for messages.
+
+    Raises:
+        SettingError: an unknown key, or a value of a wrong type or out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingError(f"{path or 'settings'}: {values!r} is no mapping: give keys with values")
+    kinds, new = _kinds(type(settings)), {}
+    for key, value in values.items():
+        if key not in kinds:
+            raise SettingError(
+                f"there is no setting {_join(path, key)}: {_known(key, kinds, path)}"
+            )
+        new[key] = _value(kinds[key], getattr(settings, key), value, _join(path, key))
+    try:
+        return dataclasses.replace(typing.cast(Any, settings), **new)
+    except ValueError as error:
+        raise SettingError(f"{path}: {error}" if path else str(error)) from error
+
+
+def override(settings: T, pairs: Iterable[str]) -> T:
+    """The settings with those of texts such as ``train.steps=100``.
+
+    Of two for one key the later one wins. Otherwise their order means nothing: all are checked
+    together, and a name, ``train.model=tiny``, comes before its parts, ``train.model.vocab=300``.
+    """
+    texts = dict(map(_pair, pairs))
+    wholes = {path for path in texts if any(other.startswith(f"{path}.") for other in texts)}
+    for first in (True, False):
+        now = {path: text for path, text in texts.items() if (path in wholes) == first}
+        settings = changed(settings, _nested(now))
+    return settings
+
+
+def _pair(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise SettingError(f"cannot read {text!r}: write key=value, such as train.steps=100")
+    return path, value
+
+
+def _nested(texts: Mapping[str, str]) -> dict[str, Any]:
+    """``{"a": {"b": "1"}}`` of ``{"a.b": "1"}``."""
+    found: dict[str, Any] = {}
+    for path, value in texts.items():
+        *outer, key = path.split(".")
+        functools.reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[key] = value
+    return found
+
+
+def plain(settings: Any) -> Any:
+    """The settings as mappings, lists and scalars, from which `changed` makes them again."""
+    if dataclasses.is_dataclass(settings):
+        return {key: plain(getattr(settings, key)) for key in _kinds(type(settings))}
+    return list(settings) if isinstance(settings, tuple) else settings
+
+
+def described(settings: Any) -> str:
+    """A line for each key, with its value in `settings` and what it means."""
+    rows = list(_rows(settings))
+    width = 2 + max(len(setting) for setting, _ in rows)
+    layout: dict[str, Any] = {"width": 100, "subsequent_indent": " " * (width + 2)}
+    return "\n".join(textwrap.fill(f"  {s:{width}}{text}", **layout) for s, text in rows)
+
+
+def _rows(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    kinds, meanings = _kinds(type(settings)), _meanings(type(settings))
+    for key, kind in kinds.items():
+        value, text = getattr(settings, key), meanings.get(key, "")
+        if not dataclasses.is_dataclass(value):
+            choices = f"One of {', '.join(typing.get_args(kind))}." if _is_choice(kind) else ""
+            yield f"{_join(path, key)}={_typed(value)}", f"{text} {choices}".strip()
+            continue
+        names = NAMED.get(type(value), {})
+        if names:
+            name = next((name for name, known in names.items() if known == value), "")
+            yield f"{_join(path, key)}={name}", f"one of {', '.join(names)}; or by its parts:"
+        yield from _rows(value, _join(path, key))
+
+
+def _typed(value: Any) -> str:
+    """A value as one would type it."""
+    text = yaml.safe_dump(plain(value), default_flow_style=True)
+    return value if isinstance(value, str) else text.removesuffix("...\n").strip()
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+@functools.cache
+def _kinds(cls: type) -> dict[str, Any]:
+    """The type of each field that can be set."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    choices = {name: _choice(known) for name, known in CHOICES.get(cls, {}).items()}
+    kinds = typing.get_type_hints(cls) | choices
+    return {name: kinds[name] for name in names if name not in DERIVED.get(cls, ())}
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """What the docstring of a class says of its fields."""
+    text = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
+    entries = re.split(r"^    (?=\w+: )", text, flags=re.MULTILINE)[1:]
+    pairs = (entry.partition(": ") for entry in entries)
+    return {name: " ".join(meaning.split()) for name, _, meaning in pairs}
+
+
+def _known(name: object, known: Iterable[str], path: str = "") -> str:
+    """What to do about a name that is not known."""
+    near = difflib.get_close_matches(str(name), known := list(known), n=1)
+    return f"did you mean {_join(path, near[0])}?" if near else f"use one of {', '.join(known)}"
+
+
+def _choice(names: Iterable[str]) -> Any:
+    return typing.cast(Any, Literal)[tuple(names)]
+
+
+def _is_choice(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
+
+
+def _value(kind: Any, old: Any, value: Any, path: str) -> Any:
+    """A value of the type of a field. A text is read as YAML where no text is wanted."""
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    optional = types.NoneType in kinds
+    if isinstance(value, str) and (str not in kinds or (optional and value == "null")):
+        value = _parsed(value)
+    if value is None and optional:
+        return None
+    [one] = [k for k in kinds if k is not types.NoneType]
+    if dataclasses.is_dataclass(one):
+        return _dataclass(one, old, value, path)
+    if typing.get_origin(one) is tuple:
+        item = typing.get_args(one)[0]
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(_value(item, None, v, f"{path}[{i}]") for i, v in enumerate(values))
+    if _is_choice(one):
+        choices = typing.get_args(one)
+        if value not in choices:
+            raise SettingError(f"{path} is {value!r}: {_known(value, choices)}")
+        return value
+    return _scalar(one, value, path, optional)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # such as a pattern, *.txt
+        return text
+
+
+def _dataclass(cls: Any, old: Any, value: Any, path: str) -> Any:
+    if isinstance(value, str) and cls in NAMED:
+        if value not in NAMED[cls]:
+            raise SettingError(f"{path} is {value!r}: {_known(value, NAMED[cls])}")
+        return NAMED[cls][value]
+    return changed(old if isinstance(old, cls) else cls(), value, path)
+
+
+def _scalar(kind: type, value: Any, path: str, optional: bool) -> Any:
+    if kind is float and not isinstance(value, bool):
+        try:
+            return float(value)  # of a text too: to YAML 1.1 a number without a dot, 3e-4, is one
+        except (TypeError, ValueError):
+            pass
+    elif type(value) is kind:
+        return value
+    wanted = _ARTICLES[kind] + (" or null" if optional else "")
+    raise SettingError(f"{path} is {value!r}: give {wanted}")

@@ -1,0 +1,68 @@
+"""Rows of packed documents, found from the order of an epoch without those before.
+
+All documents follow each other in one stream, which is a ring and is cut into rows of `seq` tokens.
+So no token is lost or seen twice in an epoch, and only its last row may have padding. A document
+that does not fit goes on in another row. Segment ids keep the documents of a row apart.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int32, UInt
+
+from .model import IGNORE
+
+
+class Epoch(NamedTuple):
+    """The stream of one pass over the documents.
+
+    Attributes:
+        sources: where in the flat file of tokens each document ends, in the order of the stream.
+        ends: where in the stream each document ends.
+        shift: where in the stream the first row begins.
+        rows: the order in which the rows come up.
+    """
+
+    sources: Int[np.ndarray, " documents"]
+    ends: Int[np.ndarray, " documents"]
+    shift: int
+    rows: Int[np.ndarray, " rows"]
+
+
+def in_order(ends: Int[np.ndarray, " documents"], seq: int) -> Epoch:
+    """Documents as they lie in the file, where they end at `ends`, and rows from first to last."""
+    return Epoch(ends, ends, 0, np.arange(-(-int(ends[-1]) // seq)))
+
+
+def shuffled(ends: Int[np.ndarray, " documents"], seq: int, seed: Sequence[int]) -> Epoch:
+    """Documents, the beginning of the first row, and rows drawn from the seed."""
+    # numpy promises to keep the raw bits of a generator in later releases, but not permutations.
+    draw = np.random.PCG64(seed).random_raw
+    _, _, _, rows = in_order(ends, seq)
+    order = np.argsort(draw(len(ends)), kind="stable")
+    sizes = np.diff(ends, prepend=0)
+    shift = int(draw() % int(ends[-1]))
+    rows = np.argsort(draw(len(rows)), kind="stable")
+    return Epoch(ends[order], np.cumsum(sizes[order]), shift, rows)
+
+
+def pack(
+    tokens: UInt[np.ndarray, " tokens"], epoch: Epoch, rows: Int[np.ndarray, " rows"], seq: int
+) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
+    """Tokens, targets and segment ids of some rows of the stream; those past its end are empty."""
+    total = int(epoch.ends[-1])
+    place = rows[:, None] * seq + np.arange(seq)
+    real = place < total
+    place = (place + epoch.shift) % total
+    document = np.searchsorted(epoch.ends, place, side="right")
+    left = epoch.ends[document] - place  # tokens of the document from here on
+    source = epoch.sources[document] - left
+    last = left == 1
+    next_source = np.where(last, source, source + 1)  # within the document, in whichever row
+    segments = 1 + np.cumsum(last, axis=1) - last
+    return (
+        np.where(real, tokens[source].astype(np.int32), 0),
+        np.where(real & ~last, tokens[next_source].astype(np.int32), IGNORE),
+        np.where(real, segments, 0).astype(np.int32),
+    )

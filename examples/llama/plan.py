@@ -1,0 +1,58 @@
+"""How a model is computed. Nothing here changes what is computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from xfunc import checkpoint_policies
+
+from .sharding import Sharding
+
+# What the backward pass of a layer finds, and does not compute again. The input of each layer is
+# always kept, here or on the host; the model names it `layer_input`, and what attention leaves for
+# its own backward pass `attention`.
+POLICIES: dict[str, Callable[..., Any]] = {
+    "full": checkpoint_policies.nothing_saveable,
+    "attention": checkpoint_policies.save_only_these_names("attention"),
+    "dots": checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "everything": checkpoint_policies.everything_saveable,
+    "offload": checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input",)
+    ),
+    "offload-attention": checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input", "attention")
+    ),
+}
+ATTENTION = ("dense", "blockwise", "splash")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Choices that trade memory for time.
+
+    Attributes:
+        policy: what a layer keeps for its backward pass.
+        attention: `dense` has all scores of a layer at a time, `blockwise` those of one block;
+            `splash` is the kernel that JAX has for TPUs.
+        block: queries, and keys, of one block of attention.
+        loss_chunk: positions of a sequence whose logits are there at a time.
+        microbatches: parts of the batch whose gradients are found one after the other.
+        sharding: where weights and activations lie; None: all on one device.
+    """
+
+    policy: str = "full"
+    attention: str = "blockwise"
+    block: int = 512
+    loss_chunk: int = 1024
+    microbatches: int = 1
+    sharding: Sharding | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"unknown policy {self.policy!r}: use one of {', '.join(POLICIES)}")
+        if self.attention not in ATTENTION:
+            names = ", ".join(ATTENTION)
+            raise ValueError(f"unknown attention {self.attention!r}: use one of {names}")
+        for name in ("block", "loss_chunk", "microbatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")

@@ -1,0 +1,126 @@
+"""The largest batch that fits, found with as few compiles as it can be.
+
+What a program takes of a chip's memory grows by about as much with each row of the batch. So two
+compiles tell where the limit will be, and one or two more make sure. A mesh that does not reach the
+best batch so far is given up after one compile, at that batch; so are all policies that keep more
+than one that does not reach it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from .model import Config
+
+# The policies of `plan.POLICIES`, from those that leave little in HBM to those that leave much.
+FROM_SMALL = ("offload", "offload-attention", "full", "attention", "dots", "everything")
+
+
+class Mesh(NamedTuple):
+    """The sizes of the axes `sharding.AXES`."""
+
+    data: int
+    fsdp: int
+    tensor: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts a batch is divided into."""
+        return self.data * self.fsdp
+
+
+class Trial(NamedTuple):
+    """What one compile said.
+
+    Attributes:
+        mesh: what was tried.
+        policy: the same.
+        batch: rows on all chips together.
+        fits: whether the program fits.
+        hbm: bytes that it takes of a chip, or would need; None if that is not known.
+        host: bytes that it takes of the host for each chip.
+        mfu_bound: see `footprint.Footprint`.
+    """
+
+    mesh: Mesh
+    policy: str
+    batch: int
+    fits: bool
+    hbm: int | None = None
+    host: int = 0
+    mfu_bound: float | None = None
+
+
+def meshes(config: Config, chips: int) -> list[Mesh]:
+    """The meshes of so many chips that divide the heads of keys and the features evenly."""
+    return [
+        Mesh(1, chips // tensor, tensor)
+        for tensor in (1, 2, 4, 8)
+        if chips % tensor == 0
+        and config.kv_heads % tensor == 0
+        and config.hidden % (chips // tensor) == 0
+    ]
+
+
+def search(
+    meshes: Iterable[Mesh],
+    policies: Sequence[str],
+    measure: Callable[[Mesh, str, int], Trial],
+    limit: int,
+) -> Iterator[Trial]:
+    """Trials on the way to the largest batch, as they are made.
+
+    Args:
+        meshes: in the order in which they are tried.
+        policies: the same, those that keep little first.
+        measure: compiles a program for a batch.
+        limit: of the bytes of a chip.
+    """
+    batch = 0
+    for mesh in meshes:
+        for policy in policies:
+            first, reached = max(1, math.ceil(batch / mesh.parts)), False
+            for trial in _climb(mesh, policy, first, measure, limit):
+                yield trial
+                if trial.fits:
+                    batch, reached = max(batch, trial.batch), True
+            if not reached:
+                break
+
+
+def best(trials: Iterable[Trial]) -> Trial | None:
+    """Of the trials that fit, one of the largest batch; of several, the fastest by its bound."""
+    fitting = (t for t in trials if t.fits)
+    return max(fitting, key=lambda t: (t.batch, t.mfu_bound or 0.0), default=None)
+
+
+def _climb(
+    mesh: Mesh,
+    policy: str,
+    first: int,
+    measure: Callable[[Mesh, str, int], Trial],
+    limit: int,
+) -> Iterator[Trial]:
+    """Look for the most rows of each part of a batch, if `first` fit."""
+    fits, fails = first - 1, math.inf
+    points = [(0, 0)]  # rows, and the bytes they take
+    rows = first
+    while fits < rows < fails:
+        trial = measure(mesh, policy, rows * mesh.parts)
+        yield trial
+        if trial.hbm is not None:
+            points.append((rows, trial.hbm))
+        fits, fails = (rows, fails) if trial.fits else (fits, rows)
+        rows = _guess(points, fits, fails, limit)
+
+
+def _guess(points: Sequence[tuple[int, int]], fits: int, fails: float, limit: int) -> int:
+    """The most rows that will fit, by a line through the last two points."""
+    if fits + 1 == fails:
+        return fits
+    (a, at_a), (b, at_b) = points[-2:]
+    slope = (at_b - at_a) / (b - a)
+    rows = b + math.floor((limit - at_b) / slope) if slope > 0 else 2 * b
+    if len(points) == 2:  # The line through nothing is too steep: what no row takes is left out.
+        rows = max(rows, fits + 1)
+    return int((fits + fails) // 2) if rows >= fails else rows

@@ -1,0 +1,153 @@
+"""What `aot` prints."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from xfunc.aot import Buffer
+from xfunc.errors import OutOfMemoryError
+
+from .footprint import Case, Footprint
+from .planner import Mesh, Trial
+
+
+@dataclass(frozen=True)
+class Staging:
+    """What it took to trace and lower the step.
+
+    Attributes:
+        seconds: for both.
+        hlo_bytes: the size of the program.
+        growth_bytes: of this process.
+    """
+
+    seconds: float
+    hlo_bytes: int
+    growth_bytes: int
+
+
+def report(
+    console: Console,
+    case: Case,
+    staging: Staging,
+    found: Footprint,
+    buffers: Sequence[Buffer],
+) -> None:
+    """All that is known about one step."""
+    _heading(console, case)
+    console.print(
+        f"trace + lower: {staging.seconds:.2f} s, {staging.hlo_bytes / 1e6:.2f} MB of HLO; "
+        f"this process grew by {staging.growth_bytes / 1e6:.0f} MB\n"
+    )
+    console.print(f"HBM per chip: {_gib(found.hbm)} GiB")
+    console.print(f"host per chip: {_gib(found.host)} GiB")
+    kinds = _table("of a chip's HBM", "GiB")
+    kinds.add_row("parameters", _gib(found.parameters))
+    kinds.add_row("optimizer state", _gib(found.optimizer))
+    kinds.add_row("batch", _gib(found.batch))
+    kinds.add_row("padding of these", _gib(found.padding))
+    kinds.add_row("temporaries", _gib(found.temporaries))
+    kinds.add_row("and results beside arguments", _gib(found.results))
+    console.print("", kinds, "", sep="\n")
+    largest = _table("largest buffers", "GiB")
+    largest.add_column(overflow="fold")
+    largest.add_column(no_wrap=True)
+    for b in buffers:
+        where = f"{os.path.relpath(b.file)}:{b.line}" if b.file else ""
+        made = "" if b.kind == "argument" else b.op_name
+        largest.add_row(f"{b.kind} {b.shape}", _gib(b.bytes), where, made)
+    console.print(largest, "", sep="\n")
+    _work(console, found)
+
+
+def _work(console: Console, found: Footprint) -> None:
+    if found.traffic is not None:
+        sent = _table("collectives of a step", "GiB to each chip", "number")
+        for kind, traffic in found.traffic.items():
+            sent.add_row(kind, _gib(traffic.bytes), f"{traffic.runs:,}")
+        console.print(sent, "", sep="\n")
+    console.print(
+        f"FLOPs of a step, by formula: {found.flops:.3e}; "
+        f"with what is computed again: {found.executed:.3e}"
+    )
+    if found.mfu_bound is not None and found.arithmetic_seconds is not None:
+        links = "" if found.link_seconds is None else f", links {found.link_seconds:.3g} s"
+        console.print(
+            f"MFU at most {found.mfu_bound:.0%}: at their peak, arithmetic takes "
+            f"{found.arithmetic_seconds:.3g} s a step{links}\n"
+            "(an upper bound, not a forecast: as if both went on at once, and HBM took no time)"
+        )
+
+
+def out_of_memory(console: Console, case: Case, error: OutOfMemoryError) -> None:
+    """Why a step does not fit."""
+    _heading(console, case)
+    for name, size in (("required", error.required_bytes), ("limit", error.limit_bytes)):
+        if size is not None:
+            console.print(f"{name} per chip: {_gib(size)} GiB")
+    console.print(f"\n{error}")
+
+
+def trials(console: Console, found: Iterable[Trial], chips: int) -> None:
+    """All that a search for the largest batch compiled."""
+    columns = "rows", "a chip", "HBM, GiB", "host, GiB", "MFU at most"
+    table = _table("mesh", "policy", *columns)
+    table.columns[1].justify = "left"
+    table.add_column()
+    for t in found:
+        table.add_row(
+            _mesh(t.mesh),
+            t.policy,
+            str(t.batch),
+            f"{t.batch / chips:g}",
+            "?" if t.hbm is None else _gib(t.hbm),
+            _gib(t.host) if t.fits else "",
+            "" if t.mfu_bound is None else f"{t.mfu_bound:.0%}",
+            "" if t.fits else "does not fit",
+        )
+    console.print(table, "", sep="\n")
+
+
+def command(console: Console, case: Case) -> None:
+    """How to train with what a search found."""
+    mesh = [f"mesh.{axis}={n}" for axis, n in case.mesh.items() if n > 1]
+    settings = [
+        f"train.model={case.config}",
+        f"train.optimizer={case.optimizer}",
+        f"train.plan.policy={case.policy}",
+        f"train.plan.attention={case.attention}",
+        f"train.plan.loss_chunk={case.loss_chunk}",
+        f"data.batch={case.batch}",
+        f"data.seq={case.seq}",
+        "dtype=bfloat16",
+    ]
+    console.print(f"python -m examples.llama fit {' '.join(mesh + settings)}")
+
+
+def _heading(console: Console, case: Case) -> None:
+    mesh = _mesh(Mesh(**case.mesh))
+    what = f"a step with {case.optimizer}" if case.what == "train" else "gradients"
+    console.print(
+        f"{case.config}, {what}, on {case.topology} as {mesh}: {case.batch} rows of {case.seq}, "
+        f"{case.policy}, {case.attention}"
+    )
+
+
+def _mesh(mesh: Mesh) -> str:
+    sizes = [f"{axis}={n}" for axis, n in mesh._asdict().items() if n > 1]
+    return ",".join(sizes) or "one chip"
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"

@@ -1,0 +1,114 @@
+"""Splash attention: the Pallas kernel that JAX has for attention on TPUs.
+
+JAX lowers it, in `splash_kernel`; here it becomes a function with a gradient. On a mesh each device
+runs it on its own rows and heads. Queries, keys, values and documents are those of `attention`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import xfunc as xf
+from xfunc.foreign import call_jax
+
+from .attention import Heads, Segments
+from .sharding import Sharding
+
+PLATFORM = "tpu"  # On the CPU the kernel is interpreted, which is for tests.
+_LANES = 128
+
+
+def splash_attention(
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    segments: Segments = None,
+    *,
+    block: int = 512,
+    sharding: Sharding | None = None,
+) -> Heads:
+    """Causal attention over one or several documents a row.
+
+    What it leaves for its backward pass has the name ``attention`` in checkpoint policies.
+
+    Args:
+        q: queries.
+        k: keys, of as many heads or a divisor of that many.
+        v: values, likewise.
+        segments: the document of each token; None: one document a row.
+        block: queries, and keys, at a time; of a shorter sequence, all.
+        sharding: where the arrays lie; None: on one device.
+
+    Raises:
+        ValueError: the sequence is no multiple of the block, or the block none of 128.
+        ImportError: JAX is not installed.
+    """
+    seq, dim = q.shape[2:]
+    block = min(block, seq)
+    if block % _LANES or seq % block:
+        raise ValueError(
+            f"splash attention of a sequence of {seq} in blocks of {block}: the block has to be a "
+            f"multiple of {_LANES}, and the sequence one of the block. Choose such sizes, or the "
+            "attention 'blockwise', which takes any."
+        )
+    if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:
+        # Devices that share a head get a copy of it each.
+        k, v = (_repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
+    segments = None if segments is None else segments.to(torch.int32)
+    return _attend(q * dim**-0.5, k, v, segments, _Kernel(block, PLATFORM, sharding))
+
+
+def _repeated(x: Tensor, n: int) -> Tensor:
+    return x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What the two passes have in common, all of it known when they are traced."""
+
+    block: int
+    platform: str
+    sharding: Sharding | None
+
+    def run(self, fun: str, outputs: int, *args: Tensor | None) -> tuple[Tensor, ...]:
+        """A function of `splash_kernel`, on each device with its own rows and heads."""
+
+        def local(*args: Tensor | None) -> tuple[Tensor, ...]:
+            return call_jax(
+                f"{__package__}.splash_kernel:{fun}",
+                *args,
+                platform=self.platform,
+                block=self.block,
+                interpret=self.platform != "tpu",
+            )
+
+        if self.sharding is None:
+            return local(*args)
+        batch, heads = self.sharding.batch, self.sharding.heads
+        specs = tuple(batch if i == _SEGMENTS else heads for i in range(len(args)))
+        return xf.shard_map(local, self.sharding.mesh, specs, (heads,) * outputs)(*args)
+
+
+_SEGMENTS = 3  # their place among the arguments of both passes; all others have heads
+
+
+def _primal(q: Tensor, k: Tensor, v: Tensor, segments: Segments, kernel: _Kernel) -> Tensor:
+    return _forward(q, k, v, segments, kernel)[0]
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, kernel: _Kernel
+) -> tuple[Tensor, Any]:
+    found = kernel.run("forward", 2, q, k, v, segments)
+    out, log_total = xf.checkpoint_name(found, "attention")
+    return out, (q, k, v, segments, out, log_total)
+
+
+def _backward(kernel: _Kernel, residuals: Any, ct: Tensor) -> tuple[Tensor | None, ...]:
+    return *kernel.run("backward", 3, *residuals, ct), None
+
+
+_attend = xf.custom_vjp(_primal, nondiff_argnums=4)
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,157 @@
+"""Text to tokens and back: a tokenizer that exists, or one trained on the data."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from .documents import DataError
+
+# As Llama 3 names them, and then others.
+_BEGIN = ("<|begin_of_text|>", "<s>", "<bos>")
+_END = ("<|end_of_text|>", "</s>", "<eos>", "<|endoftext|>")
+_FILES = ("tokenizer.json", "tokenizer_config.json")
+_SLICE = 1 << 17  # characters that go to the tokenizer at once, which needs a multiple of memory
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """What turns text into tokens.
+
+    Attributes:
+        model: Hugging Face's tokenizer.
+        begin: the token before each document, None if there is none.
+        end: the token after each document, None if there is none.
+        size: how many tokens there are: a model's vocabulary needs as many, or more.
+        digest: a hash of it all.
+        files: what it was read from.
+    """
+
+    model: tokenizers.Tokenizer
+    begin: int | None
+    end: int | None
+    size: int
+    digest: str
+    files: tuple[Path, ...]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of parts of documents, without begin and end.
+
+        A document cannot contain a special token: `<|end_of_text|>` in it is text like any other.
+        """
+        found = self.model.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The tokens of the beginning of a document."""
+        begin = [] if self.begin is None else [self.begin]
+        return begin + self.encode([text])[0]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self.model.decode(tokens)
+
+    def save(self, folder: Path) -> None:
+        """Copy it into `folder`, for `load`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, name in zip(self.files, _FILES, strict=False):
+            with contextlib.suppress(shutil.SameFileError):
+                shutil.copyfile(file, folder / name)
+
+    def check_fits(self, vocab: int) -> None:
+        """Raise an error if a model of `vocab` tokens lacks some of these."""
+        if self.size > vocab:
+            raise DataError(
+                f"the tokenizer has {self.size} tokens and the model {vocab}: "
+                f"use a model whose vocabulary is at least {self.size}, or another tokenizer"
+            )
+
+
+def load(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json`, or the one in a folder.
+
+    The tokens that begin and end a document are those that a `tokenizer_config.json` beside it
+    names, or else those with a usual name.
+    """
+    file = Path(path).expanduser()
+    file = file / _FILES[0] if file.is_dir() else file
+    if not file.is_file():
+        raise DataError(f"no tokenizer at {file}: give a tokenizer.json, or a folder that has one")
+    settings = file.with_name(_FILES[1])
+    files = (file, settings) if settings.is_file() else (file,)
+    try:
+        content = file.read_bytes()
+        model = tokenizers.Tokenizer.from_buffer(content)
+        named = json.loads(settings.read_bytes()) if len(files) == 2 else {}
+    except Exception as error:  # `tokenizers` raises plain Exception.
+        names = " or ".join(map(str, files))
+        raise DataError(f"cannot read {names}: {error}. Give another tokenizer") from error
+    model.no_truncation()  # Some are published with a maximal length.
+    model.no_padding()
+    model.encode_special_tokens = True
+    vocab = model.get_vocab()
+    begin = _special(vocab, named, "bos_token", _BEGIN)
+    end = _special(vocab, named, "eos_token", _END)
+    size = max(vocab.values()) + 1
+    digest = hashlib.sha256(content + repr((begin, end)).encode()).hexdigest()
+    return Tokenizer(model, begin, end, size, digest, files)
+
+
+def train(documents: Iterable[str], vocab: int, folder: Path) -> None:
+    """Make a byte-level byte-pair encoding of at most `vocab` tokens, for `load` to read.
+
+    It can encode any text. `transformers.AutoTokenizer` reads the folder too.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = [_BEGIN[0], _END[0]]
+    least = len(alphabet) + len(special)
+    if vocab < least:
+        raise DataError(
+            f"a vocabulary of {vocab} has no room for all bytes, begin and end: "
+            f"use {least} tokens or more"
+        )
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    pieces = (piece for document in documents for piece in slices(document))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    model.train_from_iterator(pieces, trainer)
+    model.post_processor = processors.TemplateProcessing(
+        single=f"{special[0]} $A", special_tokens=[(special[0], 0)]
+    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special[0],
+        "eos_token": special[1],
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / _FILES[1]).write_text(json.dumps(settings, indent=2), "utf-8")
+    (folder / _FILES[0]).write_text(model.to_str(pretty=True), "utf-8")
+
+
+def slices(text: str) -> Iterator[str]:
+    """The text in parts small enough to be encoded, which end with a line where they can."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _SLICE
+        if end < len(text):
+            end = text.rfind("\n", begin, end) + 1 or end
+        yield text[begin:end]
+        begin = end
+
+
+def _special(
+    vocab: dict[str, int], settings: dict[str, Any], key: str, usual: Sequence[str]
+) -> int | None:
+    name = settings[key] if key in settings else next(filter(vocab.__contains__, usual), None)
+    name = name["content"] if isinstance(name, dict) else name
+    return None if name is None else vocab.get(name)

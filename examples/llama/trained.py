@@ -1,0 +1,86 @@
+"""Trained weights: of a run's checkpoint, or of a folder in Hugging Face's format."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xfunc as xf
+from xfunc import runtime
+
+from . import config, hf, options, train
+from .checkpoints import Checkpoints
+from .config import Run
+from .hf_config import load_config, load_context
+from .model import Params
+from .options import SettingError
+from .train import Recipe
+
+
+class Trained(NamedTuple):
+    """Weights on the devices, and what belongs to them."""
+
+    name: str  # what they are, for people
+    run: Run
+    recipe: Recipe
+    params: Params
+    tokenizer: Path  # a folder that has one
+
+
+def load(
+    folder: Path, step: int | None = None, source: str | None = None, pairs: Iterable[str] = ()
+) -> Trained:
+    """The weights in a folder.
+
+    Args:
+        folder: a run's, or one in Hugging Face's format.
+        step: which checkpoint of a run; None: the newest.
+        source: settings, see `config.read`; None: those of the run.
+        pairs: settings that differ from those.
+    """
+    if (folder / "config.json").exists():
+        return load_published(folder, config.read(source, pairs))
+    if not (folder / "config.yaml").exists():
+        raise SettingError(
+            f"{folder} has neither the config.yaml of a run nor the config.json of a model: "
+            "give the folder of one"
+        )
+    run = config.read(source or folder / "config.yaml", pairs)
+    # The folder may have been moved, and a tokenizer made of the data anew be another one.
+    data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
+    run = dataclasses.replace(run, folder=str(folder), data=data)
+    recipe = run.recipe(runtime.device_count())
+    target = train.abstract_state(recipe, run.torch_dtype)
+    found = Checkpoints(folder / "checkpoints").restore(target, step)
+    name = f"step {found.step} of {folder}"
+    return Trained(name, run, recipe, found.state.params, folder / "tokenizer")
+
+
+def load_published(folder: Path, run: Run) -> Trained:
+    """The weights in a folder in Hugging Face's format; its model and tokenizer are the run's."""
+    made = dataclasses.replace(run.train, model=load_config(folder))
+    data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
+    run = dataclasses.replace(run, train=made, data=data, context=load_context(folder))
+    recipe = run.recipe(runtime.device_count())
+    shardings: Any = train.shardings(recipe)
+    _, params = hf.load(folder, run.torch_dtype, shardings.params)
+    return Trained(str(folder), run, recipe, params, folder)
+
+
+def import_published(source: Path, run: Run) -> None:
+    """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0."""
+    trained, folder = load_published(source, run), Path(run.folder)
+    start = xf.jit(
+        lambda params: train.start(trained.recipe, params),
+        out_shardings=train.shardings(trained.recipe),
+    )
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        extra = {"data": None, "run": options.plain(trained.run)}
+        checkpoints.save(0, start(trained.params), extra)
+    config.write(trained.run, folder / "config.yaml")
+
+
+def export_published(trained: Trained, folder: Path) -> None:
+    """Write weights and tokenizer in Hugging Face's format."""
+    model, context = trained.recipe.model, max(trained.run.context, trained.run.data.seq)
+    hf.save(folder, model, trained.params, trained.tokenizer, context=context)

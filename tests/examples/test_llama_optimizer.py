@@ -1,0 +1,211 @@
+"""The Llama example's optimizers, clipping and schedules against torch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import optimizer
+
+SHAPES: dict[str, Any] = {"matrix": (6, 5), "vector": (5,), "wide": [(3, 8)]}
+
+
+def random_tree(seed: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return xf.tree.map(leaf, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def assert_updates_match(theirs: Any, reference: list[torch.Tensor], update: Callable) -> None:
+    """Five steps of `update(grads, step)` against an optimizer of torch's over `reference`."""
+    for step in range(1, 6):
+        grads = xf.tree.map(lambda g: g * step, random_tree(step))  # noqa: B023
+        for p, g in zip(reference, xf.tree.leaves(grads), strict=True):
+            p.grad = g.clone()
+        theirs.step()
+        params = update(grads, step)
+        for ours, expected in zip(xf.tree.leaves(params), reference, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_adamw_matches_torch(beta2: float) -> None:
+    params = random_tree(0)
+    reference = [p.clone() for p in xf.tree.leaves(params)]
+    theirs = torch.optim.AdamW(reference, lr=0.1, betas=(0.9, beta2), weight_decay=0.2)
+    state = optimizer.adamw_init(params)
+
+    def update(grads: Any, step: int) -> Any:
+        nonlocal params, state
+        params, state = optimizer.adamw_update(
+            grads, state, params, 0.1, beta2=beta2, weight_decay=0.2
+        )
+        assert int(state.step) == step
+        return params
+
+    assert_updates_match(theirs, reference, update)
+
+
+def test_adafactor_matches_torch() -> None:
+    params = random_tree(0)
+    reference = [p.clone() for p in xf.tree.leaves(params)]
+    # Theirs scales the rate by the size of the parameter, but at least by the second eps, and
+    # lowers it to 1 / sqrt(step): with these numbers it is 1e-5 * 1e4 throughout.
+    theirs = torch.optim.Adafactor(reference, lr=1e-5, eps=(1e-15, 1e4), weight_decay=2e3)
+    state = optimizer.adafactor_init(params)
+
+    def update(grads: Any, step: int) -> Any:
+        nonlocal params, state
+        params, state = optimizer.adafactor_update(grads, state, params, 0.1, weight_decay=0.2)
+        assert int(state.step) == step
+        return params
+
+    assert_updates_match(theirs, reference, update)
+
+
+def test_adafactor_takes_each_layer_of_stacked_weights_by_itself() -> None:
+    stacked, grads = random_tree(0, shapes=(4, 6, 5)), random_tree(1, shapes=(4, 6, 5))
+    grads[2] *= 100  # must not change the clipping of other layers
+    params, state = optimizer.adafactor_update(
+        grads, optimizer.adafactor_init(stacked), stacked, 0.1
+    )
+    for i in range(4):
+        alone, of_one = optimizer.adafactor_update(
+            grads[i], optimizer.adafactor_init(stacked[i]), stacked[i], 0.1
+        )
+        torch.testing.assert_close(params[i], alone)
+        torch.testing.assert_close(state.rows[i], of_one.rows)
+        torch.testing.assert_close(state.columns[i], of_one.columns)
+
+
+def test_adafactor_leaves_out_what_it_does_not_need() -> None:
+    shapes = {"stacked": (4, 6, 5), "embed": (7, 6), "norm": (6,)}
+    state = optimizer.adafactor_init(random_tree(0, torch.bfloat16, shapes))
+    sizes = [xf.tree.map(lambda x: tuple(x.shape), tree) for tree in state[1:]]
+    assert sizes == [
+        {"stacked": (4, 6), "embed": (7,), "norm": (0,)},
+        {"stacked": (4, 5), "embed": (6,), "norm": (0,)},
+        {"stacked": (0,), "embed": (0,), "norm": (6,)},
+    ]
+
+
+UPDATES = {
+    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
+    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
+    init, update = UPDATES[name]
+    params, grads = random_tree(0, torch.bfloat16), random_tree(1, torch.bfloat16)
+    wide, wide_grads = (xf.tree.map(torch.Tensor.float, tree) for tree in (params, grads))
+    new, state = update(grads, init(params), params, 0.1)
+    expected, wide_state = update(wide_grads, init(wide), wide, 0.1)
+    rounded = xf.tree.map(torch.Tensor.bfloat16, expected)
+    assert xf.tree.all(xf.tree.map(torch.equal, new, rounded))
+    assert xf.tree.all(xf.tree.map(torch.equal, state, wide_state))
+    dtypes = {x.dtype for x in xf.tree.leaves(state)}
+    assert dtypes == {torch.int64, torch.float32}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_compiled_updates_match_eager_ones(name: str) -> None:
+    init, update = UPDATES[name]
+    params, grads = random_tree(0, torch.float32), random_tree(1, torch.float32)
+    eager, compiled = (params, init(params)), (params, init(params))
+    step = xf.jit(lambda grads, params, state: update(grads, state, params, 0.1))
+    before = xf.trace_count(step)
+    for _ in range(2):
+        eager, compiled = update(grads, eager[1], eager[0], 0.1), step(grads, *compiled)
+    assert xf.trace_count(step) == before + 1
+    leaves = xf.tree.leaves(xf.device_get(compiled))
+    for ours, expected in zip(leaves, xf.tree.leaves(eager), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_zero_gradients_change_only_what_decays(name: str) -> None:
+    init, update = UPDATES[name]
+    params = random_tree(0)
+    grads = xf.tree.map(torch.zeros_like, params)
+    new, _ = update(grads, init(params), params, 0.1, weight_decay=0.5)
+    for p, q in zip(xf.tree.leaves(params), xf.tree.leaves(new), strict=True):
+        torch.testing.assert_close(q, 0.95 * p)
+
+
+@pytest.mark.parametrize("limit", [1.0, 100.0])
+def test_clipping_matches_torch(limit: float) -> None:
+    grads = {"a": torch.arange(6.0).reshape(2, 3), "b": [torch.full((4,), -3.0)]}
+    clipped, norm = optimizer.clip_by_global_norm(grads, limit)
+    reference = [torch.zeros_like(g) for g in xf.tree.leaves(grads)]
+    for p, g in zip(reference, xf.tree.leaves(grads), strict=True):
+        p.grad = g.clone()
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(reference, limit))
+    for ours, p in zip(xf.tree.leaves(clipped), reference, strict=True):
+        torch.testing.assert_close(ours, p.grad)
+
+
+def test_clipping_leaves_zero_gradients_alone() -> None:
+    clipped, norm = optimizer.clip_by_global_norm([torch.zeros(3)], 1.0)
+    assert norm == 0
+    assert (clipped[0] == 0).all()
+
+
+def test_clipping_keeps_types() -> None:
+    grads = [torch.full((3,), 2.0, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
+    clipped, norm = optimizer.clip_by_global_norm(grads, 1.0)
+    assert [g.dtype for g in clipped] == [torch.bfloat16, torch.float64]
+    assert norm.dtype == torch.float32
+    torch.testing.assert_close(norm, torch.tensor(14.0).sqrt())
+
+
+def by_torch(name: str, *, warmup: int, total: int, floor: float) -> list[float]:
+    """Rates for a peak of one, by the schedulers of torch, for steps 0 to `total + 2`."""
+    schedulers = torch.optim.lr_scheduler
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    rise = schedulers.LinearLR(sgd, 1 / warmup, total_iters=warmup - 1)
+    n = total - warmup
+    fall: Any = {
+        "cosine": schedulers.CosineAnnealingLR(sgd, n, eta_min=floor),
+        "linear": schedulers.LinearLR(sgd, 1.0, floor, total_iters=n),
+        "constant": schedulers.ConstantLR(sgd, 1.0),
+    }[name]
+    parts: list[Any] = [rise, fall]
+    schedule = schedulers.SequentialLR(sgd, parts, milestones=[warmup])
+    rates = []
+    for _ in range(total + 1):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_schedules_match_torch(name: str) -> None:
+    schedule = getattr(optimizer, f"warmup_{name}")
+    expected = by_torch(name, warmup=5, total=15, floor=0.2)
+    assert len(set(expected)) >= 5
+    for step, rate in enumerate(expected):
+        ours = schedule(torch.tensor(step), peak=3.0, warmup=5, total=15, floor=0.2)
+        torch.testing.assert_close(ours, torch.tensor(3 * rate), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1.0)])
+def test_schedules_stay_where_they_end(name: str, last: float) -> None:
+    schedule = getattr(optimizer, f"warmup_{name}")
+    lr = schedule(torch.tensor(99), peak=1.0, warmup=5, total=15, floor=0.1)
+    torch.testing.assert_close(lr, torch.tensor(last))
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_without_a_warm_up_the_first_rate_is_the_peak(name: str) -> None:
+    schedule = getattr(optimizer, f"warmup_{name}")
+    for total in (0, 10):
+        assert schedule(torch.tensor(0), peak=2.0, warmup=0, total=total, floor=0.1) == 2.0
