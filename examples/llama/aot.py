@@ -180,13 +180,22 @@ def _plan(
     meshes = [mesh] if mesh else planner.meshes(model.CONFIGS[args.config], topology.devices)
     policies = [args.policy] if args.policy else planner.FROM_SMALL
 
+    compiled_any = False
+
     def measure(mesh: planner.Mesh, policy: str, batch: int) -> planner.Trial:
+        nonlocal compiled_any
         trial = planner.Trial(mesh, policy, batch, fits=False)
         case = _case(args, mesh, policy, batch)
         try:
             compiled = case.lower().compile(f"tpu:{topology.name}", options)
         except xf.errors.OutOfMemoryError as error:
+            compiled_any = True
             return trial._replace(hbm=error.required_bytes)
+        except xf.errors.CompileError:
+            if not compiled_any:
+                raise  # libtpu may be missing.
+            return trial  # It crashes on some programs that are far too large.
+        compiled_any = True
         found = footprint(case, compiled)
         return trial._replace(fits=True, hbm=found.hbm, host=found.host, mfu_bound=found.mfu_bound)
 

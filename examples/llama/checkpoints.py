@@ -100,16 +100,20 @@ class Checkpoints:
                 the next save then renames those to ``<step>.damaged``.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is none, or none of that step.
             DamagedCheckpointError: it is damaged; or all are, and this is of the newest.
         """
         if step is not None:
+            if step not in (kept := self.steps()):
+                raise FileNotFoundError(
+                    f"{self.folder} has no checkpoint of step {step}: use one of {kept}"
+                )
             return self._read(target, step)
         first = None
         for each in reversed(self.steps()):
             try:
                 return self._read(target, each)
-            except xf.errors.DamagedCheckpointError as error:
+            except (xf.errors.DamagedCheckpointError, FileNotFoundError) as error:
                 warnings.warn(f"step {each} is passed over: {error}", stacklevel=2)
                 self._damaged.add(each)
                 first = first or error

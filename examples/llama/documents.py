@@ -88,7 +88,8 @@ def read(files: Iterable[str], field: str = "text") -> Iterator[str]:
                     f"document {number} of {file} has a {type(row[field]).__name__} for {field!r}: "
                     f"set `field` to what holds the text"
                 )
-            yield row[field] or ""
+            # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
+            yield (row[field] or "").encode(errors="replace").decode()
 
 
 def _rows(file: str, field: str) -> Iterator[Any]:

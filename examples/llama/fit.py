@@ -5,7 +5,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -26,7 +26,7 @@ _ENDINGS = {
     "done": "step {} is the last one, and saved",
     "interrupted": "stopped after step {}, which is saved: the same command goes on from there",
     "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. It is saved, "
-    "with the weights before the bad ones: go on with a lower train.peak_lr, or on_bad=skip",
+    "and the bad steps changed nothing: go on with a lower train.peak_lr, or on_bad=skip",
 }
 
 
@@ -104,11 +104,14 @@ def _check_same(run: Run) -> None:
         )
 
 
-def _made_of(run: Run) -> dict[str, object]:
+def _made_of(run: Run) -> dict[str, Any]:
     """The settings that say what a checkpoint holds."""
-    sizes = options.plain(run.train.model).items()
-    kinds = {"train.optimizer": run.train.optimizer, "dtype": run.dtype}
-    return {f"train.model.{key}": value for key, value in sizes} | kinds
+    sizes = options.plain(run.train.model)
+    return {
+        **{f"train.model.{key}": value for key, value in sizes.items()},
+        "train.optimizer": run.train.optimizer,
+        "dtype": run.dtype,
+    }
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Recipe:
         clip: the most that the norm of all gradients together may be.
         skip_bad: whether a step changes nothing whose loss or gradient is not finite, or whose loss
             is more than `spike` standard deviations above the mean of the last 50 or so.
-        spike: a loss is bad that many standard deviations above the last ones, see `skip_bad`.
+        spike: standard deviations above the mean of the last losses, from which one is bad.
     """
 
     model: model.Config
@@ -71,10 +71,6 @@ class Recipe:
         for name in ("peak_lr", "clip", "spike"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: use more than 0")
-        if not 0 <= self.warmup < self.steps:
-            raise ValueError(
-                f"warmup is {self.warmup} steps of {self.steps}: make it shorter than the run"
-            )
 
 
 class Guard(NamedTuple):
@@ -123,6 +119,10 @@ def start(recipe: Recipe, params: model.Params) -> State:
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
 def train_step(state: State, batch: Batch, *, recipe: Recipe) -> tuple[State, Metrics]:
     """Loss and gradient, then the optimizer. The new state takes the memory of the old one."""
+    if recipe.warmup >= recipe.steps:
+        raise ValueError(
+            f"warmup is {recipe.warmup} steps of {recipe.steps}: make it shorter than the run"
+        )
     loss, grads = gradient(state.params, batch, recipe)
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = SCHEDULES[recipe.schedule](

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import xfunc as xf
 from xfunc import runtime
 
-from . import config, hf, options, train
+from . import config, hf, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .hf_config import load_config, load_context
@@ -77,6 +77,8 @@ def import_published(source: Path, run: Run) -> None:
     with Checkpoints(folder / "checkpoints") as checkpoints:
         extra = {"data": None, "run": options.plain(trained.run)}
         checkpoints.save(0, start(trained.params), extra)
+    if (source / "tokenizer.json").exists():
+        tokenizer.load(source).save(folder / "tokenizer")
     config.write(trained.run, folder / "config.yaml")
 
 

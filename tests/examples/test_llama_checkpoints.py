@@ -93,7 +93,7 @@ def test_only_newer_steps_are_saved(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=0)
     with pytest.raises(FileNotFoundError, match=r"there is no checkpoint in .*none: give"):
         Checkpoints(tmp_path / "none").restore(state_of(0))
-    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*/7"):
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint of step 7: use one of"):
         checkpoints.restore(state_of(0), step=7)
 
 
@@ -138,6 +138,17 @@ def test_a_damaged_checkpoint_is_passed_over(
             checkpoints.save(step, state_of(step), {})
     assert names(tmp_path) == ["2", "3", "3.damaged", "4"]
     assert torch.equal(checkpoints.restore(state_of(0), step=3).state["w"], state_of(3)["w"])
+
+
+def test_an_empty_folder_is_passed_over(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    for file in (tmp_path / "2").iterdir():
+        file.unlink()
+    with pytest.warns(UserWarning, match=r"step 2 is passed over: there is no checkpoint at .*/2"):
+        assert checkpoints.restore(state_of(0)).step == 1
+    with checkpoints:
+        checkpoints.save(2, state_of(2), {})
+    assert names(tmp_path) == ["1", "2", "2.damaged"]
 
 
 def test_all_are_damaged(tmp_path: Path) -> None:
