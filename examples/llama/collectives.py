@@ -1,8 +1,10 @@
 """What chips send each other in one run of a compiled program, read from its HLO text.
 
 NOTE [one channel, one collective]: libtpu cuts a collective in pieces that other work runs
-between: a fusion that starts it, some that carry it on, one that ends it. Each piece holds the
-whole instruction again, but all have the same channel.
+between: a fusion that starts it, some that carry it on, perhaps within a loop, one that ends it.
+Each piece holds the whole instruction again, but all have the same channel, and the last in the
+text is not in that loop. Outside of fusions, one channel twice is two collectives: those of the
+first step of a loop, say, that was taken out of it.
 """
 
 import collections
@@ -40,20 +42,22 @@ def traffic(text: str) -> dict[str, Traffic]:
     """The collectives of one run by kind; a collective in a loop counts for each of its steps."""
     computations = _computations(text)
     runs = _runs(computations)
-    found: dict[tuple[str, str], tuple[int, float]] = {}
+    fusions = set(re.findall(r" fusion\(.*calls=(%[\w.-]+)", text))
+    found: dict[tuple[str, str, str], tuple[int, float]] = {}
     for name, lines in computations.items():
         if not runs[name]:
             continue
+        where = "" if name in fusions else name  # See NOTE [one channel, one collective].
         scattered = name.startswith("%all-reduce-scatter")  # An all-reduce, each chip keeps a part.
         for i in filter(None, map(_collective, lines)):
             channel = re.search(r"channel_id=(\d+)", i.attributes)
-            if channel:  # See NOTE [one channel, one collective].
+            if channel:
                 kind = "reduce-scatter" if scattered else i.kind
-                found[kind, channel[1]] = runs[name], _received(i, scattered)
+                found[kind, channel[1], where] = runs[name], _received(i, scattered)
     return {
         kind: Traffic(sum(n for n, _ in every), sum(n * size for n, size in every))
         for kind in KINDS
-        if (every := [x for (k, _), x in found.items() if k == kind])
+        if (every := [x for (k, *_), x in found.items() if k == kind])
     }
 
 
@@ -76,16 +80,53 @@ def _runs(computations: dict[str, list[str]]) -> dict[str, int]:
         for line in computations[name]:
             for called in _CALLED.findall(line):
                 for callee in called.split(", "):
-                    runs[callee] += runs[name] * _steps(line, computations)
+                    runs[callee] += runs[name] * _steps(line, computations[name], computations)
     return runs
 
 
-def _steps(line: str, computations: dict[str, list[str]]) -> int:
-    """How often a line runs what it calls: a loop from zero to a constant, so many times."""
-    condition = re.search(r" while\(.*condition=(%[^,]+)", line)
-    lines = computations[condition[1]] if condition else []
-    bounds = re.findall(r"s32\[\]\S* constant\((\d+)\)", "\n".join(lines))
-    return max(map(int, bounds), default=1)
+def _steps(line: str, around: list[str], computations: dict[str, list[str]]) -> int:
+    """How often a line runs what it calls: a loop that counts up to a bound, so many times.
+
+    Args:
+        line: an instruction.
+        around: the computation that it is in.
+        computations: all.
+    """
+    loop = re.search(r" while\(.*?(%[\w.-]+)\), condition=(%[\w.-]+), body=(%[\w.-]+)", line)
+    if loop is None:
+        return 1
+    here, condition, body = map(_named, (around, computations[loop[2]], computations[loop[3]]))
+    try:
+        counter, bound = _operands(condition["ROOT"])[:2]
+        place = int(re.findall(r"index=(\d+)", condition[counter])[-1])  # in what a step gets
+        step = _operands(body[_operands(body["ROOT"])[place]])[1]
+        first = _constant(here, _operands(here[loop[1]])[place])
+        return math.ceil((_constant(condition, bound) - first) / _constant(body, step))
+    except (IndexError, KeyError):  # It counts in another way, or does not count.
+        return 1
+
+
+def _named(lines: list[str]) -> dict[str, str]:
+    """The instructions of a computation by name, and its result as "ROOT"."""
+    found = {}
+    for line in lines:
+        for root, name in re.findall(r"^ +(ROOT )?(%\S+) = ", line):
+            found[name] = line
+            if root:
+                found["ROOT"] = line
+    return found
+
+
+def _operands(line: str) -> list[str]:
+    """What an instruction works on, and after it what else it names."""
+    return re.findall(r"%[\w.-]+", re.split(r" [a-z][\w-]*\(", line, maxsplit=1)[1])
+
+
+def _constant(named: dict[str, str], name: str) -> int:
+    line = named[name]
+    while " copy(" in line:
+        line = named[_operands(line)[0]]
+    return int(re.findall(r" constant\((\d+)\)", line)[0])
 
 
 def _collective(line: str) -> _Collective | None:

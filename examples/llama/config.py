@@ -49,7 +49,10 @@ class Mesh:
             sizes["fsdp"] = max(devices // (self.data * self.tensor), 1)
         if math.prod(sizes.values()) != devices:
             text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-            raise SettingError(f"mesh is {text}, and the devices are {devices}: use others, or mesh.data=1 mesh.fsdp=-1 mesh.tensor=1")
+            raise SettingError(
+                f"mesh is {text}, and the devices are {devices}: use others, or mesh.data=1 "
+                "mesh.fsdp=-1 mesh.tensor=1"
+            )
         return sizes
 
 

@@ -94,22 +94,42 @@ HLO = """HloModule main
   %r.2 = f32[64]{0} all-reduce(%p), channel_id=3, replica_groups={{0,1}}, to_apply=%add
 }
 
-%inner_condition (p: (s32[])) -> pred[] {
-  %c = s32[]{:T(128)} constant(5)
+%inner_condition (p: (f32[8], u32[])) -> pred[] {
+  %i = u32[]{:T(128)} get-tuple-element((f32[8]{0}, u32[]) %p), index=1
+  %c = u32[]{:T(128)} constant(9)
+  ROOT %l = pred[]{:T(512)} compare(u32[]{:T(128)} %i, u32[]{:T(128)} %c), direction=LT
 }
 
-%inner_body (p: (s32[])) -> (s32[]) {
+%inner_body (p: (f32[8], u32[])) -> (f32[8], u32[]) {
   %m = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%q), channel_id=4
+  %i.1 = u32[]{:T(128)} get-tuple-element((f32[8]{0}, u32[]) %p), index=1
+  %two = u32[]{:T(128)} constant(2)
+  %n = u32[]{:T(128)} add(u32[]{:T(128)} %i.1, u32[]{:T(128)} %two)
+  ROOT %o = (f32[8]{0}, /*index=1*/u32[]{:T(128)}) tuple(f32[8]{0} %q, u32[]{:T(128)} %n)
+}
+
+%counts_in_another_way (p: (s32[])) -> pred[] {
+  ROOT %o.1 = pred[] fusion(%p), kind=kLoop, calls=%add
 }
 
 %condition (p: (s32[])) -> pred[] {
-  %c.1 = s32[] constant(3), metadata={op_name="x"}
+  %c.1 = s32[] constant(4), metadata={op_name="x"}
+  %i.2 = s32[] get-tuple-element(%p), index=0
+  ROOT %l.1 = pred[] compare(%i.2, %c.1), direction=LT, metadata={op_name="%x"}
 }
 
 %body (p: (s32[])) -> (s32[]) {
   %a.1 = (bf16[4,8]{1,0}, bf16[16,8]{1,0}) fusion(%p), kind=kCustom, calls=%start.1
   %a.2 = (bf16[4,8]{1,0}, bf16[16,8]{1,0}) fusion(%a.1), kind=kCustom, calls=%carry_on.1, x={1}
-  %w.1 = (s32[]) while(%p), condition=%inner_condition, body=%inner_body, metadata={op_name="y"}
+  %zero = u32[]{:T(128)} constant(0)
+  %zero.1 = u32[]{:T(128)} copy(u32[]{:T(128)} %zero)
+  %start = (f32[8]{0}, u32[]{:T(128)}) tuple(f32[8]{0} %q, u32[]{:T(128)} %zero.1)
+  %w.1 = (f32[8]{0}, u32[]{:T(128)}) while((f32[8]{0}, u32[]{:T(128)}) %start), \
+condition=%inner_condition, body=%inner_body, metadata={op_name="y"}
+  %i.3 = s32[] get-tuple-element(%p), index=0
+  %one = s32[] constant(1)
+  %n.1 = s32[] add(%i.3, %one)
+  ROOT %o.2 = (s32[]) tuple(%n.1)
 }
 
 %yes (p: f32[8]) -> f32[8] {
@@ -117,7 +137,11 @@ HLO = """HloModule main
 }
 
 ENTRY %main (p: f32[64]) -> f32[32] {
-  %w.2 = (s32[]) while(%p), condition=%condition, body=%body
+  %one.1 = s32[] constant(1)
+  %start.2 = (s32[]) tuple(%one.1)
+  %w.2 = (s32[]) while(%start.2), condition=%condition, body=%body
+  %w.3 = (s32[]) while(%start.2), condition=%counts_in_another_way, body=%yes
+  %m.1 = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%q), channel_id=4
   %f = f32[32]{0} fusion(%w.2), kind=kLoop, calls=%all-reduce-scatter.3
   %k = f32[8]{0} conditional(%i, %p, %p), branch_computations={%yes, %unused.2}
   %g = (f32[8]{0}, f32[16]{0}) all-gather-start(%p), channel_id=5, replica_groups=[4,2]<=[8]
@@ -132,8 +156,8 @@ def test_traffic_counts_what_each_chip_receives() -> None:
         "all-gather": Traffic(3 + 1, 3 * (16 * 8 * 2) * 3 / 4 + 16 * 4 / 2),
         "reduce-scatter": Traffic(1 + 1, 64 * 4 / 2 + 16 * 4),
         "all-reduce": Traffic(1, 2 * (8 * 4 + 8) * 7 / 8),
-        "all-to-all": Traffic(1, 8 * 4 * 3 / 4),
-        "collective-permute": Traffic(15, 15 * 8 * 4),
+        "all-to-all": Traffic(1 + 1, 2 * (8 * 4 * 3 / 4)),
+        "collective-permute": Traffic(3 * 5 + 1, (3 * 5 + 1) * 8 * 4),
     }
 
 
