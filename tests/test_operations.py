@@ -186,3 +186,12 @@ def test_operands_that_are_one_of_several_results(name):
     same(xf.jit(lambda x, i: op(x, torch.sort(i).indices))(x, i), op(x, torch.sort(i).indices))
     got = xf.grad(lambda x: op(_several(x), torch.argsort(i)).sum())(x)
     same(got, torch.func.grad(lambda x: op(x, torch.argsort(i)).sum())(x))
+
+
+@pytest.mark.parametrize("name", "sum mean std var std_mean var_mean nansum amax any".split())
+def test_without_dimensions_all_are_reduced(name):
+    op, x = getattr(torch, name), torch.randn(2, 3)
+    for keepdim in (False, True):
+        same(
+            xf.jit(lambda x, k=keepdim: op(x, dim=(), keepdim=k))(x), op(x, dim=(), keepdim=keepdim)
+        )

@@ -31,6 +31,7 @@ class Kind(enum.Enum):
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
     GRAPH = enum.auto()  # looks at the autograd graph, or around it
+    FOREIGN = enum.auto()  # is not torch's own: may have no derivative
     PLAIN = enum.auto()
 
 
@@ -126,11 +127,21 @@ def kind_of(func: Any) -> Kind:
             augmented = name.startswith("__i") and name.endswith("__") and name[3:-2] in _AUGMENTED
             in_place = augmented or (name.endswith("_") and not name.endswith("__"))
             kind = Kind.IN_PLACE if in_place else Kind.PLAIN
+            if _is_foreign(func):
+                kind = Kind.FOREIGN
         _kinds[func] = kind
     return kind
 
 
-# See NOTE [numbers in forward mode] in tracing.py.
+def _is_foreign(func: Any) -> bool:
+    if isinstance(func, torch._ops.OpOverload):
+        return func.namespace not in ("aten", "prims")
+    return isinstance(func, torch._ops.OpOverloadPacket) and not func._qualified_op_name.startswith(
+        ("aten::", "prims::")
+    )
+
+
+# See NOTE [numbers in forward mode] in rules.py.
 ARITHMETIC = frozenset(
     _functions(
         "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub",

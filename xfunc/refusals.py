@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xfunc import purity
+from xfunc import purity, switches
 from xfunc.avals import short
 from xfunc.errors import (
     CompileError,
@@ -41,9 +41,14 @@ _FUNCTION_RULES = {
 
 def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
-    if isinstance(error, XfuncError) or not isinstance(error, RuntimeError):
+    if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
     message = str(error)
+    without = re.match(switches.NO_RULE, message)
+    if without is not None:
+        return no_derivative(without[1], name, at)
+    if isinstance(error, UserWarning):
+        return None
     for says, (problem, repair) in _FUNCTION_RULES.items():
         if says in message:
             return UnsupportedOpError(report(problem, repair, function=name, at=at))
@@ -86,6 +91,19 @@ def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> X
             f"{operation_name(func)} has no lowering to XLA, or a result whose shape depends "
             "on data",
             "write it with other torch operations, or call it outside the traced function.",
+            function=name,
+            at=at,
+        )
+    )
+
+
+def no_derivative(operation: str, name: str, at: Location | None) -> UnsupportedOpError:
+    """The error of a derivative that torch would take for zero."""
+    return UnsupportedOpError(
+        report(
+            f"{operation} has no derivative, and its arguments are being differentiated",
+            "give it one (xf.custom_vjp, xf.custom_jvp, torch.library.register_autograd), or pass "
+            "x.detach() to it, whose derivative is zero.",
             function=name,
             at=at,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
 
 from xfunc import runtime
@@ -41,6 +42,21 @@ def young_garbage_only() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def derivatives_or_errors() -> Iterator[None]:
+    """Let torch raise where it only warns: a backward pass that meets an operation without a rule.
+
+    torch would go on with zeros. Its own error mode for this is not implemented in torch 2.9.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", NO_RULE, UserWarning)
+        yield
+
+
+NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
+"""What torch says of an operation that it cannot differentiate."""
 
 
 def flush_user_work() -> None:

@@ -43,6 +43,7 @@ from torch.overrides import TorchFunctionMode
 
 from xfunc import ambient, functorch, purity, rules, runtime, scopes, switches
 from xfunc.avals import Aval, short
+from xfunc.derivatives import check_derivative
 from xfunc.errors import (
     LeakError,
     PurityError,
@@ -131,6 +132,7 @@ class Trace:
                 stack.callback(X._clear_pending_irs, str(runtime.device()))
                 stack.enter_context(switches.tracing_switches())
                 stack.enter_context(switches.young_garbage_only())
+                stack.enter_context(switches.derivatives_or_errors())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self._around))
             stack.enter_context(torch.inference_mode(False))
@@ -227,7 +229,7 @@ class Trace:
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
-        if isinstance(error, RuntimeError) and not isinstance(error, XfuncError):
+        if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
             if refusal is not None:
                 raise refusal from error
@@ -410,7 +412,10 @@ class Trace:
                     if not stamped:
                         self._stamps.stamp(o, frame)
                     self.remember(o, func, frame)
-        if kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
+        if kind is Kind.FOREIGN:
+            check_derivative(func, args, kwargs, out, self.name)
+            self.check_unmutated(func)
+        elif kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
             self.check_unmutated(func)
         return out
 

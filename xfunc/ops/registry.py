@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from xfunc.derivatives import has_derivative, is_composite
+
 Kernel = Callable[..., Any]
 
 _kernels: dict[str, Kernel] = {}
@@ -94,6 +96,19 @@ def install() -> None:
             library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
         for name, function in _compositions.items():
             library.impl(name, function, "AutogradXLA", allow_override=True)
+        # See NOTE [composites that have a kernel] in `derivatives`.
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
+                library.impl(name.removeprefix("aten::"), _composite(name), "AutogradXLA")
+
+
+def _composite(name: str) -> Kernel:
+    inner = torch.library.get_kernel(name, "AutogradOther")  # where the composition is, untouched
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return inner.call_boxed(_XLA, *args, **kwargs)
+
+    return run
 
 
 def _functionalised(name: str, function: Kernel) -> Kernel:

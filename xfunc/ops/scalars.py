@@ -1,11 +1,12 @@
-"""Operations along a dimension, of arrays without dimensions and of empty ones.
+"""Operations along a dimension, of arrays without dimensions, and reductions along none.
 
 torch lets a dimension of 0 or -1 stand for the one that a scalar does not have. torch_xla 2.9 looks
-for it, and fails.
+for it, and fails. And where torch reduces all dimensions if none is named, torch_xla reduces none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from xfunc.ops.registry import Kernel, kernel, original
 # Kernels of torch_xla; of scalars their results are scalars.
 _ALONG = """
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
-    scatter.src
-    squeeze_copy.dim squeeze_copy.dims prod.dim_int logsumexp
-    sort sort.stable any.dim all.dim sum.dim_IntList mean.dim flip std.correction var.correction
-    std_mean.correction var_mean.correction
+    scatter.src squeeze_copy.dim squeeze_copy.dims
+    prod.dim_int sort sort.stable any.dim all.dim flip
+""".split()
+
+# Likewise; without dimensions, they reduce all.
+_REDUCING = """
+    sum.dim_IntList mean.dim logsumexp
+    std.correction var.correction std_mean.correction var_mean.correction
 """.split()
 
 
@@ -48,6 +53,23 @@ def _is_right(x: Any, *rest: Any) -> bool:
 
 for _name in _ALONG:
     kernel(_name, unless=_is_right)(_lifted(_name))
+
+
+def _reduced(name: str) -> Kernel:
+    inner = _lifted(name)
+
+    def run(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any, **options: Any) -> Any:
+        return inner(x, [*range(x.ndim)] if x.ndim and not dim else dim, *rest, **options)
+
+    return run
+
+
+def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any) -> bool:
+    return x.ndim > 0 and bool(dim)
+
+
+for _name in _REDUCING:
+    kernel(_name, unless=_names_dimensions)(_reduced(_name))
 
 
 def _by_index(name: str) -> Kernel:
