@@ -17,6 +17,7 @@ from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.tiles import Tiles
+from xfunc.host_calls import add_end, available, has_host_calls, refuse_host_calls
 from xfunc.placement import Placement, lie, prepare_to_run
 from xfunc.promotion import as_said
 
@@ -78,16 +79,26 @@ class Lowering:
         trace.register(outputs)
         return outputs
 
-    def _compiled_form(self, numbers: Sequence[int], placements: Sequence[Placement | None]) -> Any:
-        """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`."""
+    def _compiled_form(
+        self, numbers: Sequence[int], placements: Sequence[Placement | None]
+    ) -> tuple[Any, bool]:
+        """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`.
+
+        And whether it calls functions of Python.
+        """
         tiles: list[Tiles | None] = [None] * len(numbers)
         for k, p in zip(numbers, placements, strict=False):
             tiles[k] = p and p.tiles
         proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
         prepare_to_run(self.name, proto)
         renumber_parameters(proto, numbers)
+        calls_host = has_host_calls(proto)
+        if calls_host:
+            if not available():
+                refuse_host_calls(proto, self.name, "on the running device")
+            add_end(proto)
         hlo = Module(proto).to_bytes()
-        return runtime.builder().computation_from_module_proto(self.name, hlo)
+        return runtime.builder().computation_from_module_proto(self.name, hlo), calls_host
 
     def is_unused(self, flat: int) -> bool:
         """Whether a flat input feeds the parameter that `with_parameter` adds."""
@@ -120,12 +131,14 @@ class Lowering:
             numbers = sorted(range(len(self.inputs)), key=lambda k: -self.inputs[k])
             flat = [self.inputs[k] for k in numbers]
             where = [placements[i] for i in flat] if placements else []
+            handle, calls_host = self._compiled_form(numbers, where)
             found = self._executables[key] = runtime.Executable(
                 self.name,
-                self._compiled_form(numbers, where),
+                handle,
                 [avals[i] for i in flat],
                 [k for k, i in enumerate(flat) if i in donated],
                 where,
+                calls_host,
             )
             found.inputs = tuple(flat[k] for k in found.order)
             compiled()

@@ -13,6 +13,7 @@ from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.annotations import constrain
 from xfunc.hlo.tiles import Tiles
+from xfunc.host_calls import refuse_host_calls
 from xfunc.locations import user_location
 from xfunc.lowering import UNUSED, Lowering
 
@@ -50,7 +51,9 @@ def whole(
         x if t is None else constrain(body, x, t.to_proto())
         for x, t in zip(operands, divided or [None] * len(operands), strict=True)
     ]
-    found = body.call(b.embed(finished(lowering.module, lines, divided)), operands)
+    module = finished(lowering.module, lines, divided)
+    refuse_host_calls(module.proto, lowering.name, "in a program for elsewhere")
+    found = body.call(b.embed(module), operands)
     outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
     return b.build(body.build(body.tuple(outputs)))
 

@@ -178,6 +178,16 @@ class _Lock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._refused = threading.local()
+
+    @contextlib.contextmanager
+    def refused(self) -> Iterator[None]:
+        """Refuse it to this thread, which a program that is running waits for."""
+        self._refused.now = True
+        try:
+            yield
+        finally:
+            self._refused.now = False
 
     def __enter__(self) -> None:
         if not self._acquire(False):
@@ -187,6 +197,11 @@ class _Lock:
         self._release()
 
     def _wait(self) -> None:
+        if getattr(self._refused, "now", False):
+            raise RuntimeError(
+                "xfunc was called from a function that a running program calls, and that the "
+                "program waits for\nRepair: compute there with numpy, or with torch on the CPU."
+            )
         while not self._acquire(timeout=1.0):
             if self._holder_waits_for_a_thread():
                 raise RuntimeError(
@@ -252,6 +267,8 @@ class Executable:
         avals: of the module's parameters, in order.
         donated: parameters whose buffers the program may take over.
         placements: how the data of each parameter lies on the devices; none given: whole on each.
+        calls_host: whether it calls functions of Python, and has the output that
+            `xfunc.host_calls` adds to such programs.
 
     Attributes:
         order: the order in which the compiled program takes the parameters.
@@ -268,8 +285,9 @@ class Executable:
         avals: Sequence[Aval],
         donated: Sequence[int],
         placements: Sequence[Placement | None] = (),
+        calls_host: bool = False,
     ):
-        self._name, self._computation = name, computation
+        self._name, self._computation, self._calls_host = name, computation, calls_host
         self._avals, self._donated = tuple(avals), frozenset(donated)
         self._placements = tuple(placements) or (None,) * len(self._avals)
         self._compile()
@@ -307,6 +325,8 @@ class Executable:
         places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in bare]
         self.order = tuple(places.index(i) for i in ids)
         self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
+        if self._calls_host:
+            self._launch = _run_to_its_end
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
@@ -341,6 +361,25 @@ def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     """Run a program when the one before has ended; see NOTE [virtual devices]."""
     wait()
     return xla()._run_cached_graph(graph, inputs)
+
+
+failures: list[Exception] = []
+"""What functions raised that programs called; the run that called them takes it from here."""
+
+
+def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program that calls functions; see NOTE [host calls and the interpreter's lock]."""
+    failures.clear()
+    outputs: list[torch.Tensor] = []
+    try:
+        *outputs, end = _run_alone(graph, inputs)
+        xla()._xla_get_cpu_tensors([end])
+    except RuntimeError:
+        if not failures:
+            raise
+    if failures:
+        raise failures[0]
+    return outputs
 
 
 def wait() -> None:

@@ -12,6 +12,7 @@ from xfunc.aot.request import request_for
 from xfunc.aot.result import Result
 from xfunc.aot.topology import Topology, topology_of, unknown
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, report, shown
+from xfunc.host_calls import refuse_host_calls
 from xfunc.locations import user_location
 from xfunc.placement import traced_for
 from xfunc.refusals import compile_error, out_of_memory
@@ -99,6 +100,7 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> Com
             )
         )
     module = lowered.module
+    refuse_host_calls(module.proto, name, f"on {topology.name}")
     n = traced_for(module.proto, topology.devices)
     if n != topology.devices:
         raise ShardingError(
