@@ -102,6 +102,9 @@ def _differences(source: str, got: Any, want: Any) -> list[str]:
     lines = []
     others: list[list[Tensor]] | None = None
     for i, (x, y) in enumerate(zip(gots, wants, strict=True)):
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            lines += [] if x is y else [f"structure: {x} instead of {y}"]
+            continue
         if x.dtype != y.dtype or x.shape != y.shape:
             lines.append(
                 f"dtype or shape: {x.dtype} for {y.dtype}: {_type(x)}, {_type(y)} (out[{i}])"

@@ -35,15 +35,19 @@ def _smaller(program: ast.Module) -> Iterator[str]:
         body = getattr(node, "body", None)
         if isinstance(body, list) and len(body) > 1:
             for i in reversed(range(len(body))):
-                yield _without(program, body, i)
+                yield _without(program, i, body)
         if isinstance(node, ast.Tuple) and len(node.elts) > 1:
             for i in range(len(node.elts)):
-                yield _without(program, node.elts, i)
+                yield _without(program, i, node.elts)
+        if isinstance(node, ast.Dict) and len(node.keys) > 1:
+            for i in range(len(node.keys)):
+                yield _without(program, i, node.keys, node.values)
 
 
-def _without(program: ast.Module, things: list, i: int) -> str:
-    thing = things.pop(i)
+def _without(program: ast.Module, i: int, *lists: list) -> str:
+    things = [things.pop(i) for things in lists]
     try:
         return ast.unparse(program) + "\n"
     finally:
-        things.insert(i, thing)
+        for place, thing in zip(lists, things, strict=True):
+            place.insert(i, thing)
