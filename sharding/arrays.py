@@ -66,7 +66,7 @@ def _tensor(leaf: Any, path: str) -> torch.Tensor:
         raise TypeError(
             report(
                 f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
-                "pass tensors and Python numbers.",
+                "pass tensors, NumPy arrays and Python numbers.",
                 at=user_location(),
             )
         )

@@ -1317,7 +1317,7 @@ act(torch.ones(3), "tanh")
                 """\
 TypeError: act was given 'tanh' (a str) as kind
   at example.py:5 in <module>: act(torch.ones(3), "tanh")
-Repair: pass tensors and Python numbers (torch.from_numpy for arrays); register your own class with xf.tree.register; make anything else static with static_argnums or static_argnames; of an object's method, write jit(obj.method).""",
+Repair: pass tensors, NumPy arrays and Python numbers; register your own class with xf.tree.register; make anything else static with static_argnums or static_argnames; of an object's method, write jit(obj.method).""",
                 """\
 @xf.jit(static_argnames="kind")
 def act(x, kind):
@@ -1408,7 +1408,7 @@ xf.grad(lambda w: w.sum(), argnums=1)(torch.ones(3))
                 """\
 ValueError: grad(<lambda>) has argnums=1, but was called with 1 positional arguments
   at example.py:1 in <module>: xf.grad(lambda w: w.sum(), argnums=1)(torch.ones(3))
-Repair: pass the differentiated arguments by position.""",
+Repair: pass the arguments of argnums by position.""",
             ),
             Case(
                 "Nothing is mapped over.",

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
-from xfunc import ambient
+from xfunc import ambient, tree
 from xfunc.call import Call
 from xfunc.identity import Part
 from xfunc.policies import Policy, nothing_saveable
 from xfunc.staging import Staged, Transform, call_in_trace, is_eager
 
-from .common import Fun
+from .common import Fun, not_chosen, select
 
 
-def checkpoint(fun: Fun, policy: Policy | None = None) -> Any:
+def checkpoint(
+    fun: Fun,
+    policy: Policy | None = None,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
     """`fun`, whose backward pass computes the forward pass again instead of keeping its values.
 
     Args:
         fun: a function of trees of tensors.
         policy: which values may be kept all the same: a function of an HLO instruction, such as
             those in `xfunc.checkpoint_policies`; None keeps only the arguments.
+        prevent_cse: whether the compiler is kept from merging what is computed again with the first
+            computation. False is right for the body of a loop, where it cannot.
+        static_argnums: positions of arguments that count by value, and may be anything. At other
+            positions Python numbers become 0-d tensors.
 
     Source: ``jax.checkpoint``; Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
     """
-    return Checkpoint(fun, policy or nothing_saveable)
+    return Checkpoint(fun, policy or nothing_saveable, prevent_cse, static_argnums)
 
 
 remat = checkpoint
@@ -33,15 +44,45 @@ remat = checkpoint
 class Checkpoint(Transform):
     """What `checkpoint` returns."""
 
-    def __init__(self, fun: Fun, policy: Policy):
-        super().__init__(fun, policy, "checkpoint")
-        self._policy = policy
-        self._inner = Staged(fun, value=Part(fun, ("checkpoint", policy)))
+    def __init__(
+        self,
+        fun: Fun,
+        policy: Policy,
+        prevent_cse: bool,
+        static_argnums: int | Sequence[int],
+    ):
+        nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+        options = (policy, bool(prevent_cse), nums)
+        super().__init__(fun, options, "checkpoint")
+        self._policy, self._barrier, self._static = options
+        self._inner = Staged(
+            _unwrapping(fun) if nums else fun, value=Part(fun, ("checkpoint", options))
+        )
+
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        return [not b for b in not_chosen(self._static, structure)]
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         if is_eager():
             return self.fun(*args, **kwargs)
-        # The barrier keeps XLA from merging what is recomputed with the first computation.
+        nums = select(self._static, args, self.__name__, "static_argnums")
+        args = tuple(_Static(a) if i in nums else a for i, a in enumerate(args))
         policy = ambient.policy_for(self._policy)
-        primitive = functools.partial(Call, policy=policy, barrier=True)
+        primitive = functools.partial(Call, policy=policy, barrier=self._barrier)
         return call_in_trace(self._inner, args, kwargs, primitive=primitive)
+
+
+class _Static:
+    """An argument that is no array, whatever it is."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _unwrapping(fun: Fun) -> Fun:
+    """`fun` with static arguments as they were given."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fun(*(a.value if isinstance(a, _Static) else a for a in args), **kwargs)
+
+    return call

@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from xfunc import runtime, tracing, tree
 from xfunc.avals import NUMBERS, short
 from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.literals import from_numpy, literal
 from xfunc.locations import function_name, user_location
 
 Tensor = torch.Tensor
@@ -20,6 +22,9 @@ Fun = Callable[..., Any]
 def as_tensor(x: Any) -> Any:
     """A leaf as a tensor of the enclosing trace; what is no array is left as it is."""
     trace = tracing.current()
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = from_numpy(x)
+        return literal(x) if trace is not None and isinstance(x, Tensor) else x
     if type(x) in NUMBERS:
         where = runtime.device() if trace is not None else None
         return torch.full((), x, dtype=NUMBERS[type(x)], device=where)
@@ -33,6 +38,11 @@ def as_tensors(t: Any) -> Any:
     return tree.map(as_tensor, t)
 
 
+def as_arrays(t: Any) -> Any:
+    """`as_tensor` of each leaf of a tree that is no Python number."""
+    return tree.map(lambda x: x if type(x) in NUMBERS else as_tensor(x), t)
+
+
 def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tensor]:
     """The leaves, all of which must be tensors."""
     for x, label in zip(leaves, labels, strict=True):
@@ -40,27 +50,51 @@ def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tens
             raise TypeError(
                 report(
                     f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
-                    "pass tensors and Python numbers.",
+                    "pass tensors, NumPy arrays and Python numbers.",
                     at=user_location(),
                 )
             )
     return list(leaves)
 
 
-def select(argnums: int | Sequence[int], args: tuple[Any, ...], name: str) -> tuple[int, ...]:
+def select(
+    argnums: int | Sequence[int], args: tuple[Any, ...], name: str, option: str = "argnums"
+) -> tuple[int, ...]:
     """Positions of arguments, checked and counted from the front."""
     nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for i in nums:
         if not -len(args) <= i < len(args):
             raise ValueError(
                 report(
-                    f"{name} has argnums={argnums}, but was called with {len(args)} positional "
+                    f"{name} has {option}={argnums}, but was called with {len(args)} positional "
                     "arguments",
-                    "pass the differentiated arguments by position.",
+                    f"pass the arguments of {option} by position.",
                     at=user_location(),
                 )
             )
     return tuple(i % len(args) for i in nums)
+
+
+def chosen(
+    argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
+    """The arguments, those at `argnums` as tensors; and `argnums` checked.
+
+    Elsewhere a Python number stays one: a size or a flag of the function.
+    """
+    nums = select(argnums, args, name)
+    args = tuple((as_tensors if i in nums else as_arrays)(a) for i, a in enumerate(args))
+    return args, as_arrays(kwargs), nums
+
+
+def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[bool]:
+    """Of each flat argument, whether it is at none of `argnums`."""
+    args, kwargs = structure.children()
+    sizes = [a.num_leaves for a in args.children()]
+    nums = (argnums,) if isinstance(argnums, int) else argnums
+    taken = {i % len(sizes) for i in nums if sizes}
+    found = [i not in taken for i, n in enumerate(sizes) for _ in range(n)]
+    return found + [True] * kwargs.num_leaves
 
 
 def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from xfunc import functorch, tree, values
 from xfunc.avals import Aval, aval_of, short
 from xfunc.bind import Tensor
 from xfunc.errors import report
-from xfunc.identity import Bundle, Part, function_value
+from xfunc.identity import Bundle, Part
 from xfunc.locations import function_name, user_location
 from xfunc.program import Program
 from xfunc.staging import Staged, Transform
@@ -136,9 +136,10 @@ class Inputs:
     ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
-        static: Hashable = function_value(nondiff)[0] if nondiff else None
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-        entry, held = staged.find(structure, avals, None, static=static, call=fun)
+        entry, held = staged.find(
+            structure, avals, None, beside=tuple(enumerate(nondiff)), call=fun
+        )
         captures = entry.inputs([*leaves], held)[len(leaves) :]
         for c in captures:
             if values.is_tracked(c) or functorch.has_tangent(c):

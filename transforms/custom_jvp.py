@@ -13,7 +13,6 @@ from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.errors import TreeMismatchError, report
-from xfunc.identity import function_value
 from xfunc.locations import function_name, user_location
 from xfunc.policies import everything_saveable
 from xfunc.program import Program, differentiable
@@ -98,9 +97,8 @@ class CustomJvp(CustomFunction):
         if is_eager():
             return _eager(primal, push, leaves, structure, smooth)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
-            static = function_value(nondiff)[0] if nondiff else None
             part = self._part(self._primal_fun, "primal")
-            return call_in_trace(part, diff, {}, static=static, call=primal)
+            return call_in_trace(part, diff, {}, beside=tuple(enumerate(nondiff)), call=primal)
         inputs = Inputs(leaves, self.__name__)
         f, out_tree, f_uses = inputs.add(
             self._part(self._primal_fun, "primal"), primal, diff, nondiff

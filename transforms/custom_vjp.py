@@ -13,7 +13,6 @@ from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
-from xfunc.identity import function_value
 from xfunc.locations import function_name, user_location
 from xfunc.lowering import Lowering
 from xfunc.program import Program, differentiable
@@ -86,9 +85,8 @@ class CustomVjp(CustomFunction):
         if is_eager():
             return _eager(primal, fwd, bwd, leaves, structure)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
-            static = function_value(nondiff)[0] if nondiff else None
             part = self._part(self._primal_fun, "primal")
-            return call_in_trace(part, diff, {}, static=static, call=primal)
+            return call_in_trace(part, diff, {}, beside=tuple(enumerate(nondiff)), call=primal)
         inputs = Inputs(leaves, self.__name__)
         add = inputs.add
         f, out_tree, f_uses = add(self._part(self._primal_fun, "primal"), primal, diff, nondiff)

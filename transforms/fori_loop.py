@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from xfunc import runtime, tracing
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.identity import Part
+from xfunc.literals import from_numpy
 from xfunc.locations import function_name, user_location
 from xfunc.staging import is_eager
 
@@ -45,6 +47,7 @@ def fori_loop(lo: Any, hi: Any, body: Fun, init: Any) -> Any:
 
     Source: ``jax.lax.fori_loop``.
     """
+    lo, hi = (int(x) if isinstance(x, np.integer) else from_numpy(x) for x in (lo, hi))
     for bound, which in ((lo, "lower"), (hi, "upper")):
         _check(bound, which, body)
     if isinstance(lo, int) and isinstance(hi, int):

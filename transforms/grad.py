@@ -13,7 +13,16 @@ from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select, split_aux
+from .common import (
+    Fun,
+    Tensor,
+    as_tensors,
+    check_floating,
+    chosen,
+    labels_of,
+    not_chosen,
+    split_aux,
+)
 
 
 def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
@@ -72,10 +81,12 @@ class ValueAndGrad(Transform):
         self._has_aux, self._with_value = has_aux, with_value
         super().__init__(fun, (self._argnums, has_aux, with_value), name)
 
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        return not_chosen(self._argnums, structure)
+
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__
-        args, kwargs = as_tensors(args), as_tensors(kwargs)
-        nums = select(self._argnums, args, name)
+        args, kwargs, nums = chosen(self._argnums, args, kwargs, name)
         leaves, structure = tree.flatten([args[i] for i in nums])
         check_floating(leaves, labels_of(self.fun, args, nums), name)
         rest: list[tree.Structure] = []

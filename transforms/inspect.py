@@ -14,11 +14,12 @@ from xfunc.staging import Staged
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
-    Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated.
+    Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
+    0-d tensors; leaves that are no arrays (None, strings, flags in an object) are as they are.
 
     Source: ``jax.eval_shape``.
     """
-    return stages.trace(Staged(fun, arrays_only=True), args, kwargs).out_info
+    return stages.trace(Staged(fun), args, kwargs).out_info
 
 
 def make_hlo(fun: Callable[..., Any]) -> Callable[..., Module]:

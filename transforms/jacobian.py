@@ -10,7 +10,16 @@ import torch
 from xfunc import functorch, tree
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, as_tensors, check_floating, labels_of, select, split_aux
+from .common import (
+    Fun,
+    Tensor,
+    as_tensors,
+    check_floating,
+    chosen,
+    labels_of,
+    not_chosen,
+    split_aux,
+)
 
 
 def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
@@ -56,11 +65,12 @@ class Jacobian(Transform):
         options = (self._argnums, has_aux, forward)
         super().__init__(fun, options, "jacfwd" if forward else "jacrev")
 
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        return not_chosen(self._argnums, structure)
+
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = as_tensors(args), as_tensors(kwargs)
-        nums = select(self._argnums, args, self.__name__)
-        chosen = [args[i] for i in nums]
-        leaves, structure = tree.flatten(chosen)
+        args, kwargs, nums = chosen(self._argnums, args, kwargs, self.__name__)
+        leaves, structure = tree.flatten([args[i] for i in nums])
         check_floating(leaves, labels_of(self.fun, args, nums), self.__name__)
         trees: list[Any] = []
 

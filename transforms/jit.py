@@ -12,6 +12,7 @@ import torch
 from xfunc import ambient, stages, tracing, tree
 from xfunc.cache import CacheInfo
 from xfunc.errors import ShardingError, report, shown
+from xfunc.frames import hide_library_frames
 from xfunc.locations import function_name, user_location
 from xfunc.placement import remember
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
@@ -20,7 +21,6 @@ from xfunc.staging import (
     Staged,
     Transform,
     call_in_trace,
-    hide_library_frames,
     is_eager,
     run_staged,
 )

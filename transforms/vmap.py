@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import optree
@@ -15,7 +15,7 @@ from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
 from xfunc.staging import Transform
 
-from .common import Fun, Tensor, arrays, as_tensors
+from .common import Fun, Tensor, arrays, as_arrays, as_tensor
 
 
 def vmap(fun: Fun, in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None) -> Any:
@@ -51,29 +51,28 @@ class Vmap(Transform):
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__
-        args, kwargs = as_tensors(args), as_tensors(kwargs)
-        if isinstance(self._in_axes, tuple) and len(self._in_axes) != len(args):
-            raise TreeMismatchError(
-                report(
-                    f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
-                    "give one entry for each positional argument, or one axis for all.",
-                    at=user_location(),
-                )
-            )
-        leaves, structure = tree.flatten((args, kwargs))
-        paths = self._staged.labels(structure)
-        leaves = arrays(leaves, name, paths)
-        dims = [
-            *_per_leaf(self._in_axes, args, name, "in_axes"),
-            *(0 for _ in tree.leaves(kwargs)),
+        given, structure = tree.flatten((args, kwargs))
+        dims = self._dims(structure)
+        # What is not mapped may be anything, and a Python number there stays one.
+        given = [
+            as_arrays(x) if d is None else as_tensor(x) for d, x in zip(dims, given, strict=True)
         ]
-        dims = [_checked(d, x, p, name) for d, x, p in zip(dims, leaves, paths, strict=True)]
+        places = [i for i, d in enumerate(dims) if d is not None or isinstance(given[i], Tensor)]
+        labels = self._staged.labels(structure)
+        paths = [labels[i] for i in places]
+        leaves = arrays([given[i] for i in places], name, paths)
+        dims = [
+            _checked(dims[i], x, p, name) for i, x, p in zip(places, leaves, paths, strict=True)
+        ]
         size = self._size(leaves, dims, paths)
         out_trees: list[tree.Structure] = []
         out_axes: list[int | None] = []
 
         def flat(*xs: Tensor) -> Any:
-            a, k = tree.unflatten(structure, xs)
+            full = list(given)
+            for i, x in zip(places, xs, strict=True):
+                full[i] = x
+            a, k = tree.unflatten(structure, full)
             out = self.fun(*a, **k)
             outs, out_tree = tree.flatten(out)
             outs = as_outputs(name, outs, out_tree)
@@ -109,6 +108,24 @@ class Vmap(Transform):
             o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
         ]
         return tree.unflatten(out_trees[0], placed)
+
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        return [d is None for d in self._dims(structure)]
+
+    def _dims(self, structure: tree.Structure) -> list[int | None]:
+        """The axis that each flat argument is mapped over."""
+        name = self.__name__
+        given: Any = structure.unflatten(range(structure.num_leaves))
+        args, kwargs = given
+        if isinstance(self._in_axes, tuple) and len(self._in_axes) != len(args):
+            raise TreeMismatchError(
+                report(
+                    f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
+                    "give one entry for each positional argument, or one axis for all.",
+                    at=user_location(),
+                )
+            )
+        return [*_per_leaf(self._in_axes, args, name, "in_axes"), *(0 for _ in tree.leaves(kwargs))]
 
     def _size(self, leaves: list[Tensor], dims: list[int | None], paths: list[str]) -> int:
         sizes = {

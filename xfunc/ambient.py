@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Hashable
 from typing import Any
+
+import torch
 
 _thread = threading.local()
 
@@ -90,6 +93,15 @@ def key() -> Any:
     """What of it changes what is traced; `NOTHING` where nothing surrounds the call."""
     around = _thread.__dict__
     return around.get("mesh"), around.get("region"), around.get("override")
+
+
+def modes() -> Hashable:
+    """Global settings of torch, and surroundings, that change what is traced."""
+    found: Hashable = torch.get_default_dtype()
+    if torch.is_autocast_enabled("xla"):
+        found = (found, torch.get_autocast_dtype("xla"))
+    around = key()
+    return found if around == NOTHING else (found, around)
 
 
 def restore(surroundings: Any) -> Any:

@@ -6,13 +6,14 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optree
 import torch
 
 from xfunc import runtime, tracing, tree, values
 from xfunc.avals import NUMBERS, aval_of
 from xfunc.errors import report, shown
-from xfunc.literals import literal
+from xfunc.literals import from_numpy, literal
 from xfunc.locations import user_location
 
 if TYPE_CHECKING:
@@ -28,8 +29,16 @@ def prepare(
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, Any]] = []
+    stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
     for i, x in enumerate(leaves):
-        if type(x) in NUMBERS:
+        if isinstance(x, (np.ndarray, np.generic)):
+            x = from_numpy(x)
+            if trace is not None and isinstance(x, torch.Tensor):
+                made.append(literal(x))
+                continue
+        if stays[i] and type(x) in NUMBERS:
+            fixed.append((i, x))
+        elif type(x) in NUMBERS:
             dtype = NUMBERS[type(x)]
             if type(x) is int and not -(2**63) <= x < 2**63:
                 raise OverflowError(
@@ -56,7 +65,7 @@ def prepare(
                 report(
                     f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
                     f"{staged.labels(structure)[i]}",
-                    "pass tensors and Python numbers (torch.from_numpy for arrays); register your "
+                    "pass tensors, NumPy arrays and Python numbers; register your "
                     "own class with xf.tree.register; make anything else static with "
                     "static_argnums or static_argnames; of an object's method, write "
                     "jit(obj.method).",
@@ -89,6 +98,8 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
                 o = trace.lift(o)
                 o = literal(o) if o.device.type == "cpu" else o
             made.append(o)
+        elif isinstance(o := from_numpy(o), torch.Tensor):
+            made.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
             made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
         else:

@@ -33,6 +33,7 @@ class Key(NamedTuple):
     avals: tuple[Any, ...]
     static: Hashable
     modes: Hashable
+    beside: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
 class FunctionCache:
@@ -111,6 +112,7 @@ _LABELS = {
     "avals": "a shape or dtype",
     "static": "a static argument",
     "modes": "a global mode",
+    "beside": "an argument that is no array",
 }
 
 

@@ -26,6 +26,7 @@ from xfunc import functorch, portable, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
+from xfunc.literals import from_numpy
 from xfunc.locations import user_location
 from xfunc.lowering import UNUSED, Lowering
 from xfunc.structures import decode, encode
@@ -172,6 +173,7 @@ class Exported:
         """
         for where in self._static:
             args = (*args[:where], None, *args[where:])
+        args, kwargs = tree.map(from_numpy, (args, kwargs))
         leaves = tree.leaves((args, kwargs))
         self._check(args, kwargs)
         tensors = [self._tensor(x) for x in leaves]
@@ -230,7 +232,7 @@ def _not_an_array(where: str, x: Any) -> Any:
     raise TypeError(
         report(
             f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
-            "pass tensors and Python numbers.",
+            "pass tensors, NumPy arrays and Python numbers.",
             at=user_location(),
         )
     )

@@ -292,6 +292,19 @@ def function_value(fun: Any) -> tuple[Hashable, list[torch.Tensor]]:
     return walk.value(fun), walk.tensors
 
 
+def values_beside(
+    given: Iterable[tuple[Hashable, Any]], held: list[torch.Tensor]
+) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
+    """The values of labelled things that a program depends on beside its function.
+
+    And the tensors held by these and, first, by the function: see NOTE [aliases].
+    """
+    walk = _Walk()
+    for t in held:
+        walk.value(t)
+    return tuple([(label, walk.value(x)) for label, x in given]), walk.tensors
+
+
 def is_constant(fun: Any) -> bool:
     """Whether a function holds nothing that can change, so that its value may be taken once."""
     if isinstance(fun, Bundle):

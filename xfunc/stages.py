@@ -19,6 +19,7 @@ from xfunc.finish import finished
 from xfunc.hlo import Module
 from xfunc.hlo.cost import cost
 from xfunc.hlo.tiles import Tiles
+from xfunc.literals import from_numpy
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
 from xfunc.placement import Placement, as_argument, known_sharding, placement_of, placements
@@ -211,7 +212,7 @@ class Compiled:
         for where in traced.static_positions:
             args = (*args[:where], None, *args[where:])
         leaves, structure = tree.flatten((args, kwargs))
-        given = _avals(traced._staged, leaves, structure)
+        given = avals_of(_avals(traced._staged, leaves, structure)[0])
         if structure != traced.in_tree or given != avals_of(traced.in_avals):
             raise TreeMismatchError(
                 report(
@@ -246,12 +247,20 @@ def _show(structure: tree.Structure, avals: Any) -> str:
     return f"{args} {kwargs}" if kwargs else f"{args}"
 
 
-def _avals(staged: Staged, leaves: list[Any], structure: tree.Structure) -> tuple[Any, ...]:
-    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else x for x in leaves]
-    others = [x for x in abstract if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))]
-    if others:
+def _avals(
+    staged: Staged, leaves: list[Any], structure: tree.Structure
+) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
+    """Tensors or avals of the leaves, and those leaves that are neither, by position."""
+    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
+    fixed = tuple(
+        (i, x)
+        for i, x in enumerate(abstract)
+        if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))
+    )
+    if fixed and staged.arrays_only:
         prepare(staged, leaves, structure)  # Raises, and says which.
-    return avals_of(abstract)
+    skip = {i for i, _ in fixed}
+    return [x for i, x in enumerate(abstract) if i not in skip], fixed
 
 
 def trace(
@@ -266,14 +275,17 @@ def trace(
     `shardings` are those that it takes its flat arguments in, or None for some.
     """
     leaves, structure = tree.flatten((args, kwargs))
-    avals = _avals(staged, leaves, structure)
+    leaves, fixed = _avals(staged, leaves, structure)
+    avals = avals_of(leaves)
     found = [
         _sharding(x, given, f"{label} of {staged.name}")
         for x, given, label in zip(
-            leaves, shardings or (None,) * len(leaves), staged.labels(structure), strict=True
+            leaves, shardings or (None,) * len(leaves), staged.labels(structure, fixed), strict=True
         )
     ]
-    entry, held = staged.find(structure, avals, None, effects_allowed=True, **options)
+    entry, held = staged.find(
+        structure, avals, None, effects_allowed=True, fixed=fixed, beside=fixed, **options
+    )
     in_avals = tuple(Aval(shape, dtype, s) for (shape, dtype), s in zip(avals, found, strict=True))
     return Traced(
         structure, in_avals, staged, entry, options, _tiles(entry, in_avals, leaves, held)

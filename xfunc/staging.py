@@ -19,7 +19,7 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import ambient, cache, config, effects, identity, runtime, tracing, tree, values
+from xfunc import ambient, cache, effects, identity, runtime, tracing, tree, values
 from xfunc.arguments import as_outputs, avals_of, path_of, prepare
 from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
@@ -28,10 +28,11 @@ from xfunc.call import Call
 from xfunc.effects import Effect
 from xfunc.entry import Entry
 from xfunc.errors import report, shown
+from xfunc.frames import hide_library_frames
 from xfunc.globals import Globals
 from xfunc.guards import collect_guards, depend_on
 from xfunc.identity import Wrapper
-from xfunc.locations import Location, function_name, in_user_code, user_location
+from xfunc.locations import Location, function_name, user_location
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
 
@@ -66,10 +67,17 @@ class Staged:
         value: what the function counts as in the cache (`fun`, if None).
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they count by value.
+        stays: tells of the flat arguments of a structure where a Python number stays one.
     """
 
-    def __init__(self, fun: Callable[..., Any], value: Any = None, arrays_only: bool = False):
-        self.fun = fun
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        value: Any = None,
+        arrays_only: bool = False,
+        stays: Callable[[tree.Structure], Sequence[bool]] | None = None,
+    ):
+        self.fun, self.stays = fun, stays
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
@@ -101,6 +109,15 @@ class Staged:
             self.known_value = found
         return found
 
+    def values(
+        self, beside: tuple[tuple[Hashable, Any], ...]
+    ) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
+        """The values of the function and of what else its program depends on; tensors held."""
+        value, held = self.known_value or self.function_value()
+        if not beside:
+            return value, (), held
+        return value, *identity.values_beside(beside, held)
+
     def find(
         self,
         structure: tree.Structure,
@@ -108,17 +125,19 @@ class Staged:
         wrt: tuple[bool, ...] | None,
         *,
         static: Hashable = None,
+        beside: tuple[tuple[Hashable, Any], ...] = (),
         **options: Any,
     ) -> tuple[Entry, list[torch.Tensor]]:
         """The entry for arguments of a structure and avals, and the tensors the function holds.
 
-        `static` is a further part of the key; see `make` for the rest.
+        `static` is a further part of the key, and so is the value of what stands `beside` the
+        function, whose tensors are held as well; see `make` for the rest.
         """
-        value, held = self.known_value or self.function_value()
-        key = (value, structure, avals, static, _modes())
+        value, others, held = self.values(beside)
+        key = (value, structure, avals, static, ambient.modes(), others)
         entry = self.cache.find(key)
         if entry is None:
-            entry = self.make(key, held, wrt, **options)
+            entry = self.make(key, held, wrt, beside=beside, **options)
         return entry, held
 
     def make(
@@ -129,6 +148,7 @@ class Staged:
         *,
         call: Callable[..., Any] | None = None,
         fixed: tuple[tuple[int, Any], ...] = (),
+        beside: tuple[tuple[Hashable, Any], ...] = (),
         donated: Callable[[], frozenset[int]] = frozenset,
         zeros: frozenset[int] = frozenset(),
         primitive: Callable[[Program], Call] = Call,
@@ -142,7 +162,8 @@ class Staged:
             wrt: which arguments a first-order gradient is taken of, if that is so: then the first
                 run makes the joint program.
             call: what to trace instead of `fun` (with static arguments put back).
-            fixed: leaves of the structure that are no arrays, by position; part of the key.
+            fixed: leaves of the structure that are no arrays, by position.
+            beside: what else the program depends on, `fixed` among it.
             donated: gives the flat arguments to donate.
             zeros: see `Program.joint`.
             primitive: how the program is applied.
@@ -189,8 +210,8 @@ class Staged:
         store.globals.note_changes(before)
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if identity.note_changes(self.value, places) or any(collects):
-            value, held = self.function_value()
-            key = key._replace(values=value)
+            value, others, held = self.values(beside)
+            key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         entry = Entry(program, primitive(program), out_tree[0], captures, donated(), tuple(had))
@@ -242,15 +263,6 @@ def _check_no_recursion(staged: Staged, key: Key) -> None:
         )
 
 
-def _modes() -> Hashable:
-    """Global settings of torch, and surroundings, that change what is traced."""
-    modes: Hashable = torch.get_default_dtype()
-    if torch.is_autocast_enabled("xla"):
-        modes = (modes, torch.get_autocast_dtype("xla"))
-    around = ambient.key()
-    return modes if around == ambient.NOTHING else (modes, around)
-
-
 class Transform(Wrapper):
     """A transformed function: see the transform that made it."""
 
@@ -266,7 +278,11 @@ class Transform(Wrapper):
         self.fun, self.options = fun, options
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
-        self._staged = Staged(self.apply, value=self)
+        self._staged = Staged(self.apply, value=self, stays=self.stays)
+
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        """Of each flat argument, whether a Python number there stays one (and counts by value)."""
+        return (False,) * structure.num_leaves
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Trace into the enclosing trace (or run eagerly)."""
@@ -308,12 +324,11 @@ def run_staged(
                 leaves, structure = tree.flatten((args, kwargs))
             leaves, fixed = prepare(staged, leaves, structure)
             if fixed:
-                static = (static, identity.function_value(fixed)[0])
-                options["fixed"] = fixed
+                options["fixed"] = options["beside"] = fixed
         avals = tuple(map(_AVAL, leaves))
-        value, held = staged.known_value or staged.function_value()
+        value, others, held = staged.values(options.get("beside", ()))
         store = staged.cache
-        key = (value, structure, avals, static, _modes())
+        key = (value, structure, avals, static, ambient.modes(), others)
         entry = store.find(key)
         if entry is None:
             entry = staged.make(key, held, watched(leaves), effects_allowed=True, **options)
@@ -360,35 +375,20 @@ def call_in_trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     static: Hashable = None,
+    beside: tuple[tuple[Hashable, Any], ...] = (),
     **options: Any,
 ) -> Any:
     """Call a staged function inside a trace: one call of its program."""
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)
-    if fixed:
-        static = (static, identity.function_value(fixed)[0])
     entry, held = staged.find(
         structure,
         avals_of(leaves),
         watched(leaves),
         static=static,
         fixed=fixed,
+        beside=(*fixed, *beside),
         effects_allowed=True,
         **options,
     )
     return entry.result(bind(entry.call, entry.inputs(leaves, held)))
-
-
-def hide_library_frames(error: Exception) -> Exception:
-    """The exception with the frames of xfunc and torch taken out of its traceback."""
-    if not config.hide_library_frames:
-        return error
-    entry, kept = error.__traceback__, []
-    while entry is not None:
-        if in_user_code(entry.tb_frame.f_code):
-            kept.append(entry)
-        entry = entry.tb_next
-    trail: types.TracebackType | None = None
-    for e in reversed(kept):
-        trail = types.TracebackType(trail, e.tb_frame, e.tb_lasti, e.tb_lineno)
-    return error.with_traceback(trail)

@@ -1,0 +1,187 @@
+"""Python numbers that are not differentiated or mapped stay Python numbers, as in JAX."""
+
+import pytest
+import torch
+
+import xfunc as xf
+
+X = torch.tensor([1.0, -2.0, 3.0])
+ROWS = torch.arange(6.0).reshape(3, 2)
+
+
+def power(x, n, *, negate=False):
+    total = (x**n).sum() * len(range(n))  # needs a Python integer
+    return -total if negate else total
+
+
+def repeat(x, n):
+    return x.expand(n, *x.shape).sum(0)
+
+
+def twice(x, options):
+    return x * 2 if options["double"] else x
+
+
+def want(n, negate=False):
+    x = X.clone().requires_grad_()
+    power(x, n, negate=negate).backward()
+    return x.grad
+
+
+class Holder:
+    """Neither a tree nor hashable by value."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+
+# How a transform is called with a number that must stay one, and what eager torch says.
+CASES = {
+    "grad": (lambda: xf.grad(power)(X, 3), lambda: want(3)),
+    "grad, flag by keyword": (lambda: xf.grad(power)(X, 3, negate=True), lambda: want(3, True)),
+    "grad, by keyword": (lambda: xf.grad(power)(X, n=2), lambda: want(2)),
+    "grad, argnums=-1": (lambda: xf.grad(lambda n, x: power(x, n), -1)(3, X), lambda: want(3)),
+    "value_and_grad": (lambda: xf.value_and_grad(power)(X, 2)[1], lambda: want(2)),
+    "jacrev": (lambda: xf.jacrev(power)(X, 2), lambda: want(2)),
+    "jacfwd": (lambda: xf.jacfwd(power)(X, 2), lambda: want(2)),
+    "hessian": (lambda: xf.hessian(power)(X, 2), lambda: 4 * torch.eye(3)),
+    "in jit": (lambda: xf.jit(lambda x: xf.grad(power)(x, 3))(X), lambda: want(3)),
+    "nested": (lambda: xf.grad(lambda x, n: xf.grad(power)(x, n).sum())(X, 3), lambda: 18 * X),
+    "static of jit": (
+        lambda: xf.grad(xf.jit(power, static_argnames=("n", "negate")))(X, n=3, negate=True),
+        lambda: want(3, True),
+    ),
+    "static of checkpoint": (
+        lambda: xf.grad(xf.checkpoint(power, static_argnums=1))(X, 3),
+        lambda: want(3),
+    ),
+    "an option of checkpoint": (
+        lambda: xf.checkpoint(twice, static_argnums=-1)(X, {"double": True}),
+        lambda: 2 * X,
+    ),
+    "remat without a barrier": (
+        lambda: xf.grad(xf.remat(power, prevent_cse=False, static_argnums=(1,)))(X, 3),
+        lambda: want(3),
+    ),
+    "vmap": (lambda: xf.vmap(repeat, (0, None))(ROWS, 3), lambda: 3 * ROWS),
+    "vmap of a tree": (
+        lambda: xf.vmap(lambda o, x: repeat(x, o["n"]) * o["w"], ({"n": None, "w": 0}, 0))(
+            {"n": 3, "w": torch.arange(3.0)}, ROWS
+        ),
+        lambda: 3 * ROWS * torch.arange(3.0)[:, None],
+    ),
+    "vmap of a string": (
+        lambda: xf.vmap(lambda x, how: getattr(x, how)(), (0, None))(ROWS, "sum"),
+        lambda: ROWS.sum(1),
+    ),
+    "vmap of grad": (
+        lambda: xf.vmap(xf.grad(power), (0, None))(ROWS, 3),
+        lambda: 9 * ROWS**2,
+    ),
+    "grad of vmap": (
+        lambda: xf.grad(lambda x, n: xf.vmap(repeat, (0, None))(x, n).sum())(ROWS, 3),
+        lambda: torch.full((3, 2), 3.0),
+    ),
+    "disable_jit": (lambda: eagerly(lambda: xf.grad(power)(X, 3)), lambda: want(3)),
+}  # fmt: skip
+
+
+def eagerly(f):
+    with xf.disable_jit():
+        return f()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_number_stays_one(name: str) -> None:
+    got, expected = CASES[name]
+    torch.testing.assert_close(got().cpu(), expected())
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(2, 3), (1, True), (0, False), (0.0, -0.0), (1, 1.0), (3, "3")],
+    ids=repr,
+)
+def test_each_value_is_a_trace_of_its_own(one, two) -> None:
+    seen = []
+
+    def f(x, n):
+        seen.append(n)
+        return x.sum()
+
+    slope = xf.grad(f)
+    for n in (one, two, one):
+        slope(X, n)
+    assert [(type(n), str(n)) for n in seen] == [(type(n), str(n)) for n in (one, two)]
+
+
+def test_what_is_differentiated_or_mapped_is_a_tensor() -> None:
+    assert xf.grad(lambda x: x * x)(3.0).item() == 6.0
+    with pytest.raises(TypeError, match=r"with respect to x, which is int64\[\], not floating"):
+        xf.grad(lambda x: x * x)(3)
+    with pytest.raises(xf.errors.TreeMismatchError, match=r"axis 0 of n, which is int64\[\]"):
+        xf.vmap(repeat)(ROWS, 3)
+    with pytest.raises(xf.errors.TreeMismatchError, match=r"axis 0 of n, which is int64\[\]"):
+        xf.vmap(repeat)(ROWS, n=3)
+
+
+def test_without_static_argnums_checkpoint_makes_tensors() -> None:
+    with pytest.raises(xf.errors.ConcretizationError, match=r"reads a traced value \(int64\[\]\)"):
+        xf.checkpoint(power)(X, 3)
+
+
+def test_static_argnums_are_positions() -> None:
+    with pytest.raises(ValueError, match=r"static_argnums=\(3,\), but was called with 2"):
+        xf.checkpoint(power, static_argnums=3)(X, 2)
+
+
+def by_held(x, o):
+    return x * o.tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: xf.grad(lambda x, o: (x * o.tensor).sum()),
+        lambda: xf.vmap(by_held, (0, None)),
+        lambda: xf.checkpoint(by_held, static_argnums=1),
+        lambda: xf.jit(lambda x, o: xf.checkpoint(by_held)(x, o), static_argnums=1),
+    ],
+    ids=["grad", "vmap", "checkpoint", "static of jit"],
+)  # fmt: skip
+def test_tensors_in_an_argument_that_is_no_array_are_data(make) -> None:
+    f, x = make(), torch.ones(3)
+    holders = [Holder(torch.full((), float(i))) for i in range(3)]
+    assert [f(x, h)[0].item() for h in holders] == [0.0, 1.0, 2.0]
+
+
+def test_a_tensor_held_twice_is_told_from_two() -> None:
+    a, b = torch.tensor(2.0), torch.tensor(5.0)
+
+    def by(t):
+        return xf.grad(lambda x, o: (x * t * o.tensor).sum())
+
+    assert [by(t)(X, Holder(u))[0].item() for t in (a, b) for u in (a, b)] == [4, 10, 10, 25]
+
+
+def test_tensors_in_arguments_that_a_rule_does_not_see_are_data() -> None:
+    f = xf.custom_jvp(lambda x, o: x * o.tensor, nondiff_argnums=1)
+    f.defjvp(lambda o, xs, ts: (xs[0] * o.tensor, ts[0] * o.tensor))
+    g = xf.custom_vjp(lambda x, o: x * o.tensor, nondiff_argnums=1)
+    g.defvjp(lambda x, o: (x * o.tensor, ()), lambda o, _, ct: (ct * o.tensor,))
+    for h in (f, g):
+        for i in (2.0, 3.0):
+            o = Holder(torch.tensor(i))
+            assert h(X, o).tolist() == (X * i).tolist()
+            assert xf.grad(lambda x, o=o, h=h: h(x, o).sum())(X).tolist() == [i] * 3
+
+
+def test_eval_shape_takes_what_is_no_array() -> None:
+    def f(x, how, n, scale=None):
+        return getattr(x, how)() * n if scale is None else x * scale
+
+    aval = xf.ShapeDtypeStruct((2, 3), torch.bfloat16)
+    assert xf.eval_shape(f, aval, "sum", 2) == xf.ShapeDtypeStruct((), torch.bfloat16)
+    assert xf.eval_shape(f, aval, "sum", 2, scale=2.0) == aval
+    with pytest.raises(xf.errors.ConcretizationError, match=r"reads a traced value \(int64\[\]\)"):
+        xf.eval_shape(repeat, aval, 3)
