@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks import operations
 from xfunc import runtime
 
 
@@ -23,6 +24,7 @@ def main() -> None:
         metavar="PATH",
         help="a Python that has JAX, for trace (or set XFUNC_JAX_PYTHON)",
     )
+    operations.add_options(parser)
     options = parser.parse_args()
     runtime.xla()  # Before anything imports torch_xla, which else guesses the device, and warns.
     for name in options.names:
@@ -47,9 +49,7 @@ def main() -> None:
 
             remat.main()
         elif name == "operations":
-            from benchmarks import operations
-
-            operations.main()
+            operations.main(options)
         else:
             from benchmarks import second_process
 

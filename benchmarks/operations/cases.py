@@ -1,0 +1,120 @@
+"""Samples of torch's operations, as functions of tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import xfunc as xf
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "complex64": torch.complex64,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+def entries() -> dict[str, Any]:
+    """torch's database by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {full_name(op): op for op in op_db}
+
+
+def full_name(op: Any) -> str:
+    """``name.variant``."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def spread(items: Sequence[Any], n: int) -> list[Any]:
+    """At most `n` items, evenly from the first to the last; one is that in the middle."""
+    if len(items) <= n:
+        return list(items)
+    if n == 1:
+        return [items[len(items) // 2]]
+    return [items[round(k * (len(items) - 1) / (n - 1))] for k in range(n)]
+
+
+def samples_of(op: Any, dtype: torch.dtype, n: int) -> list[Any]:
+    """Some of an entry's samples."""
+    torch.manual_seed(0)
+    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=grad)), n)
+
+
+def arrays(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a result."""
+    return [a for a in xf.tree.leaves(tree) if isinstance(a, torch.Tensor)]
+
+
+def is_smooth(x: torch.Tensor) -> bool:
+    """Whether there are derivatives of and by a tensor."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def as_real(x: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+class Case:
+    """One sample of an operation as a function of its tensors.
+
+    Attributes:
+        tensors: the arguments that are tensors.
+        watched: which of them there are derivatives by.
+    """
+
+    def __init__(self, op: Any, sample: Any):
+        self._op, self._process = op, sample.output_process_fn_grad
+        kwargs = {k: v for k, v in sample.kwargs.items() if k != "device"}
+        leaves, self._tree = xf.tree.flatten((sample.input, tuple(sample.args), kwargs))
+        self._leaves = leaves
+        self._places = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
+        # An array has no strides: the samples that are views become arrays of their own.
+        self.tensors = [leaves[i].detach().contiguous().clone() for i in self._places]
+        self.watched = tuple(
+            k
+            for k, i in enumerate(self._places)
+            if leaves[i].requires_grad and is_smooth(leaves[i])
+        )
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self._leaves)
+        for i, t in zip(self._places, tensors, strict=True):
+            leaves[i] = t
+        first, args, kwargs = xf.tree.unflatten(self._tree, leaves)
+        out = self._op.op(first, *args, **kwargs)
+        return tuple(out) if isinstance(out, torch.Size) else out
+
+    def reals(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The watched among the tensors; complex ones as pairs of real numbers."""
+        return [as_real(tensors[k]) for k in self.watched]
+
+    def smooth(
+        self, tensors: Sequence[torch.Tensor], reals: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The results that can be differentiated, as real tensors, with `reals` as watched."""
+        full = list(tensors)
+        for k, x in zip(self.watched, reals, strict=True):
+            full[k] = torch.complex(x[..., 0], x[..., 1]) if full[k].is_complex() else x
+        return tuple(as_real(a) for a in arrays(self._process(self(*full))) if is_smooth(a))
+
+    def other(self) -> list[torch.Tensor]:
+        """A second example of the same shapes, for a batch; the same where torch takes no other."""
+        changed = [
+            t / 2 if is_smooth(t) else t.flip(0) if t.ndim else t.clone() for t in self.tensors
+        ]
+        try:
+            self(*[t.clone() for t in changed])
+        except Exception:
+            return [t.clone() for t in self.tensors]
+        return changed
