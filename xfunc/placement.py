@@ -104,6 +104,7 @@ def put(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
     if len(placement.tiles.dims) > _MOST_DIMS - (placement.tiles.replicated > 1):
         return moved(tensor.to(runtime.device()), placement)
     X = runtime.xla()
+    tensor = runtime.plain(tensor)
     spec = X.XlaShardingSpec(tensor, *placement.arguments, False)
     return X._xla_tensors_from_aten([tensor], [str(runtime.device())], [spec])[0]
 

@@ -446,7 +446,12 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tensor.ndim or tensor.requires_grad or tensor.device.type != "cpu" or is_wrapped(tensor):
         return tensor.to(device())
-    return xla()._xla_tensors_from_aten([tensor], [str(device())])[0]
+    return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values without the bits for "conjugate" and "negative", which torch_xla refuses."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def block() -> None:

@@ -25,6 +25,7 @@ Kernel = Callable[..., Any]
 
 _kernels: dict[str, Kernel] = {}
 _unless: dict[str, Callable[..., bool]] = {}
+_bare: set[str] = set()
 _compositions: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
@@ -62,6 +63,19 @@ def composition(*names: str) -> Callable[[Kernel], Kernel]:
     return put
 
 
+def bare(*names: str) -> Callable[[Kernel], Kernel]:
+    """A decorator: this runs below functionalisation, in place of torch_xla's kernels.
+
+    For what is called often and is mostly torch_xla's: it calls `theirs`, or `above` a kernel.
+    """
+
+    def put(function: Kernel) -> Kernel:
+        _bare.update(names)
+        return kernel(*names)(function)
+
+    return put
+
+
 def kernels() -> dict[str, Kernel]:
     """The kernels by name."""
     return _kernels
@@ -74,6 +88,17 @@ def original(name: str) -> Kernel:
         return below(_originals[name].call_boxed, _XLA, *args, **kwargs)
 
     return call
+
+
+def theirs(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call torch_xla's own kernel from one that is `bare`."""
+    return _originals[name].call_boxed(_XLA, *args, **kwargs)
+
+
+def above(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Call a kernel that is written with views: see the note on them."""
+    with _level(excluded=False):
+        return _unwrap(function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()}))
 
 
 def below(function: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -114,14 +139,14 @@ def _composite(name: str) -> Kernel:
 def _functionalised(name: str, function: Kernel) -> Kernel:
     """See NOTE [kernels are written with views]."""
     unless = _unless.get(name)
+    if name in _bare:
+        return function
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         if unless is not None and unless(*args):
-            return _originals[name].call_boxed(_XLA, *args, **kwargs)
-        with _level(excluded=False):
-            out = function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()})
-            return _unwrap(out)
+            return theirs(name, *args, **kwargs)
+        return above(function, *args, **kwargs)
 
     return run
 

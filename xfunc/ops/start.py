@@ -7,7 +7,7 @@ import importlib
 from xfunc.ops import decomposed, registry
 
 _MODULES = (
-    "elementwise scalars reductions indexing fft views factorisations linalg norms windows "
+    "conversions elementwise scalars reductions indexing fft views factorisations linalg norms windows "
     "maxima composed special bessel losses".split()
 )
 

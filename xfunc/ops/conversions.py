@@ -1,0 +1,89 @@
+"""Values from one dtype to another, and between the device and the host.
+
+NOTE [floating numbers as integers]: torch cuts off what follows the point, and keeps of the integer
+that is left as many bits as the dtype has: -1.0 is 255 as uint8. What int32 (of int64: int64) does
+not hold is its least number; torch leaves that open, and x86 processors do so. XLA stops at the
+ends of the dtype, and takes NaN for 0.
+
+NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.ops.emit import instruction
+from xfunc.ops.registry import above, bare, theirs
+
+Tensor = torch.Tensor
+
+
+def _convert(body: ComputationBuilder, x: Value, *, dtype: torch.dtype) -> Value:
+    return body.convert(x, dtype)
+
+
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A floating or complex array as integers or bool; see NOTE [floating numbers as integers]."""
+    if dtype is torch.bool:
+        return (x.real != 0) | (x.imag != 0) if x.is_complex() else x != 0
+    x = x.real if x.is_complex() else x
+    x = x.to(torch.float32) if x.dtype.itemsize < 4 else x
+    held = torch.int64 if dtype is torch.int64 else torch.int32
+    end = -float(torch.iinfo(held).min)
+    x = torch.where((x >= -end) & (x < end), x, -end)
+    return instruction(_convert, instruction(_convert, x, dtype=held), dtype=dtype)
+
+
+def _differ(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch_xla converts otherwise than torch."""
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return x.is_complex() or (x.is_floating_point() and dtype is not torch.bool)
+    return False
+
+
+def _on_host(x: Tensor) -> Tensor:
+    """See NOTE [complex128 on its way to the host]."""
+    return torch.view_as_complex(above(torch.view_as_real, x).cpu())
+
+
+@bare("_to_copy")
+def to_copy(
+    x: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **options: Any,
+) -> Tensor:
+    if x.device.type == "xla":
+        leaves = device is not None and device.type != "xla"
+        if leaves and x.dtype is torch.complex128:
+            return _on_host(x).to(device, dtype or x.dtype)
+        if not leaves and dtype is not None and _differ(x, dtype):
+            return above(converted, x, dtype)
+    elif dtype is not None and dtype != x.dtype:
+        x = x.to(dtype)
+    return theirs("_to_copy", x, dtype=dtype, device=device, **options)
+
+
+@bare("copy")
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.dtype != x.dtype:
+        source = source.to(x.dtype)
+    return theirs("copy", x, source, non_blocking)
+
+
+@bare("copy_")
+def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.device.type == "xla" and x.device.type != "xla" and source.is_complex():
+        return x.copy_(source.cpu())
+    return theirs("copy_", x, source, non_blocking)
+
+
+@bare("_local_scalar_dense")
+def item(x: Tensor) -> Any:
+    if x.dtype is torch.complex128:
+        return _on_host(x).item()
+    return theirs("_local_scalar_dense", x)
