@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import ShardingError, report
-from xfunc.hlo import Builder, ComputationBuilder, Module, Value
+from xfunc.hlo import Builder, ComputationBuilder, Module, Value, vma
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.collectives import all_reduce, without_sums
 from xfunc.hlo.groups import strip_groups
 from xfunc.hlo.varying import DivergenceError, Findings, varying
-from xfunc.locations import user_location
+from xfunc.locations import Location, user_location
 from xfunc.lowering import UNUSED, Lowering, with_parameter
 
 from .manual import Region
@@ -27,6 +27,7 @@ class Port:
         spec: how the array outside is divided.
         is_row: inside it is without a first axis, along which each device has one row outside.
         differs: of such a one, the axes along which it may differ from device to device.
+        varies: of such a one, the axes along which it is of a varying type.
         share: inside it is divided by this number.
         sum_over: inside it is summed over these axes before it leaves.
 
@@ -37,18 +38,29 @@ class Port:
     spec: PartitionSpec
     is_row: bool = False
     differs: frozenset[str] = frozenset()
+    varies: frozenset[str] = frozenset()
     share: int = 1
     sum_over: tuple[str, ...] = ()
 
     @classmethod
-    def row(cls, region: Region, differs: frozenset[str] = frozenset()) -> Port:
+    def row(
+        cls,
+        region: Region,
+        differs: frozenset[str] = frozenset(),
+        varies: frozenset[str] = frozenset(),
+    ) -> Port:
         """For a value of each device that no spec tells about."""
-        return cls(PartitionSpec(region.own), is_row=True, differs=differs)
+        return cls(PartitionSpec(region.own), True, differs, varies)
 
     @property
     def axes(self) -> frozenset[str]:
         """Along which what the devices get may differ."""
         return self.differs if self.is_row else frozenset(n for ns in self.spec.axes for n in ns)
+
+    @property
+    def type(self) -> frozenset[str]:
+        """Along which what the devices get counts as varying."""
+        return self.varies if self.is_row else self.axes
 
     def outside(self, region: Region, aval: Aval) -> Aval:
         """The aval of the whole array."""
@@ -78,6 +90,7 @@ def across(
     given, n = tuple(whole[: len(local.avals)]), len(whole)
     if not results:
         return Lowering(name, b"", (), given, (), ())
+    local = settled(local, region, ins)
     found = along(local, region, ins)
     if not region.is_whole and not region.is_trivial:
         _check_operations(local)
@@ -168,9 +181,9 @@ def _check_operations(local: Lowering) -> None:
             new = [] if is_border else [c for c in i.called_computations if c.id not in seen]
             seen.update(c.id for c in new)
             todo += new
-            if i.opcode in _DIVISIBLE or i.proto.custom_call_target in _BORDERS:
-                continue
             what = i.proto.custom_call_target or i.opcode
+            if i.opcode in _DIVISIBLE or what in _BORDERS or what.startswith(vma.TARGET):
+                continue
             raise ShardingError(
                 report(
                     f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
@@ -196,8 +209,54 @@ def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
             if i.opcode in ("call", "while", "conditional"):
                 todo += [k for k in i.called_computation_ids if k not in seen]
                 seen.update(i.called_computation_ids)
-            elif i.opcode in ("constant", "iota") and not i.HasField("sharding"):
+            is_mark = i.custom_call_target.startswith(vma.TARGET)  # It may become a constant.
+            if (is_mark or i.opcode in ("constant", "iota")) and not i.HasField("sharding"):
                 region.manual(len(i.shape.dimensions)).write(i.sharding)
+
+
+def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
+    """What one device does, without the marks of varying types: see `xfunc.hlo.vma`.
+
+    Raises:
+        ShardingError: a cotangent does not fit what it is of.
+    """
+    if vma.TARGET.encode() not in local.hlo:
+        return local
+    sizes = {n: region.mesh.shape[n] for n in region.own}
+
+    def total(body: ComputationBuilder, x: Value, axes: Sequence[str]) -> Value:
+        return all_reduce(body, x, region.groups(axes), "add")
+
+    try:
+        module = vma.settled(local.module, _types(local, region, ins), sizes, total)
+    except vma.VaryingTypeError as e:
+        file, line, function = e.at.split("\n")
+        axes = _names(e.axes)
+        problem = (
+            f"{local.name}: a pullback was given a cotangent that varies along {axes}, of an "
+            "output that does not"
+        )
+        repair = (
+            f"take xf.psum(ct, {axes}) or xf.pmean, whichever is meant; or let the output vary, "
+            f"with xf.pvary(out, {axes})."
+        )
+        at = Location(file, int(line), function)
+        raise ShardingError(report(problem, repair, at=at)) from None
+    return dataclasses.replace(local, hlo=module.to_bytes())
+
+
+def _types(local: Lowering, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
+    """The types of the parameters, as far as axes of this region are concerned."""
+    every = frozenset(n for n in region.own if region.mesh.shape[n] > 1)
+    return [every & ins[i].type if i < len(ins) else frozenset() for i in local.inputs]
+
+
+def ways(
+    local: Lowering, region: Region, ins: Sequence[Port]
+) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
+    """For each output, the axes along which it may differ, and those along which it varies."""
+    differ = along(settled(local, region, ins), region, ins).outputs
+    return differ, vma.types(local.module, _types(local, region, ins), frozenset(region.own))
 
 
 def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:

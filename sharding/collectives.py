@@ -3,8 +3,8 @@
 `axis_name` is the name of an axis of the mesh, or a tuple of names: then the devices along all of
 them communicate, and the first is the slowest in their order. Trees are taken leaf by leaf.
 
-Each one is differentiated as a linear function of the arrays of all devices together. So a gradient
-that is taken in a function of one device is that of the sum of all devices' results.
+Each one is differentiated as a linear function of the arrays of all devices together. What that
+makes of a gradient which is taken in a function of one device: see `shard_map`, and `xfunc.vma`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc import ambient, tree
+from xfunc import ambient, tree, vma
 from xfunc.avals import NUMBERS, aval_of, short
 from xfunc.bind import bind
 from xfunc.errors import ShardingError, report, shown
@@ -62,7 +62,9 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
     return _extremum("pmin", x, axis_name, _reversed)
 
 
-def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather(
+    x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, to: str = "varying"
+) -> Any:
     """The arrays of all devices.
 
     Args:
@@ -70,17 +72,65 @@ def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) 
         axis_name: see above.
         axis: of the result, along which they stand.
         tiled: whether they are concatenated along that axis rather than stacked.
+        to: the type of the result: ``"varying"``, so that its gradient is one of each device, or
+            ``"invarying"``, so that it has one for all of them (`all_gather_invariant`).
 
     Source: ``jax.lax.all_gather``.
     """
+    if to not in ("varying", "invarying"):
+        _refuse(
+            f"all_gather was given to={to!r}",
+            "give 'varying' or 'invarying'; a value is one or the other along an axis.",
+        )
     region, axes = _axes("all_gather", axis_name)
 
     def one(t: Tensor) -> Tensor:
         d = _dimension("all_gather", "axis", axis, t, extra=not tiled)
         rows = _bound(Collective("all_gather", aval_of(t), region, axes), t)
+        rows = _cast(rows, axes, vma.gathered) if to == "varying" else rows
         return _merged(rows, d) if tiled else rows.movedim(0, d)
 
     return _each("all_gather", one, x)
+
+
+def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+    """`all_gather`, whose result counts as one that all devices share.
+
+    Source: ``jax.lax.all_gather_invariant``.
+    """
+    return all_gather(x, axis_name, axis, tiled, to="invarying")
+
+
+def pvary(x: Any, axis_name: AxisName) -> Any:
+    """The same tree, which from here on counts as varying along the axes.
+
+    A device's gradient with respect to the result is its own; that with respect to `x` is the sum
+    of them. Where a value that does not vary meets one that does, this happens by itself.
+
+    Source: ``jax.lax.pvary``.
+    """
+    _, axes = _axes("pvary", axis_name)
+    return _each("pvary", lambda t: _cast(t, axes, vma.vary), x)
+
+
+def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+    """`pvary`, by its newer name: `to` is ``"varying"``.
+
+    Source: ``jax.lax.pcast``.
+    """
+    if to != "varying":
+        _refuse(
+            f"pcast was given to={to!r}",
+            "give to='varying'. What varies comes to be the same for all devices by a collective, "
+            "such as xf.psum or xf.pmean.",
+        )
+    return pvary(x, axis_name)
+
+
+def _cast(t: Tensor, axes: tuple[str, ...], cast: Callable[[Tensor, Sequence[str]], Tensor]) -> Any:
+    known = vma.checked()
+    axes = tuple(n for n in axes if n in known)
+    return cast(t, axes) if axes else t
 
 
 def psum_scatter(

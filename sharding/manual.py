@@ -32,11 +32,13 @@ class Region:
         mesh: of the devices.
         axes: the mesh axes that it is manual over: its own, and those of the region around it.
         own: its own.
+        checked: those along which the types of values are kept track of (see `xfunc.vma`).
     """
 
     mesh: AbstractMesh
     axes: tuple[str, ...]
     own: tuple[str, ...]
+    checked: tuple[str, ...] = ()
 
     def size(self, names: Sequence[str]) -> int:
         """How many devices there are along these axes."""

@@ -18,7 +18,7 @@ from xfunc.staging import Staged, Transform, disable_jit, is_eager
 from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in
 from xfunc.values import is_tracked
 
-from .border import Port, along
+from .border import Port, ways
 from .boundary import hashable
 from .manual import Region, inside
 from .mesh import AbstractMesh
@@ -35,7 +35,8 @@ def shard_map(
     in_specs: Any = _NO_SPECS,
     out_specs: Any = _NO_SPECS,
     axis_names: Collection[str] | None = None,
-    check_rep: bool = True,
+    check_vma: bool = True,
+    check_rep: bool | None = None,
 ) -> Any:
     """A function of whole arrays, made of one that each device runs on what it holds of them.
 
@@ -44,8 +45,8 @@ def shard_map(
     (`psum`, `all_gather`, ...). What it closes over, each of them has the whole of.
 
     Differentiated from outside, it has the gradients of the function of whole arrays. A gradient
-    taken inside of `f` is one of a device: of the sum of all devices' results with respect to its
-    own argument (see `xfunc.sharding.collectives`).
+    taken inside of `f` is one of a device with respect to what varies from device to device, and
+    the sum of those of all devices with respect to what does not: see `check_vma`.
 
     Args:
         f: a pure function of trees of tensors. If it is left out, a decorator is returned.
@@ -55,9 +56,12 @@ def shard_map(
             all devices return the same.
         axis_names: the axes of the mesh that it is manual over: collectives and specs may name
             them. XLA divides what is done over the others, as it does outside. None: all axes.
-        check_rep: whether to raise where devices might return different values along an axis that
-            the output's spec does not name. If they do, and it is not checked, the result is one of
-            them.
+        check_vma: whether to keep track of the axes along which each value varies: those in an
+            input's spec, without those that a `psum` or the like sums over. Then it is an error
+            that an output may vary along an axis which its spec does not name, and gradients taken
+            inside take the types into account. If not, such an output is one of the devices', and a
+            gradient is one of the sum of all devices' results with respect to a device's argument.
+        check_rep: an older name of `check_vma`.
 
     Raises:
         ShardingError: a spec does not fit its array or the mesh; an output is not the same along an
@@ -73,7 +77,16 @@ def shard_map(
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names=axis_names,
+            check_vma=check_vma,
             check_rep=check_rep,
+        )
+    if check_rep and not check_vma:
+        raise TypeError(
+            report(
+                f"shard_map of {function_name(f)} was given check_vma=False and check_rep=True",
+                "give check_vma alone: check_rep is its older name.",
+                at=user_location(),
+            )
         )
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         if specs is _NO_SPECS:
@@ -84,7 +97,8 @@ def shard_map(
                     at=user_location(),
                 )
             )
-    return ShardMapped(f, mesh, in_specs, out_specs, axis_names, check_rep)
+    checks = check_vma and check_rep is not False
+    return ShardMapped(f, mesh, in_specs, out_specs, axis_names, checks)
 
 
 class ShardMapped(Transform):
@@ -97,14 +111,14 @@ class ShardMapped(Transform):
         in_specs: Any,
         out_specs: Any,
         axis_names: Collection[str] | None,
-        check_rep: bool,
+        check_vma: bool,
     ):
         in_specs = tuple(in_specs) if type(in_specs) is list else in_specs
         self._mesh, self._in, self._out = mesh, in_specs, out_specs
         names = (axis_names,) if isinstance(axis_names, str) else axis_names
         self._axes = None if names is None else tuple(sorted(names))
-        self._check_rep = bool(check_rep)
-        options = (mesh, hashable(in_specs), hashable(out_specs), self._axes, self._check_rep)
+        self._check_vma = bool(check_vma)
+        options = (mesh, hashable(in_specs), hashable(out_specs), self._axes, self._check_vma)
         super().__init__(fun, options, "shard_map")
         self._body = Staged(fun, value=Part(fun, "shard_map"))
 
@@ -177,8 +191,12 @@ class ShardMapped(Transform):
                     "call the function itself: there each device has its own part; or give both "
                     "shard_maps axis_names that do not overlap.",
                 )
-        in_order = tuple(n for n in mesh.axis_names if n in {*own, *around})
-        return Region(mesh, in_order, tuple(n for n in mesh.axis_names if n in own))
+        checked = {*(() if outer is None else outer.checked), *(own if self._check_vma else ())}
+        in_order = [
+            tuple(n for n in mesh.axis_names if n in names)
+            for names in ({*own, *around}, own, checked)
+        ]
+        return Region(mesh, *in_order)
 
     def _out_specs(
         self, entry: Entry, region: Region, in_specs: Sequence[PartitionSpec], name: str
@@ -191,13 +209,13 @@ class ShardMapped(Transform):
         specs = [
             _out_spec(*one, region, f"{name}: ") for one in zip(given, avals, labels, strict=True)
         ]
-        if not self._check_rep:
+        if not self._check_vma:
             return specs
         if not avals:
             return specs
         key = ("shard_map replication", region, tuple(in_specs))
         differ = entry.program.memo(
-            key, lambda: along(entry.program.lowering, region, [*map(Port, in_specs)]).outputs
+            key, lambda: ways(entry.program.lowering, region, [*map(Port, in_specs)])[0]
         )
         for spec, axes, label in zip(specs, differ, labels, strict=False):
             bad = [n for n in region.missing(spec) if n in axes]
@@ -206,7 +224,7 @@ class ShardMapped(Transform):
                     f"{name}: {label} has the spec {spec!r}, which does not name {bad[0]!r}, and "
                     "may differ between the devices along that axis",
                     f"name {bad[0]!r} in out_specs, make it the same with a collective such as "
-                    f"xf.sharding.psum(x, {bad[0]!r}), or pass check_rep=False if you know that "
+                    f"xf.sharding.psum(x, {bad[0]!r}), or pass check_vma=False if you know that "
                     "it is.",
                 )
         return specs

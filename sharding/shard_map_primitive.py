@@ -27,7 +27,7 @@ from xfunc.policies import everything_saveable
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves
 
-from .border import Port, across, along
+from .border import Port, across, ways
 from .collectives import psum
 from .manual import Region
 from .spec import PartitionSpec
@@ -188,11 +188,12 @@ class ShardMapPair:
 
     def _backward(self) -> Lowering:
         p, region = self.forwards, self.forwards.region
-        differ = along(self.halves.forward, region, [*map(Port, p.in_specs)]).outputs
+        differ, varies = ways(self.halves.forward, region, [*map(Port, p.in_specs)])
         ins = []
         for kind, k in self.halves.sources:
             if kind == "residual":
-                ins.append(Port.row(region, differ[self.n_outputs + k]))
+                k += self.n_outputs
+                ins.append(Port.row(region, differ[k], varies[k]))
             elif kind == "ct":  # See NOTE [gradients across the border].
                 spec = p.out_specs[self.joint.cts[k]]
                 ins.append(Port(spec, share=region.size(region.missing(spec))))

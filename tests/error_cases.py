@@ -1064,7 +1064,7 @@ xf.jit(local).lower(torch.ones(8))
                 """\
 ShardingError: shard_map of <lambda>: the result has the spec P(), which does not name 'data', and may differ between the devices along that axis
   at example.py:3 in <module>: xf.jit(local).lower(torch.ones(8))
-Repair: name 'data' in out_specs, make it the same with a collective such as xf.sharding.psum(x, 'data'), or pass check_rep=False if you know that it is.""",
+Repair: name 'data' in out_specs, make it the same with a collective such as xf.sharding.psum(x, 'data'), or pass check_vma=False if you know that it is.""",
                 """\
 total = lambda x: xf.psum(x.sum(), "data")
 xf.jit(xf.shard_map(total, mesh=mesh, in_specs=xf.P("data"), out_specs=xf.P())).lower(torch.ones(8))

@@ -28,7 +28,7 @@ def blockwise(n: Any) -> dict[str, Callable[[], Any]]:
     one = n.arange(1).reshape(1, 1) + 3
 
     def tile(spec: Any) -> Any:
-        return n.shard_map(lambda: one, mesh, (), spec, check_rep=False)()
+        return n.shard_map(lambda: one, mesh, (), spec, check_vma=False)()
 
     def matmul(a: Any, b: Any) -> Any:
         def block(u: Any, v: Any) -> Any:
@@ -104,7 +104,7 @@ def collectives(n: Any) -> dict[str, Callable[[], Any]]:
         "all_gather": lambda: run(lambda v: n.all_gather(v, "i", tiled=True), P("i")),
         "all_gather stacked": lambda: run(lambda v: n.all_gather(v, "i"), P("i")),
         "all_gather axis 1": lambda: run(
-            lambda v: n.all_gather(v, "i", axis=1), P(), check_rep=False
+            lambda v: n.all_gather(v, "i", axis=1), P(), check_vma=False
         ),
         "psum_scatter": lambda: run(lambda v: n.psum_scatter(v, "i", tiled=True), P("i"), wide),
         "psum_scatter rows": lambda: run(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree
+from xfunc import functorch, tracing, tree, vma
 from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import Dims, Pair, Tensor, bind, zeros
 from xfunc.call import Call
@@ -77,10 +77,22 @@ class CustomVjp(CustomFunction):
             return self._primal_fun(*self._whole(xs, nondiff))
 
         def fwd(*xs: Any) -> Any:
-            return self._pair(self._rules[0](*self._whole(xs, nondiff)))
+            out, residuals = self._pair(self._rules[0](*self._whole(xs, nondiff)))
+            if not vma.checked():
+                return out, residuals
+            smooth = [x for x in tree.leaves(as_tensors(xs)) if differentiable(x)]
+            outs = tree.leaves(as_tensors(out))
+            return out, (residuals, *(list(map(vma.witness, ts)) for ts in (smooth, outs)))
 
         def bwd(residuals: Any, ct: Any) -> Any:
-            return self._gradients(self._rules[1](*nondiff, residuals, ct), like)
+            if not vma.checked():
+                return self._gradients(self._rules[1](*nondiff, residuals, ct), like)
+            # See NOTE [gradients by type] in `xfunc.vma`.
+            residuals, ins, outs = residuals
+            leaves, structure = tree.flatten(ct)
+            ct = tree.unflatten(structure, map(vma.total, leaves, outs))
+            grads = self._gradients(self._rules[1](*nondiff, residuals, ct), like)
+            return list(map(vma.share, grads, ins))
 
         if is_eager():
             return _eager(primal, fwd, bwd, leaves, structure)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree
+from xfunc import tracing, tree, vma
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
@@ -67,7 +67,13 @@ def _plain(
         value, aux = flat(*xs)
         grads: list[Tensor | None] = [None] * len(xs)
         if value.requires_grad:
-            grads = list(torch.autograd.grad(value, xs, allow_unused=True))
+            ct = None
+            if vma.checked():
+                ct = vma.share(torch.ones_like(value), vma.witness(value))
+            grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
+            if vma.checked():
+                pairs = zip(grads, leaves, strict=True)
+                grads = [g if g is None else vma.total(g, vma.witness(x)) for g, x in pairs]
     full = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
     return value.detach(), full, tuple(a.detach() for a in aux)
 
@@ -107,7 +113,7 @@ class ValueAndGrad(Transform):
         elif trace is not None and trace.may_use_plain_autograd():
             value, grads, aux = _plain(trace, flat, leaves)
         else:
-            value, pull, aux = functorch.vjp(flat, *leaves)
+            value, pull, aux = vma.vjp(flat, *leaves)
             grads = pull(torch.ones_like(value))
         gradient = tree.unflatten(structure, grads)
         result = gradient[0] if isinstance(self._argnums, int) else tuple(gradient)

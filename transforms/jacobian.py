@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
+from xfunc import functorch, tree, vma
 from xfunc.staging import Transform
 
 from .common import (
@@ -122,7 +122,7 @@ def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
 
 
 def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
-    outs, pull, aux = functorch.vjp(flat, *leaves)
+    outs, pull, aux = vma.vjp(flat, *leaves)
     rows = []
     for i, o in enumerate(outs):
         zeros = [torch.zeros_like(p) for p in outs]

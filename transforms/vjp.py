@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree
+from xfunc import functorch, tracing, tree, vma
 from xfunc.arguments import prepare
 from xfunc.avals import Aval, short
 from xfunc.bind import bind
@@ -56,7 +56,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
         _check_outputs(outs, out_trees[0], fun, name)
     else:
-        outs, pull, aux = functorch.vjp(flat, *leaves)
+        outs, pull, aux = vma.vjp(flat, *leaves)
     out_tree, aux_tree = out_trees
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]

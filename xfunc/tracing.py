@@ -68,6 +68,7 @@ _LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.devic
 _SAME_VALUE = frozenset(
     (torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach)
 )
+_SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
 _thread = threading.local()
 _constants: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -399,6 +400,8 @@ class Trace:
                 explain(error, func, args, kwargs, self.name)
                 raise
             raise refusal from error
+        if self._around[1] is not None and func in _SHAPED_LIKE:
+            out = _typed_like(out, args[0] if args else kwargs["input"])
         if isinstance(out, torch.Tensor):
             frame = sys._getframe(2)
             if func not in _SAME_VALUE:
@@ -481,3 +484,10 @@ functorch.never_compile(_Mode.__torch_function__)
 
 def _like(func: Any) -> bool:
     return func.__name__.endswith("_like")
+
+
+def _typed_like(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What is made after the shape of another value of a region varies as that does, as in JAX."""
+    from xfunc import vma  # which rests on this module
+
+    return vma.vary_like(out, x) if vma.checked() else out

@@ -5,7 +5,7 @@ Run with an interpreter that has jax 0.7.1 (xfunc itself needs none)::
     pip install jax==0.7.1 && python tests/sharding/record_shard_map.py
 
 It writes ``tests/data/shard_map.npz``: the leaves of the result of each program in
-`shard_map_programs.py`.
+`shard_map_programs.py` and `varying_type_programs.py`.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+TRANSFORMS = "grad value_and_grad jvp vjp vmap jit checkpoint custom_vjp jacrev hessian"
 TESTS = Path(__file__).parents[1]
 
 
@@ -23,19 +24,21 @@ def main() -> None:
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
     import numpy as np
     from shard_map_programs import programs
+    from varying_type_programs import typed_programs
 
     jax.config.update("jax_enable_x64", True)
 
-    def shard_map(f, mesh, in_specs, out_specs, check_rep=True):
-        specs = {"in_specs": in_specs, "out_specs": out_specs}
-        return jax.shard_map(f, mesh=mesh, check_vma=check_rep, **specs)
+    def shard_map(f, mesh, in_specs, out_specs, **options):
+        options |= {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+        return jax.jit(jax.shard_map(f, **options))  # without jit it cannot do all
 
     n = SimpleNamespace(
         **{k: v for k, v in vars(jax.lax).items() if k[0] in "paz"},
-        **{k: getattr(jnp, k) for k in "where tanh concatenate stack asarray".split()},
-        grad=jax.grad,
-        jvp=jax.jvp,
-        vmap=jax.vmap,
+        **{k: getattr(jnp, k) for k in "where tanh exp concatenate stack asarray".split()},
+        **{k: getattr(jax, k) for k in TRANSFORMS.split()},
+        zeros_like=jnp.zeros_like,
+        scan=jax.lax.scan,
+        cond=jax.lax.cond,
         shard_map=shard_map,
         P=jax.sharding.PartitionSpec,
         mesh=jax.make_mesh,
@@ -43,7 +46,7 @@ def main() -> None:
         take=lambda x, i: jnp.take(x, jnp.asarray(i, jnp.int64), axis=0),
     )
     found = {}
-    for name, program in programs(n).items():
+    for name, program in (programs(n) | typed_programs(n)).items():
         for k, leaf in enumerate(jax.tree.leaves(program())):
             found[f"{name}/{k}"] = np.asarray(leaf)
     np.savez_compressed(TESTS / "data" / "shard_map.npz", **found)

@@ -69,22 +69,31 @@ def varying(
     Raises:
         DivergenceError: devices that wait for each other may go different ways.
     """
-    walk = _Walk(frozenset(every), partly)
+    walk = Walk(frozenset(every), partly)
     found = walk.run(module.entry, tuple(parameters), ("", _SAME))
     outputs = range(len(module.entry.root.shape.elements))
     equal = frozenset(key for key, differs in walk.differ.items() if not differs)
-    return Findings(tuple(_all(_element(found, k)) for k in outputs), equal)
+    return Findings(tuple(all_axes(_element(found, k)) for k in outputs), equal)
 
 
 Choice = tuple[str, Axes]  # the branch or loop around, and the axes along which it is chosen
+Run: TypeAlias = tuple[int, tuple[Varying, ...], Choice]  # of a computation, on arguments
 
 
-class _Walk:
+class Walk:
+    """Looks at each computation once for each way in which its arguments differ.
+
+    Attributes:
+        differ: of a collective, whether its operands do in any run.
+        values: of what was looked at, how each instruction differs.
+    """
+
     def __init__(self, every: Axes, partly: bool):
         self._every, self._partly = every, partly
-        self.differ: dict[int, bool] = {}  # of a collective, whether its operands do in any run
+        self.differ: dict[int, bool] = {}
+        self.values: dict[Run, dict[int, Varying]] = {}
         self._regions = 0  # around what is being looked at
-        self._known: dict[tuple[int, tuple[Varying, ...], Choice], Varying] = {}
+        self._known: dict[Run, Varying] = {}
 
     def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
         """What a computation returns."""
@@ -94,6 +103,7 @@ class _Walk:
             for i in computation.instructions:
                 operands = [values[o.id] for o in i.operands]
                 values[i.id] = self._result(i, operands, args, around)
+            self.values[key] = values
             self._known[key] = values[computation.root.id]
         return self._known[key]
 
@@ -121,7 +131,7 @@ class _Walk:
                 return self._branches(i, operands, around)
             case "partition-id":
                 return self._every
-        found = _all(tuple(operands))
+        found = all_axes(tuple(operands))
         said = i.proto.frontend_attributes.map.get(AXES)
         if i.opcode in COLLECTIVES:
             axes = frozenset((said or "").split(","))
@@ -138,7 +148,7 @@ class _Walk:
         rounds = _SAME  # whatever decides on how many rounds there are
         while True:
             inside = ("while", around[1] | rounds)
-            again = _all(self.run(condition, (carry,), inside))
+            again = all_axes(self.run(condition, (carry,), inside))
             after = _joined(carry, self.run(body, (carry,), inside), i.proto.shape)
             after = _plus(after, again, i.proto.shape)
             self._check(("while", again))
@@ -147,7 +157,7 @@ class _Walk:
             carry, rounds = after, rounds | again
 
     def _branches(self, i: Instruction, operands: list[Varying], around: Choice) -> Varying:
-        chosen = _all(operands[0])
+        chosen = all_axes(operands[0])
         inside = ("conditional", around[1] | chosen) if chosen else around
         self._check(inside)
         found: Varying = _SAME
@@ -164,15 +174,16 @@ def _element(of: Varying, k: int) -> Varying:
     return of[k] if isinstance(of, tuple) else of
 
 
-def _all(x: Varying) -> Axes:
+def all_axes(x: Varying) -> Axes:
+    """The axes along which anything in a value differs."""
     if not isinstance(x, tuple):
         return x
-    return _SAME.union(*map(_all, x))
+    return _SAME.union(*map(all_axes, x))
 
 
 def _joined(a: Varying, b: Varying, shape: pb.ShapeProto) -> Varying:
     if shape.element_type != pb.TUPLE:
-        return _all(a) | _all(b)
+        return all_axes(a) | all_axes(b)
     elements = enumerate(shape.tuple_shapes)
     return tuple(_joined(_element(a, k), _element(b, k), s) for k, s in elements)
 

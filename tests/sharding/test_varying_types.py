@@ -1,0 +1,171 @@
+"""Gradients taken in the function of a `shard_map`, beyond what is recorded from JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import OURS, PLAIN
+
+import xfunc as xf
+from xfunc.errors import ShardingError
+from xfunc.sharding import P, make_mesh, shard_map, use_mesh
+
+ONE, TWO = make_mesh((8,), "i"), make_mesh((4, 2), ("x", "y"))
+V = torch.arange(8, dtype=torch.float64) / 4 - 0.6
+W = torch.tensor([0.3, -0.7], dtype=torch.float64)
+
+
+def close(got: Any, want: Any) -> None:
+    leaves = xf.tree.leaves(xf.device_get(got)), xf.tree.leaves(want)
+    torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9)
+
+
+def nested(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A gradient in a region in a region, by what varies along both axes, one and none."""
+
+    def each(a: torch.Tensor, b: torch.Tensor) -> Any:
+        def inner(c: torch.Tensor, scale: torch.Tensor) -> Any:
+            def loss(u: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+                return xf.psum(torch.sin(s * u @ v).sum(), "y") * u.sum()
+
+            return xf.grad(loss, argnums=(0, 1, 2))(a, c, scale)
+
+        specs = (P(None, "y"), P()), (P(), P(None, "y"), P())
+        return shard_map(inner, None, *specs, axis_names={"y"})(b, w[0, 0])
+
+    with use_mesh(TWO):
+        f = shard_map(each, None, (P("x"), P("x")), (P("x"), P("x"), P()), axis_names={"x"})
+        return sum((g**2).sum() for g in f(x, w))  # pyright: ignore[reportReturnType]
+
+
+def plain_nested(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        a, b = x.reshape(4, 2), w.reshape(4, 2, 8)
+        return (torch.sin(s * torch.einsum("di,dij->dj", a, b)).sum(1) * a.sum(1)).sum()
+
+    found: Any = torch.func.grad(loss, argnums=(0, 1, 2))(x, w, w[0, 0])
+    return sum((g**2).sum() for g in found)  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize("transform", ["value", "grad", "grad of grad", "jvp of grad", "vmap"])
+def test_nested_regions(transform: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, dtype=torch.float64, generator=generator) / 2
+    w = torch.randn(8, 8, dtype=torch.float64, generator=generator) / 2
+    close(OURS[transform](nested)(x, w), PLAIN[transform](plain_nested)(x, w))
+
+
+def run(f: Callable[..., Any], out: Any = None, **options: Any) -> Any:
+    """Of what does not vary, and what does."""
+    return shard_map(f, ONE, (P(), P("i")), out or P(), **options)(W, V)
+
+
+def test_carries_come_to_vary() -> None:
+    """JAX wants `pvary` around the beginning of a loop and what a branch leaves as it is."""
+
+    def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def step(c: torch.Tensor, a: torch.Tensor) -> Any:
+            c = c * a + xf.cond(w[0] > 0, lambda: v, lambda: torch.ones_like(w[:1]))
+            return c, None
+
+        start = torch.zeros(1, dtype=torch.float64)
+        return (xf.scan(step, start, w)[0] ** 2).sum()
+
+    def alone(w: torch.Tensor) -> torch.Tensor:
+        c = torch.zeros_like(V)
+        for a in w:
+            c = c * a + V
+        return (c**2).sum()
+
+    close(run(xf.grad(loss)), torch.func.grad(alone)(W))
+
+
+def test_the_older_name_of_the_check() -> None:
+    def mean(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return xf.grad(lambda u: xf.pmean((u * u).sum(), "i"))(v)
+
+    close(run(mean, P("i")), V / 4)
+    close(run(mean, P("i"), check_rep=True), V / 4)
+    close(run(mean, P("i"), check_rep=False), V * 2)
+    close(run(mean, P("i"), check_vma=False), V * 2)
+    with pytest.raises(TypeError, match="was given check_vma=False and check_rep=True"):
+        run(mean, check_vma=False, check_rep=True)
+
+
+def test_what_is_gathered_is_the_same_for_all() -> None:
+    """JAX lets it leave only where it is not checked, or all_gather_invariant is used."""
+    close(run(lambda w, v: xf.all_gather(v, "i", tiled=True)), V)
+    close(run(lambda w, v: xf.all_gather_invariant(v, "i", tiled=True)), V)
+    products = (V[:, None] * W).flatten()
+    close(run(lambda w, v: xf.pcast(w, "i", to="varying") * v, P("i")), products)
+
+
+def test_a_rule_may_leave_the_sum_to_the_region() -> None:
+    @xf.custom_vjp
+    def product(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (w * v).sum()
+
+    product.defvjp(
+        lambda w, v: (product(w, v), (w, v)),
+        lambda r, ct: (ct * r[1].expand(2), (ct * r[0].sum())[None]),
+    )
+    close(run(xf.grad(lambda w, v: product(w, v) ** 2)), 2 * (W.sum() * V**2).sum().expand(2))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_collectives(jitted: bool) -> None:
+    """One sum for a gradient; none for a gradient of what each device has its own part of."""
+    mesh = xf.AbstractMesh((64,), ("i",))
+
+    def data(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w).sum()
+
+    def tensor(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (xf.psum(torch.tanh(x @ w), "i") ** 2).sum()
+
+    cases = (data, (P(), P("i")), P(), 1), (tensor, (P(None, "i"), P()), P(None, "i"), 1)
+    for f, ins, out, n in cases:
+        g = xf.grad(f)
+        g = shard_map(xf.jit(g) if jitted else g, mesh, ins, out)
+        shapes = (
+            xf.ShapeDtypeStruct((64, 64), torch.float32),
+            xf.ShapeDtypeStruct((128, 64), torch.float32),
+        )
+        text = xf.jit(g).lower(*shapes).as_text()
+        assert text.count(" all-reduce(") == n
+        assert "xfunc_vma" not in text
+
+
+@pytest.mark.parametrize(
+    ("f", "out", "match"),
+    [
+        (
+            lambda w, v: xf.vjp(lambda u: xf.psum(u, "i"), v)[1](v)[0],
+            P("i"),
+            r"a pullback was given a cotangent that varies along 'i'(?s:.*)xf.psum\(ct, 'i'\)",
+        ),
+        (
+            lambda w, v: xf.jit(lambda v: xf.vjp(lambda u: xf.psum(u, "i"), v)[1](v)[0])(v),
+            P("i"),
+            "cotangent that varies along 'i'(?s:.*)test_varying_types.py",
+        ),
+        (lambda w, v: xf.pvary(w, "i"), P(), "which does not name 'i'"),
+        (lambda w, v: xf.grad(lambda w: (w * v).sum())(xf.pvary(w, "i")), P(), "not name 'i'"),
+        (lambda w, v: xf.grad(lambda z: (z * v).sum())(torch.zeros_like(v)), P(), "not name 'i'"),
+        (
+            lambda w, v: xf.cond(v.sum() > 0, xf.grad(lambda w: (w * v).sum()), lambda w: w, w),
+            P("i"),
+            "communicates over 'i' .all-reduce. inside of a branch",
+        ),
+        (lambda w, v: xf.pcast(v, "i", to="reduced"), P("i"), "pcast was given to='reduced'"),
+        (lambda w, v: xf.all_gather(v, "i", to="reduced"), P("i"), "was given to='reduced'"),
+        (lambda w, v: xf.pvary(v, "q"), P("i"), "has no axis 'q'"),
+    ],
+)
+def test_refused(f: Any, out: Any, match: str) -> None:
+    with pytest.raises(ShardingError, match=match) as raised:
+        run(f, out)
+    assert "Repair: " in str(raised.value)
