@@ -25,7 +25,7 @@ def _is_number(entry: Any) -> bool:
 def _take_apart(x: Tensor, index: Any) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
     """The numbers of an index, each with the dimension of `x` that it selects from; the rest."""
     entries = index if isinstance(index, tuple) else (index,)
-    used = [_dimensions(e) for e in entries]
+    used = [dimensions(e) for e in entries]
     numbers, rest, dim = [], [], 0
     for entry, n in zip(entries, used, strict=True):
         if _is_number(entry):
@@ -36,7 +36,7 @@ def _take_apart(x: Tensor, index: Any) -> tuple[list[tuple[int, Tensor]], tuple[
     return numbers, tuple(rest)
 
 
-def _dimensions(entry: Any) -> int:
+def dimensions(entry: Any) -> int:
     """How many dimensions an entry of an index uses up."""
     if entry is None or entry is ... or isinstance(entry, bool):
         return 0

@@ -87,6 +87,7 @@ def _table() -> dict[Any, Kind]:
     put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])
     put(Kind.INDEX, [torch.Tensor.__getitem__])
     put(Kind.SIZED, _functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
+    put(Kind.SIZED, _functions("tensor_split"))
     put(Kind.SIZED, _functions("new_zeros", "new_ones", "new_empty"))
     put(
         Kind.DATA_SHAPED,
@@ -205,9 +206,11 @@ _SIZED = frozenset(
 )
 
 
-def reads_arguments(func: Any) -> bool:
-    """Whether a factory reads every tensor that it is given: they are sizes and bounds."""
-    return getattr(func, "__name__", "") in _READING_FACTORIES
+def sizes_read(func: Any, args: tuple[Any, ...]) -> int:
+    """How many leading arguments of a factory it reads: they are sizes and bounds."""
+    if func is torch.full:
+        return 1
+    return len(args) if getattr(func, "__name__", "") in _READING_FACTORIES else 0
 
 
 _READING_FACTORIES = frozenset("zeros ones empty eye arange range linspace logspace".split())

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xfunc.filling import FILLING
 from xfunc.indexing import INDEXING
 from xfunc.promotion import PROMOTING
+from xfunc.quantiles import QUANTILES
 
 Tensor = torch.Tensor
 _CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batch", "spatial"))
@@ -138,4 +140,6 @@ REPLACEMENTS: dict[Any, Any] = {
     torch._weight_norm: weight_norm,
     **PROMOTING,
     **INDEXING,
+    **FILLING,
+    **QUANTILES,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -77,10 +78,19 @@ def special(
         trace.refuse(
             UnsupportedOpError,
             f"the shape of the result of {what} depends on data",
-            "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
+            _BINCOUNT
+            if name.endswith("bincount")
+            else "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
             "torch.topk instead of unique or nonzero.",
         )
     return False, None
+
+
+_BINCOUNT = (
+    "count into a tensor of fixed length n (minlength is no upper bound): "
+    "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
+    "below n is not counted; give the weights in place of the ones."
+)
 
 
 def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,10 +126,20 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return out
 
 
-def check_sizes(trace: Trace, func: Any, args: tuple[Any, ...]) -> None:
-    """Raise if a traced value is given as a size. torch_xla would, with a report on stderr."""
-    for t in tensors_in(args[1:], {}):
-        refuse_read(trace, operation_name(func), t)
+def check_sizes(trace: Trace, func: Any, given: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes as numbers; raise for a traced one. torch_xla would, with a report on stderr."""
+    sizes = []
+    for size in given:
+        if isinstance(size, (tuple, list)):
+            if next(tensors_in(size, {}), None) is not None:
+                size = check_sizes(trace, func, size)
+        elif isinstance(size, torch.Tensor):
+            value = trace.known.find(size)
+            if value is None:
+                refuse_read(trace, operation_name(func), size)
+            size = value.tolist()
+        sizes.append(size)
+    return tuple(sizes)
 
 
 def _show(trace: Trace, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -151,6 +171,12 @@ def _make_literal(
     """A tensor of Python data becomes a constant of the program: nothing is transferred."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     where = kwargs.get("device")
+    if func is torch.tensor and isinstance(data, torch.Tensor) and _is_traced(trace, data):
+        if not on_device(where):
+            refuse_read(trace, operation_name(func), data)
+        # torch's own detaches in place, which vmap refuses.
+        copied = trace.call(torch.clone, (trace.call(torch.detach, (data,), {}),), {})
+        return True, trace.call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
     if isinstance(data, torch.Tensor) or not on_device(where):
         return False, None
     traced = find_traced(data)
@@ -163,7 +189,9 @@ def _make_literal(
         )
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
     with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
-        out = literal(func(*args, **kwargs))
+        value = func(*args, **kwargs)
+        out = literal(value)
+    trace.known.put(out, value)
     trace.remember(out, func, sys._getframe(3))
     return True, out
 

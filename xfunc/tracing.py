@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc import ambient, functorch, purity, rules, runtime, scopes, switches
+from xfunc import ambient, bounds, empty, functorch, purity, rules, runtime, scopes, switches
 from xfunc.avals import Aval, short
 from xfunc.derivatives import check_derivative
 from xfunc.errors import (
@@ -51,7 +51,8 @@ from xfunc.errors import (
     report,
 )
 from xfunc.identity import function_value
-from xfunc.leaks import Leaked, Token, defuse, empty
+from xfunc.leaks import Leaked, Token, defuse
+from xfunc.leaks import empty as empty_token
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
 from xfunc.purity import Kind
 from xfunc.refusals import explain, operation_name, refusal_of
@@ -115,6 +116,7 @@ class Trace:
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
         self._cached: list[Any] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
+        self.known = bounds.Known()  # the integers that stand in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
         self.is_open = False
@@ -173,7 +175,7 @@ class Trace:
                 token = ref()
                 if token is None:
                     continue
-                empty(token, self.name)
+                empty_token(token, self.name)
 
     def _survivors(self, collect: bool) -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
         def alive() -> list[tuple[torch.Tensor, Any, types.CodeType, int]]:
@@ -376,13 +378,13 @@ class Trace:
                 args = (self.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
         if kind is Kind.FACTORY:
-            if purity.reads_arguments(func):
-                for t in tensors_in(args, {}):
-                    rules.refuse_read(self, operation_name(func), t)
+            if read := purity.sizes_read(func, args):
+                args = (*rules.check_sizes(self, func, args[:read]), *args[read:])
             if kwargs.get("device") is None and not _like(func):
                 kwargs = {**kwargs, "device": runtime.device()}
         elif kind is Kind.SIZED:
-            rules.check_sizes(self, func, args)
+            args = (args[0], *rules.check_sizes(self, func, args[1:]))
+            kwargs = dict(zip(kwargs, rules.check_sizes(self, func, kwargs.values()), strict=True))
         elif kind is not Kind.PLAIN and (kind is not Kind.INDEX or purity.has_mask(args[1])):
             if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
                 args, kwargs = self.lift_all(args, kwargs)
@@ -390,10 +392,14 @@ class Trace:
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs)
+        if bounds.checks(func):
+            self.known.check(func, self.name, args, kwargs)
         if func in purity.ARITHMETIC and functorch.JVP in functorch.levels():
             args = rules.typed_numbers(self, args)
         try:
-            out = REPLACEMENTS.get(func, func)(*args, **kwargs)
+            out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
+            if out is NotImplemented:
+                out = REPLACEMENTS.get(func, func)(*args, **kwargs)
         except Exception as error:
             refusal = refusal_of(func, error, self.name, user_location())
             if refusal is None:
@@ -407,6 +413,7 @@ class Trace:
             if func not in _SAME_VALUE:
                 self._stamps.stamp(out, frame)
             self.remember(out, func, frame)
+            self.known.follow(kind, func, args, kwargs, out)
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
             stamped = func is torch.autograd.grad and self._stamps.watching

@@ -38,7 +38,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
     shape, x = x.shape, x if x.ndim else x.reshape(1)
     hit = torch.zeros(x.shape[dim], dtype=torch.int32, device=x.device)
-    hit = hit.scatter(0, index.reshape(-1).long(), 1)
+    index = index.reshape(-1).long()
+    hit = hit.scatter(0, torch.where(index < 0, index + x.shape[dim], index), 1)
     along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
     return torch.where(hit.bool().reshape(along), value, x).to(x.dtype).reshape(shape)
 
@@ -284,7 +285,9 @@ def histogram_edges(
 
 @kernel("take")
 def take(x: Tensor, index: Tensor) -> Tensor:
-    return x.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
+    flat, places = x.reshape(-1), index.reshape(-1)
+    places = torch.where(places < 0, places + flat.shape[0], places)
+    return flat.index_select(0, places).reshape(index.shape)
 
 
 @kernel("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor")

@@ -25,7 +25,7 @@ def vector_norm(
     shape = x.shape
     x = x.to(dtype) if dtype is not None else x
     size = x.abs() if x.ndim else x.abs().reshape(1)
-    dims = tuple(d % size.ndim for d in dim) if dim else tuple(range(size.ndim))
+    dims = tuple(dim) if dim else tuple(range(size.ndim))
     if ord in (math.inf, -math.inf):
         found = (torch.amax if ord > 0 else torch.amin)(size, dims, keepdim)
     elif ord == 0:

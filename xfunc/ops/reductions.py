@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch._prims_common import canonicalize_dims, validate_no_repeating_dims
 
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
@@ -16,7 +17,10 @@ Tensor = torch.Tensor
 
 
 def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
-    return tuple(d % x.ndim for d in dim) or tuple(range(x.ndim))
+    """The dimensions, checked and counted from the front; all of them for ()."""
+    dims = canonicalize_dims(x.ndim, tuple(dim))
+    validate_no_repeating_dims(dims)
+    return dims if dims and x.ndim else tuple(range(x.ndim))
 
 
 def _reduce(
@@ -37,6 +41,7 @@ def highest(dtype: torch.dtype) -> float:
 
 def _extreme(x: Tensor, dim: Sequence[int], keepdim: bool, largest: bool) -> Tensor:
     # torch_xla 2.9 reduces no dimension for (), and takes the lowest finite number for the lowest.
+    _dims(x, dim)
     if not x.ndim:
         return x.clone()
     if x.dtype is torch.bool:
@@ -126,7 +131,20 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @kernel("count_nonzero", "count_nonzero.dim_IntList")
 def count_nonzero(x: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
     dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
-    return (x != 0).to(torch.int64).sum(_dims(x, dims))
+    return (x != 0).to(torch.int64).sum(_dims(x, dims) or None)
+
+
+@kernel("nansum")
+def nansum(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    if x.is_floating_point():
+        x = torch.where(x.isnan(), 0, x)
+    return torch.sum(x, tuple(dim or ()), keepdim, dtype=dtype)
 
 
 def _running(name: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:

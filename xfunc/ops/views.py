@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from xfunc.errors import report
+from xfunc.locations import user_location
 from xfunc.ops.registry import kernel, original
 
 Tensor = torch.Tensor
@@ -44,15 +46,25 @@ def diagonal_scatter(
     return y.movedim((-2, -1), (dim1, dim2))
 
 
-def _places(
-    size: Sequence[int], stride: Sequence[int], offset: int | None, device: torch.device
-) -> Tensor:
+def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
     """Where the elements lie in the array, row by row."""
-    place = torch.full(tuple(size), offset or 0, device=device, dtype=torch.int64)
-    for k, (n, step) in enumerate(zip(size, stride, strict=True)):
+    elements, steps = x.numel(), list(zip(size, stride, strict=True))
+    last = (offset or 0) + sum((n - 1) * step for n, step in steps)
+    if min(stride, default=0) < 0 or (offset or 0) < 0 or (0 not in size and last >= elements):
+        raise RuntimeError(
+            report(
+                f"as_strided with sizes {[*size]}, strides {[*stride]} and offset {offset or 0} "
+                f"goes beyond the {elements} elements of the array",
+                "choose them so that every element lies in the array, which has no strides of its "
+                "own.",
+                at=user_location(),
+            )
+        )
+    place = torch.full(tuple(size), offset or 0, device=x.device, dtype=torch.int64)
+    for k, (n, step) in enumerate(steps):
         along = [1] * len(size)
         along[k] = n
-        place = place + (torch.arange(n, device=device) * step).reshape(along)
+        place = place + (torch.arange(n, device=x.device) * step).reshape(along)
     return place.reshape(-1)
 
 
@@ -60,7 +72,7 @@ def _places(
 def as_strided_copy(
     x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    places = _places(size, stride, storage_offset, x.device)
+    places = _places(x, size, stride, storage_offset)
     return x.reshape(-1).index_select(0, places).reshape(tuple(size))
 
 
@@ -72,7 +84,7 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:
-    places = _places(size, stride, storage_offset, x.device)
+    places = _places(x, size, stride, storage_offset)
     return x.reshape(-1).scatter(0, places, src.reshape(-1)).reshape(x.shape)
 
 
@@ -136,3 +148,10 @@ def repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
         sizes = (*(1,) * (len(repeats) - x.ndim), *x.shape)
         return x.new_zeros([n * r for n, r in zip(sizes, repeats, strict=True)])
     return original("repeat")(x, repeats)
+
+
+@kernel("_new_zeros_with_same_feature_meta")
+def zeros_like_primal(tangents: Tensor, primal: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    # For tangents of views and of what is written to. torch's own asks for the size of a storage,
+    # which an array of XLA does not have.
+    return tangents.new_zeros((*tangents.shape[:self_num_batch_dims], *primal.shape))

@@ -1,0 +1,159 @@
+"""Indices out of bounds: refused where they stand in the code, clamped or dropped where traced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+
+X = torch.arange(9.0).reshape(3, 3)
+ROW = torch.ones(1, 3)
+
+
+def put(x: torch.Tensor, index: Any) -> torch.Tensor:
+    y = x.clone()
+    y[index] = 1.0
+    return y
+
+
+def at(values: Any) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+# Of an index along a dimension of 3.
+USES: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "x[[i]]": lambda x, i: x[[0, i]],
+    "x[tensor]": lambda x, i: x[at([0, i])],
+    "x[0-d]": lambda x, i: x[at(i)],
+    "x[:, tensor]": lambda x, i: x[:, at([i])],
+    "x[..., tensor]": lambda x, i: x[..., at([i])],
+    "x[None, tensor]": lambda x, i: x[None, at([i])],
+    "x[tensor, tensor]": lambda x, i: x[at([0, 1]), at([0, i])],
+    "x[i] = y": lambda x, i: put(x, at([i])),
+    "x[:, [i]] = y": lambda x, i: put(x, (slice(None), [i])),
+    "index_put": lambda x, i: x.index_put((at([i]),), torch.ones(())),
+    "index_select": lambda x, i: x.index_select(1, at([i])),
+    "dim=": lambda x, i: torch.index_select(x, dim=-1, index=at([i])),
+    "gather": lambda x, i: x.gather(1, at([[i]])),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, at([[i]]), 0),
+    "take": lambda x, i: torch.take(x[0], at([i])),
+    "put": lambda x, i: x[0].put(at([i]), torch.ones(1)),
+    "index_add": lambda x, i: x.index_add(0, at([i]), ROW),
+    "index_copy": lambda x, i: x.index_copy(0, at([i]), ROW),
+    "index_fill": lambda x, i: x.index_fill(0, at([i]), 2.0),
+    "index_reduce": lambda x, i: x.index_reduce(0, at([i]), ROW, "prod"),
+    "scatter": lambda x, i: x.scatter(0, at([[i]]), 2.0),
+    "scatter_": lambda x, i: x.clone().scatter_(0, at([[i]]), 2.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, at([[i]]), ROW[:, :1]),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, at([[i]]), ROW[:, :1], "sum"),
+    "embedding": lambda x, i: F.embedding(at([i]), x),
+    "nll_loss": lambda x, i: F.nll_loss(x, at([0, 1, i])),
+    "cross_entropy": lambda x, i: F.cross_entropy(x, at([0, 1, i])),
+    "one_hot": lambda x, i: F.one_hot(at([0, i]), 3) + x[:2].long(),
+    # What is computed from the code alone is known as well.
+    "tensor[:, None]": lambda x, i: x.gather(0, at([i])[:, None]),
+    "tensor + 1": lambda x, i: x[at([i - 1]) + 1],
+    "to": lambda x, i: x[at([i]).to(torch.int32).long()],
+    "cat": lambda x, i: x[torch.cat([at([0]), at([i])])],
+    "arange": lambda x, i: x[torch.arange(min(i, 0), max(i, 0) + 1)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("name", USES)
+def test_an_index_in_the_code_means_what_it_means_to_eager_torch(name: str) -> None:
+    use, expected = USES[name], {}
+    for i in (0, 2, 3, -1, -3, -4):
+        try:
+            expected[i] = use(X, i)
+        except (IndexError, RuntimeError):
+            with pytest.raises(IndexError, match=rf"the index {i}, which is out of bounds"):
+                xf.eval_shape(lambda x, i=i: use(x, i), X)
+    found = xf.device_get(xf.jit(lambda x: [use(x, i) for i in expected])(X))
+    torch.testing.assert_close(found, [*expected.values()])
+
+
+def test_the_message_names_operation_line_and_bounds() -> None:
+    with pytest.raises(IndexError, match="index 3, which is out of bounds") as error:
+        xf.grad(lambda x: xf.vmap(lambda r: r[[0, 3]].sum())(x).sum())(X)
+    text = str(error.value)
+    assert "Tensor.__getitem__ was given the index 3, which is out of bounds" in text
+    assert "dimension 0 of float32[3] has 3" in text
+    assert "test_bounds.py" in text
+    assert text.endswith("Repair: give indices from -3 to 2.")
+
+
+def test_an_index_changed_in_place_is_not_known_any_more() -> None:
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        index = torch.tensor([7, 8])
+        view = index[:]
+        index[0], index[1] = i, 0
+        return x[view]
+
+    found = xf.jit(f)(X, torch.tensor(1))
+    torch.testing.assert_close(xf.device_get(found), X[[1, 0]])
+
+
+def test_negative_indices_count_from_the_end_where_torch_lets_them() -> None:
+    i = torch.tensor([-7, -4, -4])
+    torch.testing.assert_close(xf.device_get(xf.jit(torch.take)(X, i)), torch.take(X, i))
+    j = torch.tensor([-7, -4, -3])
+    found = xf.jit(lambda x, j: x.put(j, ROW[0]))(X, j)
+    torch.testing.assert_close(xf.device_get(found), X.put(j, ROW[0]))
+    k = torch.tensor([-1])
+    found = xf.jit(lambda x, k: x.index_fill(0, k, 5.0))(X, k)
+    torch.testing.assert_close(xf.device_get(found), X.index_fill(0, k, 5.0))
+
+
+READS = {
+    "x[i]": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(2, 3)),
+    "take": lambda x, i: torch.take(x[:, 0], i)[:, None].expand(2, 3) + X[0],
+    "embedding": lambda x, i: F.embedding(i, x),
+}
+WRITES = {
+    "x[i] = y": put,
+    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "index_copy": lambda x, i: x.index_copy(0, i, torch.ones(2, 3)),
+    "index_add": lambda x, i: x.index_add(0, i, torch.ones(2, 3)),
+    "scatter": lambda x, i: x.scatter(0, i[:, None].expand(2, 3), 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None].expand(2, 3), torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_traced_index_out_of_bounds_is_clamped_when_reading(name: str) -> None:
+    found = xf.device_get(xf.jit(READS[name])(X, torch.tensor([5, -9])))
+    # Where torch takes no negative index, each one is beyond the end.
+    torch.testing.assert_close(found, X[[2, 0 if name == "x[i]" else 2]])
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_traced_index_out_of_bounds_is_dropped_when_writing(name: str) -> None:
+    found = xf.device_get(xf.jit(WRITES[name])(X, torch.tensor([5, -9])))
+    torch.testing.assert_close(found, X)
+
+
+STRIDED = {
+    "too many": lambda x: x.as_strided((4, 4), (3, 1)),
+    "offset": lambda x: x.as_strided((3, 3), (3, 1), 2),
+    "backwards": lambda x: x.as_strided((3, 3), (-3, 1), 8),
+    "scatter": lambda x: x.as_strided_scatter(torch.ones(4, 4), (4, 4), (3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_stays_in_the_array(name: str) -> None:
+    with pytest.raises(RuntimeError, match=r"setStorage|Negative strides"):
+        STRIDED[name](X)
+    with pytest.raises(RuntimeError, match="goes beyond the 9 elements of the array"):
+        xf.jit(STRIDED[name])(X)
+
+
+def test_as_strided_of_nothing() -> None:
+    found = xf.jit(lambda x: x.as_strided((0, 4), (100, 1)))(X)
+    assert found.shape == (0, 4)

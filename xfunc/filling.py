@@ -1,0 +1,101 @@
+"""Filling with a traced number, which torch would read: ``torch.full(shape, x)``, ``y.fill_(x)``.
+
+NOTE [what torch.full refuses]: torch's parser of arguments, which runs before any mode, takes no
+number that requires grad. Where it is differentiated, `fill` and `expand` are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.ndim and value.device.type == "xla"
+
+
+def _filled(value: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    return value.to(dtype or value.dtype).expand(tuple(shape)).clone()
+
+
+def _full(func: Callable[..., Tensor], typed_like: bool) -> Callable[..., Tensor]:
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        x, rest = (args[0], args[1:]) if typed_like else (None, args)
+        given = dict(zip(("size", "fill_value"), rest, strict=False)) | kwargs
+        value, size = given.get("fill_value"), given.get("size")
+        where = torch.device(kwargs.get("device") or "xla").type
+        if not _is_number(value) or size is None or where != "xla":
+            return func(*args, **kwargs)
+        assert isinstance(value, Tensor)
+        shape = (size,) if isinstance(size, int) else size
+        dtype = kwargs.get("dtype") or (x.dtype if isinstance(x, Tensor) else None)
+        return _filled(value, shape, dtype)
+
+    return call
+
+
+def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
+    """``torch.full_like``."""
+    if not _is_number(fill_value):
+        return torch.full_like(x, fill_value, **options)
+    return _filled(fill_value, x.shape, options.get("dtype") or x.dtype)
+
+
+def fill(x: Tensor, value: Any) -> Tensor:
+    """``torch.fill``."""
+    return _filled(value, x.shape, x.dtype) if _is_number(value) else torch.fill(x, value)
+
+
+def fill_(x: Tensor, value: Any) -> Tensor:
+    """``Tensor.fill_``."""
+    return x.copy_(value) if _is_number(value) else x.fill_(value)
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``torch.masked_fill``, whose vmap torch 2.9 runs one example at a time."""
+    if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
+        return torch.masked_fill(x, mask, value)
+    return torch.where(mask, value.to(x.dtype), x)
+
+
+def masked_fill_(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``Tensor.masked_fill_``."""
+    if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
+        return x.masked_fill_(mask, value)
+    return x.copy_(torch.where(mask, value.to(x.dtype), x))
+
+
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """``torch.index_fill``, whose vmap of torch 2.9 puts a batched value into some examples."""
+    if not _is_number(value) or index.ndim > 1:
+        return torch.index_fill(x, dim, index, value)
+    hit = torch.zeros(x.shape[dim] if x.ndim else 1, dtype=torch.bool, device=x.device)
+    hit = torch.index_fill(hit, 0, index, True)
+    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    return torch.where(hit.reshape(along), value.to(x.dtype), x)
+
+
+def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """``Tensor.index_fill_``."""
+    return x.copy_(index_fill(x, dim, index, value))
+
+
+FILLING: dict[Any, Callable[..., Any]] = {
+    torch.full: _full(torch.full, False),
+    Tensor.new_full: _full(Tensor.new_full, True),
+    torch.full_like: full_like,
+    torch.fill: fill,
+    torch.fill_: fill_,
+    Tensor.fill_: fill_,
+    torch.masked_fill: masked_fill,
+    Tensor.masked_fill: masked_fill,
+    Tensor.masked_fill_: masked_fill_,
+    torch.index_fill: index_fill,
+    Tensor.index_fill: index_fill,
+    Tensor.index_fill_: index_fill_,
+}
+"""For each torch function that fills, what also takes a traced number."""
