@@ -66,7 +66,7 @@ SPLITS: dict[str, Callable[..., Any]] = {
     "sections": lambda x: torch.tensor_split(x, torch.tensor(3)),
     "dim": lambda x: x.tensor_split(torch.tensor([1]), dim=1),
     "reshape": lambda x: x.reshape(torch.tensor(2), -1),
-    "arange": lambda x: torch.arange(torch.tensor(3)),  # pyright: ignore
+    "arange": lambda x: torch.arange(torch.tensor(3)),  # pyright: ignore[reportCallIssue, reportArgumentType]
 }
 
 

@@ -217,7 +217,8 @@ whole = xf.jit(lambda x: call(x * 2))
 for _ in range(3):
     assert each(x).cpu().tolist() == (x + 1).tolist()
     assert set(seen) == {(2,)}, seen
-    assert whole(xf.device_put(x, xf.NamedSharding(mesh, P("x")))).cpu().tolist() == (2 * x + 1).tolist()
+    divided = xf.device_put(x, xf.NamedSharding(mesh, P("x")))
+    assert whole(divided).cpu().tolist() == (2 * x + 1).tolist()
     seen.clear()
     try:
         each(x * 7)  # fails on the last devices only

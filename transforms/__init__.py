@@ -4,6 +4,7 @@ if __name__ != "xfunc.transforms":  # A second copy would have a cache and error
     raise ImportError("import this package as xfunc.transforms, not as " + __name__)
 
 from .associative_scan import associative_scan as associative_scan
+from .at import at as at
 from .checkpoint import checkpoint as checkpoint
 from .checkpoint import remat as remat
 from .checkpoint_name import checkpoint_name as checkpoint_name

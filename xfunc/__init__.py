@@ -46,6 +46,7 @@ from xfunc.staging import disable_jit as disable_jit
 from xfunc.transfer import block_until_ready as block_until_ready
 from xfunc.transfer import device_get as device_get
 from xfunc.transforms import associative_scan as associative_scan
+from xfunc.transforms import at as at
 from xfunc.transforms import checkpoint as checkpoint
 from xfunc.transforms import checkpoint_name as checkpoint_name
 from xfunc.transforms import cond as cond

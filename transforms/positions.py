@@ -1,0 +1,192 @@
+"""Indices as NumPy reads them: what of an index is static, and what is data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from xfunc import tracing
+from xfunc.avals import short
+from xfunc.errors import report, shown
+from xfunc.literals import from_numpy
+from xfunc.locations import user_location
+
+from .common import Tensor, as_tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """The static part of an index into an array.
+
+    Attributes:
+        slices: the dimensions that are cut: ``(dim, start, length, step)``; a single static
+            position is cut to length 1. All that follows is about what remains.
+        arrays: the dimensions that an index array selects from, one for each array.
+        batch: the shape of the index arrays together.
+        dims: the shape of the result, by NumPy's rules.
+        axes: for each dimension of the result what it is: ("batch", k), ("dim", d) or ("new", 0).
+        flipped: dimensions of the result that run backwards.
+        mask: whether the index is one traced mask, of the leading dimensions.
+    """
+
+    slices: tuple[tuple[int, int, int, int], ...] = ()
+    arrays: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    axes: tuple[tuple[str, int], ...] = ()
+    flipped: tuple[int, ...] = ()
+    mask: bool = False
+
+
+def positions(
+    index: Any, shape: tuple[int, ...], find_mask: bool
+) -> tuple[Positions, list[Tensor]]:
+    """The static part of an index into an array of a shape, and its arrays.
+
+    A mask alone stays a mask, unless its places are to be found.
+    """
+    entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
+    if len(entries) == 1 and _is_mask(entries[0]):
+        _check_mask(entries[0], shape)
+        if not find_mask:
+            return Positions(mask=True), entries
+    entries = _expanded(entries, shape)
+    slices, arrays, found = [], [], []
+    axes: list[tuple[str, int]] = []
+    dims: list[int] = []
+    flipped: list[int] = []
+    advanced = [k for k, e in enumerate(entries) if isinstance(e, (int, Tensor))]
+    together = not advanced or advanced[-1] - advanced[0] == len(advanced) - 1
+    tensors = [e for e in entries if isinstance(e, Tensor)]
+    try:
+        batch = tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
+    except RuntimeError:
+        _fail(
+            IndexError,
+            f"index arrays of the shapes {[tuple(t.shape) for t in tensors]} do not broadcast",
+            "give index arrays that broadcast against each other.",
+        )
+
+    def place_batch() -> None:
+        axes.extend(("batch", k) for k in range(len(batch)))
+        dims.extend(batch)
+
+    if not together:
+        place_batch()
+    dim = 0
+    for k, e in enumerate(entries):
+        if together and advanced and k == advanced[0]:
+            place_batch()
+        if e is None:
+            axes.append(("new", 0))
+            dims.append(1)
+            continue
+        n = shape[dim]
+        if isinstance(e, slice):
+            start, length, step = _cut(e, n)
+            if length != n:
+                slices.append((dim, start, length, abs(step)))
+            if step < 0:
+                flipped.append(len(dims))
+            axes.append(("dim", dim))
+            dims.append(length)
+        elif isinstance(e, int) and -n <= e < n:
+            slices.append((dim, e % n, 1, 1))
+        else:
+            arrays.append(dim)
+            found.append(torch.tensor(e) if isinstance(e, int) else e)
+        dim += 1
+    return Positions(
+        tuple(slices), tuple(arrays), batch, tuple(dims), tuple(axes), tuple(flipped)
+    ), found
+
+
+def _entry(e: Any) -> Any:
+    """One entry of an index: None, Ellipsis, an int, a slice or a tensor."""
+    if e is None or e is ... or isinstance(e, slice) or type(e) is int:
+        return e
+    if isinstance(e, np.integer):
+        return int(e)
+    if isinstance(e, np.ndarray):
+        e = from_numpy(e)
+    if isinstance(e, Tensor) and not (e.dtype.is_floating_point or e.dtype.is_complex):
+        return e
+    what = short(e) if isinstance(e, Tensor) else f"{shown(e)} (a {type(e).__name__})"
+    _fail(
+        TypeError,
+        f"at was given the index {what}",
+        "index with integers, slices, None, ..., integer tensors or a boolean mask; make a tensor "
+        "of a list, with torch.tensor.",
+    )
+
+
+def _is_mask(e: Any) -> bool:
+    return isinstance(e, Tensor) and e.dtype is torch.bool
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    if not mask.ndim or tuple(mask.shape) != shape[: mask.ndim]:
+        _fail(
+            IndexError,
+            f"at was given a mask {short(mask)} for an array of the shape {shape}",
+            "give a mask of the shape of the array, or of its leading dimensions.",
+        )
+
+
+def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """Entries with masks as index arrays, and one for each dimension."""
+    entries = [part for e in entries for part in (_places(e) if _is_mask(e) else [e])]
+    used = sum(e is not None and e is not ... for e in entries)
+    if used > len(shape) or sum(e is ... for e in entries) > 1:
+        _fail(
+            IndexError,
+            f"at was given {used} indices for an array of the shape {shape}"
+            if used > len(shape)
+            else "at was given more than one `...`",
+            "index each dimension once.",
+        )
+    rest: list[Any] = [slice(None)] * (len(shape) - used)
+    if not any(e is ... for e in entries):
+        return entries + rest
+    (k,) = (k for k, e in enumerate(entries) if e is ...)
+    return entries[:k] + rest + entries[k + 1 :]
+
+
+def _places(mask: Tensor) -> list[Tensor]:
+    if tracing.current() is not None:
+        _fail(
+            IndexError,
+            f"at was given a traced mask ({short(mask)}) beside other indices",
+            "index with the mask alone, or choose with torch.where.",
+        )
+    return list(mask.nonzero(as_tuple=True))
+
+
+def _cut(e: slice, n: int) -> tuple[int, int, int]:
+    """``(start, length, step)`` of a slice; of one that runs backwards, as it runs forwards."""
+    bounds = [e.start, e.stop, e.step]
+    for b in bounds:
+        if isinstance(b, Tensor):
+            _fail(
+                IndexError,
+                f"at was given a slice with a bound that is a tensor ({short(b)})",
+                "slice with Python integers: the shape of a result is static; for a window of "
+                "fixed length, index with start + torch.arange(length).",
+            )
+    start, stop, step = e.indices(n)
+    length = len(range(start, stop, step))
+    if step < 0 and length:
+        start += (length - 1) * step
+    return start, length, step
+
+
+def as_index(t: Tensor) -> Tensor:
+    """An index array on the device; torch reads those of uint8 as masks."""
+    return as_tensor(t).long()
+
+
+def _fail(kind: type[Exception], problem: str, repair: str) -> NoReturn:
+    raise kind(report(problem, repair, at=user_location()))
