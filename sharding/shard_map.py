@@ -11,12 +11,12 @@ from xfunc.avals import short
 from xfunc.bind import Tensor, bind, differentiations
 from xfunc.entry import Entry
 from xfunc.errors import ShardingError, report, shown
-from xfunc.identity import Part
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
 from xfunc.staging import Staged, Transform, disable_jit, is_eager
 from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in
 from xfunc.values import is_tracked
+from xfunc.wrappers import Part
 
 from .border import Port, ways
 from .boundary import hashable

@@ -8,9 +8,9 @@ from typing import Any
 
 from xfunc import ambient, tree
 from xfunc.call import Call
-from xfunc.identity import Part
 from xfunc.policies import Policy, nothing_saveable
 from xfunc.staging import Staged, Transform, call_in_trace, is_eager
+from xfunc.wrappers import Part
 
 from .common import Fun, not_chosen, select
 

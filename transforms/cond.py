@@ -15,9 +15,9 @@ from xfunc.arguments import avals_of
 from xfunc.avals import Aval, aval_of, short
 from xfunc.bind import Tensor, bind
 from xfunc.errors import report
-from xfunc.identity import Bundle, Part
 from xfunc.locations import function_name, user_location
 from xfunc.staging import Staged, Transform, is_eager, watched
+from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, check_same, labels_in
 from .switch_primitive import Switch

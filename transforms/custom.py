@@ -12,10 +12,10 @@ from xfunc import functorch, tree, values
 from xfunc.avals import Aval, aval_of, short
 from xfunc.bind import Tensor
 from xfunc.errors import report
-from xfunc.identity import Bundle, Part
 from xfunc.locations import function_name, user_location
 from xfunc.program import Program
 from xfunc.staging import Staged, Transform
+from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, labels_of
 

@@ -8,9 +8,9 @@ import torch
 
 from xfunc import tree
 from xfunc.errors import report
-from xfunc.identity import Part
 from xfunc.locations import function_name, user_location
 from xfunc.staging import Transform
+from xfunc.wrappers import Part
 
 from .common import Fun, as_tensors
 from .scan import scan

@@ -15,12 +15,12 @@ from xfunc import ambient, effects, tree
 from xfunc.avals import Aval, aval_of
 from xfunc.bind import Tensor, bind, differentiations
 from xfunc.errors import TreeMismatchError, report
-from xfunc.identity import Part
 from xfunc.locations import function_name, user_location
 from xfunc.policies import Policy, everything_saveable
 from xfunc.program import differentiable
 from xfunc.staging import Staged, Transform, is_eager
 from xfunc.values import is_tracked
+from xfunc.wrappers import Part
 
 from .common import Fun, arrays, as_tensors, check_same, labels_in
 from .scan_primitive import Scan

@@ -8,8 +8,9 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from xfunc.guards import Guard, Guarded, State
-from xfunc.identity import Wrapper, forget_changes, root_of, skeleton
+from xfunc.identity import forget_changes, root_of, skeleton
 from xfunc.locations import function_name
+from xfunc.wrappers import Wrapper
 
 MAX_ENTRIES = 256  # per function; the least recently used goes
 MAX_FUNCTIONS = 1024
@@ -44,7 +45,7 @@ class FunctionCache:
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-        self.globals: Any = None  # What it names (`globals.Globals`), once it has been traced.
+        self.globals: Any = None  # On what it names (`globals.Guards`), once it has been traced.
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
@@ -75,12 +76,11 @@ class FunctionCache:
 
     def _why(self, key: Key) -> str:
         guarded = self.entries.get(key)
-        if type(guarded) is Guarded and guarded.programs:
-            old, new = next(reversed(guarded.programs)), guarded.state()
-            for guard, a, b in zip(guarded.guards, old, new, strict=True):
-                if a != b:
-                    what = getattr(guard, "what", "the state of a module")
-                    return f"{what} changed: {_difference(a, b)}"
+        changed = guarded.changed() if type(guarded) is Guarded else None
+        if changed is not None:
+            guard, old, new = changed
+            what = getattr(guard, "what", "the state of a module")
+            return f"{what} changed: {_difference(old, new)}"
         known = [k for k in self.entries if isinstance(k, Key)]
         if not known:
             return "first call"
@@ -97,7 +97,7 @@ class FunctionCache:
         return "\n".join(lines)
 
     def info(self) -> CacheInfo:
-        sizes = [len(e.programs) if type(e) is Guarded else 1 for e in self.entries.values()]
+        sizes = [e.size if type(e) is Guarded else 1 for e in self.entries.values()]
         return CacheInfo(self.hits, self.misses, self.traces, self.compiles, sum(sizes))
 
     def clear(self) -> None:

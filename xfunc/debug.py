@@ -14,8 +14,8 @@ from xfunc import effects, staging, tracing, tree
 from xfunc import nans as _nans
 from xfunc.cache import cache_of, trace_count
 from xfunc.errors import report
-from xfunc.identity import Wrapper
 from xfunc.locations import function_name, user_location
+from xfunc.wrappers import Wrapper
 
 
 def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -2,11 +2,15 @@
 
 Python looks a global up when the function runs; a program has it built in. In a notebook, where
 everything is global, rebinding a name or redefining a helper must make a new program, or `xf.grad`
-would go on computing with what is gone. So each function has a guard (see `xfunc.guards`) on the
-globals that it, and the user's functions that it names, refer to.
+would go on computing with what is gone. So each function has a guard (see `xfunc.guards`) on what
+it reaches by name.
 
-Modules, and classes and functions of libraries under their own names, are taken not to change; a
-tensor counts by identity, other values as in a closure (see `xfunc.cache`).
+NOTE [what is reached]: the names are read off the code, without running it: those of the function,
+of functions that it names or holds, of the methods of classes, and of functions in whatever stands
+under those names, and so on, as far as the user's program goes. Of a Python module of the program
+those attributes count that any of this code mentions. A name that nothing stands under counts too:
+it may appear. Installed packages are taken not to change, except for their classes. A tensor counts
+by identity, other values as in a closure (see `xfunc.valuation`).
 
 NOTE [volatile globals]: a global that the function itself changed while it was being traced, such
 as a count of its runs, no longer counts.
@@ -15,107 +19,307 @@ as a count of its runs, no longer counts.
 from __future__ import annotations
 
 import builtins
-import operator
+import dis
+import functools
+import os
 import types
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
 
+import torch
+
+from xfunc import classes, watch
 from xfunc.guards import MAX_STATES, State
-from xfunc.identity import StateWalk, Wrapper, functions_in
-from xfunc.locations import in_user_code
+from xfunc.locations import is_of_program, is_of_user, module_is_of_user
+from xfunc.valuation import Same, StateWalk, Walk
+from xfunc.watch import MISSING
 
-_MISSING = object()
+Place = tuple[int, str]  # the id of a namespace, and a name in it
 
 
 class Globals:
-    """The guard of a function on the globals that it names."""
+    """The guard of functions on what they reach by name.
+
+    Args:
+        functions: the code and the namespace of each.
+        modules: Python modules that they hold.
+    """
 
     what = "a global"
 
-    def __init__(self) -> None:
-        # (id of the globals, name) -> the globals, kept alive.
-        self._places: dict[tuple[int, str], dict[str, Any]] = {}
-        self._volatile: set[tuple[int, str]] = set()
+    def __init__(
+        self,
+        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        modules: Iterable[types.ModuleType],
+    ):
+        self._functions, self._modules = list(functions), list(modules)
+        self._volatile: set[Place] = set()
         self._states: dict[Hashable, State] = {}
-        self._last: list[Any] = []
         self._state: State | None = None
+        self._namespaces: list[watch.Namespace] = []
 
-    def watch(self, fun: Any) -> bool:
-        """Add what `fun`, and all that it holds and names, refers to; whether there is anything."""
-        for place, namespace in _named(functions_in(fun)):
-            if place not in self._places and place not in self._volatile:
-                self._places[place] = namespace
-                self._state = None
-        return bool(self._places)
+    def __bool__(self) -> bool:
+        return bool(self._reach().places)
 
-    def snapshot(self) -> dict[tuple[int, str], Hashable]:
-        """What each global is now."""
-        return {p: _value(d.get(p[1], _MISSING)) for p, d in self._places.items()}
+    def snapshot(self) -> tuple[Any, Any]:
+        """What each global, and each attribute of a class, is now."""
+        reach = self._reach()
+        places = {p: _GlobalWalk().value(ns.get(p[1], MISSING)) for p, ns in reach.places.items()}
+        return places, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
-    def note_changes(self, before: dict[tuple[int, str], Hashable]) -> None:
+    def note_changes(self, before: tuple[Any, Any]) -> None:
         """See NOTE [volatile globals]."""
-        for place, value in before.items():
-            namespace = self._places[place]
-            if _value(namespace.get(place[1], _MISSING)) != value:
-                del self._places[place]
-                self._volatile.add(place)
-                self._state = None
+        after = self.snapshot()[0]
+        changed = {p for p, v in before[0].items() if p in after and after[p] != v}
+        self._volatile |= changed
+        for cls, contents in before[1].items():
+            if cls.note_changes(contents):
+                changed.add((0, ""))
+        if changed:
+            self._state = None
 
     def __call__(self) -> State:
-        now = [d.get(name, _MISSING) for (_, name), d in self._places.items()]
         state = self._state
-        if state is None or not all(map(operator.is_, now, self._last)):
-            state = self._look(now)
+        if state is None or not all([n.same() for n in self._namespaces] + [self._watch.same()]):
+            state = self._look()
         return state
 
-    def _look(self, now: list[Any]) -> State:
-        walk = StateWalk()
-        names = [name for _, name in self._places]
-        value = tuple([(n, walk.value(x)) for n, x in zip(names, now, strict=True)])
+    def _look(self) -> State:
+        reach = self._reach()
+        value = tuple(reach.values)
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
-        # Containers may change without a name being rebound: look again each time.
-        self._last, self._state = now, None if walk.containers else state
+        if not watch.lent:  # What stands in modules on loan now is not to be kept.
+            names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+            for (key, name), namespace in reach.places.items():
+                names.setdefault(key, (namespace, []))[1].append(name)
+            self._namespaces = [watch.Namespace(*found) for found in names.values()]
+            self._watch = reach.walk.watch()
+            self._state = state
         return state
 
-
-def _value(x: Any) -> Hashable:
-    return StateWalk().value(x)
-
-
-def _named(functions: Iterable[types.FunctionType]) -> Iterator[tuple[tuple[int, str], Any]]:
-    """The globals that functions of the user's refer to, and the functions among those."""
-    todo, seen = list(functions), set()
-    while todo:
-        fun = todo.pop()
-        if fun in seen or not in_user_code(fun.__code__):
-            continue
-        seen.add(fun)
-        namespace = fun.__globals__
-        for name in _names(fun.__code__):
-            x = namespace.get(name, _MISSING)
-            if x is _MISSING or _is_fixed(x, name):
-                continue
-            yield (id(namespace), name), namespace
-            todo += functions_in(x) if isinstance(x, (types.FunctionType, Wrapper)) else ()
+    def _reach(self) -> _Reach:
+        reach = _Reach(self._volatile)
+        reach.run(self._functions, self._modules)
+        return reach
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that code looks up, globals among them."""
-    yield from (n for n in code.co_names if not hasattr(builtins, n))
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _names(const)
+class Guards:
+    """The guards on globals of the functions of one skeleton, by what these hold."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Globals] = {}
+
+    def of(self, fun: Any) -> Globals:
+        """The guard of a function."""
+        walk = Walk()
+        walk.value(fun)
+        functions = {
+            (f.__code__, id(f.__globals__)): f.__globals__
+            for f in (*walk.functions, *_functions_of(walk.classes))
+            if is_of_program(f.__code__)
+        }
+        modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes))}
+        key = (tuple(functions), tuple(modules))
+        found = self._known.get(key)
+        if found is None:
+            starts = [(code, namespace) for (code, _), namespace in functions.items()]
+            found = self._known[key] = Globals(starts, modules.values())
+            if len(self._known) > MAX_STATES:
+                del self._known[next(iter(self._known))]
+        return found
+
+
+def _functions_of(kinds: Iterable[type]) -> list[types.FunctionType]:
+    return [f for c in kinds if is_of_user(c) for f in classes.known(c).functions]
+
+
+def _modules_of(kinds: Iterable[type]) -> list[types.ModuleType]:
+    return [m for c in kinds if is_of_user(c) for m in classes.known(c).modules]
+
+
+class _GlobalWalk(StateWalk):
+    """A visit of what globals hold: of modules of torch too, but not of their tensors' data."""
+
+    def value(self, x: Any) -> Hashable:
+        if not isinstance(x, torch.nn.Module):
+            return super().value(x)
+        if id(x) in self._seen:
+            return ("again", self._seen[id(x)])
+        self._seen[id(x)] = len(self._seen)
+        self._alive.append(x)
+        self.things.append(x)
+        attributes = watch.lent.get(x) or vars(x)
+        state = tuple([(n, self.value(v)) for n, v in attributes.items()])
+        return ("module", Same(x), self.class_state(type(x)), state)
+
+    def tensor(self, x: torch.Tensor) -> Hashable:
+        kind = type(x)
+        if kind.__module__.startswith("xfunc."):
+            return Same(x)
+        self.things.append(x)
+        return (Same(x), kind, x.requires_grad, self.state(x) if x.__dict__ else None)
+
+
+class _Reach:
+    """See NOTE [what is reached].
+
+    Attributes:
+        places: namespaces by place.
+        values: what stands there.
+        walk: over what stands there.
+    """
+
+    def __init__(self, volatile: set[Place]):
+        self._volatile = volatile
+        self.places: dict[Place, dict[str, Any]] = {}
+        self.values: list[Any] = []
+        self.walk = _GlobalWalk()
+        self._codes: dict[tuple[types.CodeType, int], None] = {}
+        self._mentioned: dict[str, None] = {}
+        self._modules: dict[int, types.ModuleType] = {}
+
+    def run(
+        self,
+        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        modules: Iterable[types.ModuleType],
+    ) -> None:
+        """Find all that functions reach."""
+        todo = list(functions)
+        self._add_modules(modules)
+        seen_classes = done = 0
+        while todo or seen_classes < len(self.walk.classes):
+            for code, namespace in todo:
+                self._visit(code, namespace)
+            self._visit_modules()
+            found = self.walk.functions[done:]
+            done = len(self.walk.functions)
+            kinds = list(self.walk.classes)[seen_classes:]
+            seen_classes = len(self.walk.classes)
+            self._add_modules((*self.walk.modules, *_modules_of(kinds)))
+            todo = [
+                (f.__code__, f.__globals__)
+                for f in (*found, *_functions_of(kinds))
+                if is_of_program(f.__code__)
+            ]
+            if not todo:
+                before = len(self.places)
+                self._visit_modules()
+                if len(self.places) > before:
+                    todo = [(_NOTHING, {})]
+
+    def _visit(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        if (code, id(namespace)) in self._codes:
+            return
+        self._codes[code, id(namespace)] = None
+        names = _names(code)
+        self._mentioned.update(dict.fromkeys(names.mentioned))
+        direct: list[Any] = []
+        for name in names.looked_up:
+            value = namespace.get(name, MISSING)
+            if value is MISSING and hasattr(builtins, name):
+                self._add(builtins.__dict__, name)
+            self._add(namespace, name)
+            direct.append(value)
+        if names.by_text:
+            for name in names.by_text:
+                if name in namespace or "globals" in names.looked_up:
+                    self._add(namespace, name)
+        if "environ" in names.mentioned or "getenv" in names.mentioned:
+            self.values.append(self.walk.value(os.environ))
+        # An attribute of a module that is not there may appear.
+        for module in direct:
+            if isinstance(module, types.ModuleType) and _is_of_user(module):
+                for name in (*names.attributes, *names.by_text):
+                    self._add(vars(module), name)
+
+    def _visit_modules(self) -> None:
+        for module in list(self._modules.values()):
+            namespace = vars(module)
+            for name in list(self._mentioned):
+                if name in namespace:
+                    self._add(namespace, name)
+
+    def _add_modules(self, modules: Iterable[types.ModuleType]) -> None:
+        self._modules.update({id(m): m for m in modules if _is_of_user(m)})
+
+    def _add(self, namespace: dict[str, Any], name: str) -> None:
+        place = id(namespace), name
+        if place in self.places or place in self._volatile:
+            return
+        self.places[place] = namespace
+        value = namespace.get(name, MISSING)
+        self.values.append((name, self._value(value, name)))
+
+    def _value(self, x: Any, name: str) -> Hashable:
+        if x is MISSING:
+            return "nothing"
+        if isinstance(x, types.ModuleType):
+            self._add_modules([x])
+            return Same(x)
+        if _is_fixed(x, name):
+            return Same(x)
+        return self.walk.value(x)
+
+
+_NOTHING = compile("", "<nothing>", "exec")
+
+
+def _is_of_user(module: types.ModuleType) -> bool:
+    return module_is_of_user(module, module.__name__)
 
 
 def _is_fixed(x: Any, name: str) -> bool:
-    if isinstance(x, types.ModuleType):
-        return True
-    if isinstance(x, types.FunctionType) and in_user_code(x.__code__):
-        return False
-    # By another name it is a choice, which may be another one later.
-    return isinstance(x, _DEFINED) and x.__name__ == name
+    """Whether something of a library stands under its own name, where it is no choice."""
+    if isinstance(x, types.FunctionType):
+        return not is_of_program(x.__code__) and x.__name__ == name
+    if isinstance(x, type):
+        return not is_of_user(x) and x.__name__ == name
+    if isinstance(x, types.BuiltinFunctionType):
+        return x.__self__ is None or isinstance(x.__self__, types.ModuleType)
+    return False
 
 
-_DEFINED = (type, types.BuiltinFunctionType, types.FunctionType)
+class _Names(NamedTuple):
+    """Names in code, nested code included.
+
+    Attributes:
+        looked_up: as globals.
+        attributes: of anything.
+        by_text: strings that code may look up as names, where it can do so.
+    """
+
+    looked_up: tuple[str, ...]
+    attributes: tuple[str, ...]
+    by_text: tuple[str, ...]
+
+    @property
+    def mentioned(self) -> tuple[str, ...]:
+        return (*self.attributes, *self.by_text)
+
+
+_BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattribute__".split())
+
+
+@functools.lru_cache(16384)
+def _names(code: types.CodeType) -> _Names:
+    looked_up: dict[str, None] = {}
+    attributes: dict[str, None] = {}
+    texts: dict[str, None] = {}
+    for i in dis.get_instructions(code):
+        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            looked_up[i.argval] = None
+        elif isinstance(i.argval, str) and i.opname not in ("LOAD_CONST", "RETURN_CONST"):
+            attributes[i.argval] = None
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            inner = _names(const)
+            looked_up.update(dict.fromkeys(inner.looked_up))
+            attributes.update(dict.fromkeys(inner.attributes))
+            texts.update(dict.fromkeys(inner.by_text))
+        elif isinstance(const, str) and const.isidentifier():
+            texts[const] = None
+    if _BY_TEXT.isdisjoint((*looked_up, *attributes)):
+        texts.clear()
+    return _Names(tuple(looked_up), tuple(attributes), tuple(texts))

@@ -15,7 +15,8 @@ from typing import Any
 
 Guard = Callable[[], Hashable]
 
-MAX_STATES = 256  # of one guard, and programs for one key; the oldest goes
+MAX_STATES = 256  # of one guard, and programs for one set of them; the oldest goes
+_MAX_GROUPS = 16  # of programs for one key
 
 _traced_now = threading.local()
 
@@ -45,27 +46,49 @@ def depend_on(*guards: Guard) -> None:
 
 
 class Guarded:
-    """The programs of one key, each for other values of the guards."""
+    """The programs of one key, each for other values of the guards.
+
+    A program depends on the guards that were left while it was traced. Another state of the world
+    may have led its trace past other guards, so there is a group of programs for each such set.
+    """
 
     def __init__(self) -> None:
-        self.guards: tuple[Guard, ...] = ()
-        self.programs: dict[tuple[Hashable, ...], Any] = {}
+        self._groups: dict[tuple[Guard, ...], dict[tuple[Hashable, ...], Any]] = {}
 
-    def state(self) -> tuple[Hashable, ...]:
-        """What the guards return now."""
-        return tuple([guard() for guard in self.guards])
+    @property
+    def size(self) -> int:
+        """How many programs there are."""
+        return sum(map(len, self._groups.values()))
 
     def find(self) -> Any:
         """The program for the present state, or None."""
-        depend_on(*self.guards)
-        return self.programs.get(self.state())
+        for guards, programs in self._groups.items():
+            found = programs.get(_state(guards))
+            if found is not None:
+                depend_on(*guards)
+                return found
+        return None
 
     def add(self, program: Any, guards: Iterable[Guard]) -> None:
         """Keep a program for the present state."""
-        guards = tuple(dict.fromkeys((*self.guards, *guards)))
-        if guards != self.guards:  # The programs so far do not tell what they need of the new ones.
-            self.programs.clear()
-            self.guards = guards
-        self.programs[self.state()] = program
-        if len(self.programs) > MAX_STATES:
-            del self.programs[next(iter(self.programs))]
+        guards = tuple(dict.fromkeys(guards))
+        programs = self._groups.setdefault(guards, {})
+        programs[_state(guards)] = program
+        if len(programs) > MAX_STATES:
+            del programs[next(iter(programs))]
+        if len(self._groups) > _MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
+
+    def changed(self) -> tuple[Guard, Hashable, Hashable] | None:
+        """The first guard that differs from the latest program's, what it was, and what it is."""
+        for guards, programs in reversed(self._groups.items()):
+            for before in reversed(programs):
+                for guard, old, new in zip(guards, before, _state(guards), strict=True):
+                    if old != new:
+                        return guard, old, new
+        return None
+
+
+def _state(guards: Iterable[Guard]) -> tuple[Hashable, ...]:
+    """What guards return now."""
+    return tuple([guard() for guard in guards])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
 import sysconfig
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import optree
@@ -96,3 +97,28 @@ def function_name(fun: object) -> str:
     if name is None and hasattr(fun, "func"):
         return f"partial({function_name(fun.func)})"  # pyright: ignore[reportAttributeAccessIssue]
     return name or type(fun).__name__
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
+
+
+def is_of_program(code: types.CodeType) -> bool:
+    """Whether a code object is of the user's program, and not of any package that is installed."""
+    return in_user_code(code) and not _is_installed(code.co_filename)
+
+
+def is_of_user(cls: type) -> bool:
+    """Whether a class is of the user's program, and not of any package that is installed."""
+    return module_is_of_user(sys.modules.get(cls.__module__), cls.__module__)
+
+
+def module_is_of_user(module: Any, name: str) -> bool:
+    """Whether a Python module is of the user's program; None: it is not imported as others are."""
+    if module is None:
+        return name != "builtins"
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return name not in sys.builtin_module_names
+    return in_user_file(file) and not _is_installed(file)

@@ -6,18 +6,16 @@ module by other ways: bound methods, hooks, parametrizations, plain lists of lay
 
 NOTE [what a trace depends on]: besides its tensors, a module computes by its attributes: its mode,
 the rate of a dropout, hooks. Each call inside a trace leaves a guard (see `xfunc.guards`). It
-compares, by identity, what stands in the attributes with what stood there before; only where that
-differs does it take the value of them all.
+compares, by identity, what stands in the attributes with what stood there before (see
+`xfunc.watch`); only where that differs does it take the value of them all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
-import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -25,11 +23,14 @@ from torch import nn
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
-from xfunc import functorch, guards, identity, runtime, tracing, tree, values
+from xfunc import functorch, guards, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import user_location
 from xfunc.replacements import REPLACEMENTS
+from xfunc.valuation import StateWalk
+from xfunc.watch import Watch, lent
+from xfunc.wrappers import Wrapper
 
 Tensors = dict[str, torch.Tensor]
 Places = dict[str, list[tuple[nn.Module, str]]]
@@ -73,12 +74,12 @@ def functional(module: nn.Module) -> tuple[Apply, Tensors, Tensors]:
     return Apply(module), params, buffers
 
 
-class Apply(identity.Wrapper):
+class Apply(Wrapper):
     """``(params, buffers, *args, **kwargs) -> (out, new_buffers)``: see `functional`."""
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self.fun, self.options = _forward(module), identity.StateWalk().value(module)
+        self.fun, self.options = _forward(module), StateWalk().value(module)
         self.__name__ = self.__qualname__ = f"functional({type(module).__name__})"
         self._guard = _Guard(module)
 
@@ -137,46 +138,40 @@ class _Guard:
     def __init__(self, module: nn.Module):
         self._module = module
         self._states: dict[Hashable, guards.State] = {}
-        self._places: list[Iterable[Any]] = []
-        self._held: list[Any] = [module]  # Not what stands in no places.
+        self._watch: Watch | None = None
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
-        if self._module in _lent:  # What stands there now are values of the trace: not to be kept.
+        if self._module in lent:  # What stands there now are values of the trace: not to be kept.
             return self._look()[0]
-        held = list(itertools.chain.from_iterable(self._places))
-        if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
-            self._state, self._places = self._look()
-            self._held = list(itertools.chain.from_iterable(self._places))
+        if self._watch is None or not self._watch.same():
+            self._state, self._watch = self._look()
         return self._state
 
-    def _look(self) -> tuple[guards.State, list[Iterable[Any]]]:
-        """The state of the module, and the places where it stands."""
-        walk, values = identity.StateWalk(), []
-        places = walk.containers
+    def _look(self) -> tuple[guards.State, Watch]:
+        """The state of the module, and a watch on it."""
+        walk, values = StateWalk(), []
         for name, module in self._module.named_modules():
-            own = _lent.get(module, vars(module))
+            own = lent.get(module, vars(module))
             hooks = [h for kind in _HOOKS for h in own[kind].values()]
             attributes = [(k, walk.value(v)) for k, v in own.items() if k not in _OWN]
-            values.append((name, (type(module), *attributes, ("hooks", walk.value(hooks)))))
-            places += [own.values(), *(own[kind].values() for kind in ("_modules", *_HOOKS))]
+            kind = walk.class_state(type(module))
+            values.append((name, (kind, *attributes, ("hooks", walk.all(hooks)))))
+            walk.things += [module, *(own[kind] for kind in ("_modules", *_HOOKS))]
         value = tuple(values)
         state = self._states.setdefault(value, guards.State(value))
         if len(self._states) > guards.MAX_STATES:
             del self._states[next(iter(self._states))]
-        return state, places
-
-
-_lent: dict[nn.Module, dict[str, Any]] = {}  # The attributes of modules on loan, as they were.
+        return state, walk.watch()
 
 
 @contextlib.contextmanager
 def _on_loan(module: nn.Module) -> Iterator[None]:
     """Let anything be assigned to a module, and put back what was there."""
     before = {m: dict(vars(m)) for m in module.modules()}
-    new = before.keys() - _lent.keys()
+    new = before.keys() - lent.keys()
     try:
-        _lent.update((m, before[m]) for m in new)
+        lent.update((m, before[m]) for m in new)
         for part in before:
             now = vars(part)
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -192,7 +187,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
             vars(part).clear()
             vars(part).update(old)
         for part in new:
-            del _lent[part]
+            del lent[part]
 
 
 class _Replacing(TorchFunctionMode):

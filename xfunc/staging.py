@@ -29,12 +29,12 @@ from xfunc.effects import Effect
 from xfunc.entry import Entry
 from xfunc.errors import report, shown
 from xfunc.frames import hide_library_frames
-from xfunc.globals import Globals
+from xfunc.globals import Guards
 from xfunc.guards import collect_guards, depend_on
-from xfunc.identity import Wrapper
 from xfunc.locations import Location, function_name, user_location
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
+from xfunc.wrappers import Wrapper
 
 _AVAL = operator.attrgetter("shape", "dtype")
 _IS_XLA = operator.attrgetter("is_xla")
@@ -81,9 +81,9 @@ class Staged:
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
-        self._constant = identity.is_constant(self.value)
+        self._constants = identity.constants(self.value)
         # The value of a function that holds nothing that can change, once it has been taken.
-        self.known_value: tuple[Hashable, list[torch.Tensor]] | None = None
+        self._known_value: tuple[Hashable, list[torch.Tensor]] | None = None
 
     @functools.cached_property
     def cache(self) -> FunctionCache:
@@ -104,16 +104,20 @@ class Staged:
 
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `xfunc.identity.function_value`."""
+        if self._known_value is not None:
+            assert self._constants is not None
+            if self._constants.same():
+                return self._known_value
+            self._constants = identity.constants(self.value)
         found = identity.function_value(self.value)
-        if self._constant:
-            self.known_value = found
+        self._known_value = None if self._constants is None else found
         return found
 
     def values(
         self, beside: tuple[tuple[Hashable, Any], ...]
     ) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
         """The values of the function and of what else its program depends on; tensors held."""
-        value, held = self.known_value or self.function_value()
+        value, held = self.function_value()
         if not beside:
             return value, (), held
         return value, *identity.values_beside(beside, held)
@@ -196,20 +200,21 @@ class Staged:
         program = Program(self.name, flat, avals, labels)
         program.defined_at = definition(self.value)
         places = identity.places_of(self.value)
-        store.globals = store.globals or Globals()
-        named = store.globals.watch(self.value)
-        before = store.globals.snapshot()
+        store.globals = store.globals or Guards()
+        named = store.globals.of(self.value)
+        before, kinds = named.snapshot(), identity.class_contents(self.value)
         with _being_traced(self, key), collect_guards() as guards:
             if named:
-                depend_on(store.globals)
+                depend_on(named)
             if wrt is not None and any(wrt):
                 program.joint(wrt, zeros)
             else:
                 program.trace()
         run[0] = later
-        store.globals.note_changes(before)
+        named.note_changes(before)
+        changed = [cls.note_changes(contents) for cls, contents in kinds.items()]
         collects = [identity.let_change(f) for e in had for f in e.functions]
-        if identity.note_changes(self.value, places) or any(collects):
+        if identity.note_changes(self.value, places) or any(collects) or any(changed):
             value, others, held = self.values(beside)
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
