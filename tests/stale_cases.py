@@ -370,7 +370,7 @@ CASES: dict[str, Case] = {
         "leaf[0] = 2.0",
     ),
     "far in a list": _case(
-        "far = [[0.0] for _ in range(20000)]; far[-1][0] = 2.0\ndef f(x): return x * far[-1][0]",
+        "far = [[0.0] for _ in range(12000)]; far[-1][0] = 2.0\ndef f(x): return x * far[-1][0]",
         "far[-1][0] = 3.0",
         "far[-1][0] = 2.0",
     ),

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from stale_cases import CASES, EQUAL, EQUAL_PREAMBLE
+from stale_cases import CASES, EQUAL, EQUAL_PREAMBLE, PREAMBLE
 
 import xfunc as xf
+from xfunc import watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -99,3 +100,100 @@ def test_values_that_compare_equal(name: str, way: str) -> None:
         m.g.v = v
         want = m.f(X)
         torch.testing.assert_close(xf.device_get(WAYS[way](m)(X)), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "value", ["iter([1, 2])", "(k for k in range(3))", "map(abs, [1])", "zip([1])", "[iter([1])]"]
+)
+def test_iterators_are_refused(value: str) -> None:
+    held = eval(value)
+    with pytest.raises(TypeError, match=r"gives other values each time it is read(.|\n)*Repair"):
+        xf.jit(lambda x: x * len([held]))(X)
+
+
+def test_an_iterator_of_an_object_that_is_held_for_something_else() -> None:
+    owner = types.SimpleNamespace(rate=2.0, batches=iter([1, 2]))
+    assert xf.jit(lambda x: x * owner.rate)(X).tolist() == [2, 4, 6]
+    assert next(owner.batches) == 1
+
+
+def test_structures_that_are_too_deep_are_refused() -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValueError, match=r"nested too deep(.|\n)*Repair"):
+        xf.jit(lambda x: x * len(deep))(X)
+
+
+COUNTERS = """
+class Counter:
+    total = 0
+    seen = []
+
+def f(x):
+    Counter.total += 1
+    Counter.seen.append(1)
+    return x * 2
+"""
+
+
+def test_what_a_function_changes_itself_is_no_reason_to_trace_it_again() -> None:
+    m = _module(COUNTERS)
+    f = xf.jit(m.f)
+    for _ in range(2):
+        for n in (1, 2, 3, 1):
+            f(X[:n])
+    first = m.Counter.total
+    for n in (1, 2, 3, 1):
+        f(X[:n])
+    assert m.Counter.total == first <= 6
+
+
+def test_a_loop_that_rebinds_globals_traces_once() -> None:
+    m = _module(f"{PREAMBLE}\nk = 2.0\ndef f(p): return p * k\nstep = xf.jit(f)")
+    exec("p = torch.ones(3)\nfor i in range(5):\n    p = step(p)\n    loss = i", vars(m))
+    assert m.p.tolist() == [32.0] * 3
+    assert m.step.cache_info()[:3] == (4, 1, 1)
+
+
+@pytest.mark.parametrize("versions", [True, False])
+def test_without_the_version_numbers_of_python(
+    versions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents are compared where CPython's numbers do not do what is expected."""
+    assert watch._class_versions
+    assert watch._dict_versions
+    monkeypatch.setattr(watch, "_class_versions", versions)
+    monkeypatch.setattr(watch, "_dict_versions", versions)
+    space = {"a": 1, "b": 2}
+    names = watch.Namespace(space, ["a", "missing"])
+    assert names.same()
+    space["b"] = 3
+    assert names.same()
+    space["missing"] = 1
+    assert not names.same()
+    cls = type("C", (), {"k": 1})
+    found = watch.Watch([], [cls])
+    assert found.same()
+    cls.k = 2
+    assert not found.same()
+    base = type("B", (), {"k": 1})
+    found = watch.Watch([], [type("D", (base,), {})])
+    base.k = 2
+    assert not found.same()
+
+
+def test_modes_of_torch_make_programs_of_their_own() -> None:
+    f = xf.jit(lambda x: x * (3 if torch.is_autocast_enabled("cpu") else 2))
+    assert f(X).tolist() == [2, 4, 6]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert f(X).tolist() == [3, 6, 9]
+    g = xf.jit(lambda x: x * (3 if torch.are_deterministic_algorithms_enabled() else 2))
+    assert g(X).tolist() == [2, 4, 6]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert g(X).tolist() == [3, 6, 9]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert f(X).tolist() == g(X).tolist() == [2, 4, 6]
+    assert (f.cache_info().traces, g.cache_info().traces) == (2, 2)

@@ -97,13 +97,13 @@ def key() -> Any:
 
 def modes() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
-    found: Hashable = (
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("xla") and torch.get_autocast_dtype("xla"),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-    )
+    found: Hashable = torch.get_default_dtype()
+    if torch.is_autocast_enabled("xla"):
+        found = (found, torch.get_autocast_dtype("xla"))
+    if torch.is_autocast_enabled("cpu"):
+        found = (found, "cpu", torch.get_autocast_dtype("cpu"))
+    if torch._C._get_deterministic_algorithms():
+        found = (found, "deterministic")
     around = key()
     return found if around == NOTHING else (found, around)
 

@@ -81,7 +81,7 @@ class Staged:
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
-        self._constants = identity.constants(self.value)
+        self._constants: Any = identity.constants(self.value)
         # The value of a function that holds nothing that can change, once it has been taken.
         self._known_value: tuple[Hashable, list[torch.Tensor]] | None = None
 
@@ -105,7 +105,6 @@ class Staged:
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `xfunc.identity.function_value`."""
         if self._known_value is not None:
-            assert self._constants is not None
             if self._constants.same():
                 return self._known_value
             self._constants = identity.constants(self.value)
@@ -331,7 +330,11 @@ def run_staged(
             if fixed:
                 options["fixed"] = options["beside"] = fixed
         avals = tuple(map(_AVAL, leaves))
-        value, others, held = staged.values(options.get("beside", ()))
+        known, others = staged._known_value, ()
+        if known is None or options or not staged._constants.same():
+            value, others, held = staged.values(options.get("beside", ()))
+        else:
+            value, held = known
         store = staged.cache
         key = (value, structure, avals, static, ambient.modes(), others)
         entry = store.find(key)
