@@ -18,6 +18,7 @@ from xfunc.hlo import Builder, Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.tiles import Tiles
 from xfunc.host_calls import add_end, available, has_host_calls, refuse_host_calls
+from xfunc.lapack import use_lapack
 from xfunc.placement import Placement, lie, prepare_to_run
 from xfunc.promotion import as_said
 
@@ -91,6 +92,7 @@ class Lowering:
             tiles[k] = p and p.tiles
         proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
         prepare_to_run(self.name, proto)
+        use_lapack(proto)
         renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:

@@ -5,7 +5,8 @@ branches stay computations, and calls in them become part of them; what a reduct
 like apply stays as it is.
 
 Calls that tie two values (`annotations.tie`) stay: see the note there. So do those of a manual
-region (`shard_map`): what one device holds inside of it is no value outside.
+region (`shard_map`): what one device holds inside of it is no value outside. So do composites,
+which a target may replace as a whole.
 
 Instructions keep all that they state. Only what a parameter of a callee states (how it is divided)
 goes with the parameter, as it does when XLA inlines the call.
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import is_pair, is_region
 from xfunc.hlo.builder import renamed
+from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids
 from xfunc.hlo.module import Module
 
@@ -56,7 +58,7 @@ def inline_calls(module: Module) -> Module:
 
 def _stays(callee: pb.HloComputationProto) -> bool:
     """Whether calls of a computation stay calls."""
-    return is_pair(callee) or is_region(callee)
+    return is_pair(callee) or is_region(callee) or operation_of(callee) is not None
 
 
 class _Caller:

@@ -11,6 +11,7 @@ import torch
 from xfunc import runtime
 from xfunc.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
+from xfunc.hlo.composite import composite_name
 from xfunc.ops.registry import below
 
 Emit = Callable[..., Value]
@@ -116,10 +117,43 @@ def _loop(
     return runtime.builder().computation_from_module_proto(b.name, made.to_bytes())
 
 
+def composite(
+    operation: str, step: Step, *inputs: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """``step(*inputs, **options)``, as a composite: see `xfunc.hlo.composite`.
+
+    Args:
+        operation: what it is called.
+        step: torch operations; a function of a module, so that what is built can be kept.
+        inputs: tensors of the device.
+        options: hashable.
+    """
+    avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
+    computation = _composite(operation, step, avals, tuple(options.items()))
+    return tuple(below(runtime.user_computation, operation, list(inputs), computation))
+
+
+@functools.lru_cache(4096)
+def _composite(
+    operation: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, Any], ...]
+) -> Any:
+    module, inputs = _lowered(step, avals, None, dict(options))
+    b = Builder(operation)
+    body = b.computation(composite_name(operation))
+    values = [body.parameter(hlo_shape(a)) for a in avals]
+    found = body.call(b.embed(module), [values[i] for i in inputs])
+    outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
+    made = b.build(body.build(body.tuple(outputs)))
+    return runtime.builder().computation_from_module_proto(b.name, made.to_bytes())
+
+
 def _lowered(
-    step: Step, avals: Sequence[Aval], n: int, options: dict[str, Any]
+    step: Step, avals: Sequence[Aval], n: int | None, options: dict[str, Any]
 ) -> tuple[Module, list[int]]:
-    """The HLO of a step, and which input each of its parameters is."""
+    """The HLO of a step, and which input each of its parameters is.
+
+    If `n` is given, the results are to be like the inputs behind the first, as many.
+    """
     X = runtime.xla()
     with runtime.lock:
         numbers = X._get_xla_all_numbers_special_scalars()
@@ -127,7 +161,7 @@ def _lowered(
         try:
             inputs = [runtime.placeholder(a) for a in avals]
             outputs = list(step(*inputs, **options))
-            for found, aval in zip(outputs, avals[1 : n + 1], strict=True):
+            for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
                 assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
             context = X.lowering.LoweringContext(step.__name__)
             context.build(outputs)

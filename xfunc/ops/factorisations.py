@@ -7,7 +7,7 @@ import torch
 from xfunc import tracing
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import ops as hlo
-from xfunc.ops.emit import instruction, loop
+from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.registry import kernel, original
 
 Tensor = torch.Tensor
@@ -84,14 +84,21 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
 
 def lu(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
     """Both factors in one matrix, and the row that each row was swapped with, from 1 on."""
+    if not a.numel():
+        *batch, m, n = a.shape
+        pivots = torch.arange(1, min(m, n) + 1, dtype=torch.int32, device=a.device)
+        return a.clone(), pivots.expand(*batch, -1).clone()
+    if pivot:
+        packed, pivots = composite("lu", _eliminated, a)
+        return packed, pivots
+    return _eliminated(a, pivot=False)
+
+
+def _eliminated(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
     *batch, m, n = a.shape
     k = min(m, n)
-    pivots = torch.arange(k, device=a.device).expand(*batch, k)
-    if not a.numel():
-        return a.clone(), pivots.to(torch.int32) + 1
-    packed, pivots = loop(
-        _lu_step, k, [a.reshape(-1, m, n), pivots.reshape(-1, k).clone()], pivot=pivot
-    )
+    start = torch.arange(k, device=a.device).expand(a.shape[:-2].numel(), k).clone()
+    packed, pivots = loop(_lu_step, k, [a.reshape(-1, m, n), start], pivot=pivot)
     return packed.reshape(a.shape), pivots.reshape(*batch, k).to(torch.int32) + 1
 
 
@@ -105,12 +112,18 @@ def _swap(k: Tensor, order: Tensor, pivots: Tensor) -> tuple[Tensor]:
 
 def order_of(pivots: Tensor, m: int) -> Tensor:
     """The permutation of rows that the swaps come to."""
+    return (
+        composite("order", _swapped, pivots, m=m)[0] if pivots.numel() else _swapped(pivots, m)[0]
+    )
+
+
+def _swapped(pivots: Tensor, m: int) -> tuple[Tensor]:
     *batch, k = pivots.shape
     order = torch.arange(m, device=pivots.device).expand(*batch, m).reshape(-1, m).clone()
-    if not order.numel():
-        return order.reshape(*batch, m)
+    if not pivots.numel():
+        return (order.reshape(*batch, m),)
     held = [(pivots.to(torch.int64) - 1).reshape(-1, k)]
-    return loop(_swap, k, [order], held)[0].reshape(*batch, m)
+    return (loop(_swap, k, [order], held)[0].reshape(*batch, m),)
 
 
 def _permutation(pivots: Tensor, m: int, like: Tensor) -> Tensor:
@@ -225,20 +238,32 @@ def svd(
         u = torch.eye(m, rows, dtype=a.dtype, device=a.device).expand(*batch, m, rows)
         v = torch.eye(columns, n, dtype=a.dtype, device=a.device).expand(*batch, columns, n)
         return u.clone(), s, v.clone()
+    if not compute_uv:
+        (s,) = composite("svdvals", _values_alone, a)
+        return a.new_zeros(0), s, a.new_zeros(0)
+    u, s, vh = composite("svd", _svd, a, full=full_matrices)
+    return u, s, vh
+
+
+def _values_alone(a: Tensor) -> tuple[Tensor]:
+    return (_svd(a, False)[1],)
+
+
+def _svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    *batch, m, n = a.shape
+    k = min(m, n)
     # torch_xla 2.9 gets the shapes wrong of more than one matrix.
     flat = a.reshape(-1, m, n)
     if flat.shape[0] == 1:
-        u, s, v = (x[None] for x in _one_svd(flat[0], full_matrices))
+        u, s, v = (x[None] for x in _one_svd(flat[0], full))
     else:
-        rows, columns = (m, n) if full_matrices else (k, k)
+        rows, columns = (m, n) if full else (k, k)
         state = [flat.new_zeros((flat.shape[0], *d)) for d in ((m, rows), (n, columns))]
+        real = a.dtype.to_real() if a.is_complex() else a.dtype
         state.append(torch.zeros(flat.shape[0], k, dtype=real, device=a.device))
-        u, v, s = loop(_svd_step, flat.shape[0], state, [flat], full=full_matrices)
-    s = s.reshape(*batch, k)
-    if not compute_uv:
-        return a.new_zeros(0), s, a.new_zeros(0)
+        u, v, s = loop(_svd_step, flat.shape[0], state, [flat], full=full)
     u, v = (x.reshape(*batch, *x.shape[1:]) for x in (u, v))
-    return u, s, v.mH.clone()
+    return u, s.reshape(*batch, k), v.mH.clone()
 
 
 def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
-from xfunc.ops.emit import instruction, loop
+from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
 from xfunc.ops.registry import composition, kernel
 
@@ -50,14 +50,20 @@ def lu_solve(
     packed, b = packed.expand(*batch, n, n), b.expand(*batch, *b.shape[-2:])
     if not b.numel():
         return b.clone()
-    order = order_of(pivots, n).expand(*batch, n)
+    pivots = pivots.expand(*batch, n)
+    operation = "lu_solve_adjoint" if adjoint else "lu_solve"
+    return composite(operation, _lu_solve, packed, pivots, b, adjoint=adjoint)[0]
+
+
+def _lu_solve(packed: Tensor, pivots: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor]:
+    order = order_of(pivots, packed.shape[-1])
     if not adjoint:
         b = b.gather(-2, order[..., None].expand(b.shape))
         y = solve_triangular(packed, b, upper=False, unitriangular=True)
-        return solve_triangular(packed, y, upper=True)
+        return (solve_triangular(packed, y, upper=True),)
     y = solve_triangular(packed.mH, b, upper=False)
     x = solve_triangular(packed.mH, y, upper=True, unitriangular=True)
-    return x.gather(-2, torch.argsort(order, -1)[..., None].expand(b.shape))
+    return (x.gather(-2, torch.argsort(order, -1)[..., None].expand(b.shape)),)
 
 
 # NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet take it that the

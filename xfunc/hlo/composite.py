@@ -1,0 +1,23 @@
+"""Composites: operations that are spelled out, and that a target may have something better for.
+
+A composite is called. Its computation, which any target can run, has a name that tells what it
+computes, so that a pass can put something else in the place of the call.
+"""
+
+from __future__ import annotations
+
+from xfunc.hlo import hlo_pb2 as pb
+
+_PREFIX = "xfunc_composite_"
+
+
+def composite_name(operation: str) -> str:
+    """The name of a computation that spells out an operation."""
+    return _PREFIX + operation
+
+
+def operation_of(c: pb.HloComputationProto) -> str | None:
+    """What a computation spells out; None if it is no composite."""
+    if not c.name.startswith(_PREFIX):
+        return None
+    return c.name.removeprefix(_PREFIX).partition(".")[0]
