@@ -20,6 +20,7 @@ RIGHT = """
     fft.fft fft.rfftn fft.irfft2 fft.ihfft2 stft istft
     linalg.cholesky linalg.solve linalg.det linalg.slogdet linalg.inv linalg.inv_ex linalg.lu
     linalg.lu_solve linalg.qr linalg.householder_product ormqr linalg.svd linalg.svdvals linalg.eigh
+    linalg.eig linalg.eigvals linalg.ldl_factor linalg.ldl_solve
     linalg.pinv linalg.lstsq linalg.matrix_norm linalg.solve_triangular linalg.vector_norm
     matrix_exp cholesky_solve norm.inf norm.nuc addmm cov cdist nn.functional.pdist
     nn.functional.elu nn.functional.selu nn.functional.glu nn.functional.huber_loss
@@ -38,8 +39,6 @@ REFUSED = {
     "masked_select": "depends on data",
     "unique": "depends on data",
     "bincount": "depends on data",
-    "linalg.eig": "no lowering to XLA",
-    "linalg.ldl_factor": "no lowering to XLA",
     "bernoulli": "global random generator",
     "nn.functional.rrelu": "global random generator",
     "item": "reads a traced value",

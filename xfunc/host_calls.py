@@ -107,7 +107,15 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:
     """Whether a module calls functions of Python."""
-    return any(i.custom_call_target == _TARGET for c in proto.computations for i in c.instructions)
+    return bool(_called(proto))
+
+
+def _called(proto: pb.HloModuleProto) -> list[str]:
+    """The names of the functions that a module calls."""
+    every = (i for c in proto.computations for i in c.instructions)
+    return [
+        i.backend_config.decode().split('"')[1] for i in every if i.custom_call_target == _TARGET
+    ]
 
 
 def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
@@ -121,14 +129,18 @@ def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
     Raises:
         UnsupportedOpError: it calls one.
     """
-    if has_host_calls(proto):
-        raise UnsupportedOpError(
-            report(
-                f"{name} calls a function of Python while it runs, which is not possible {where}",
-                "compute it by torch operations, or before or after the program.",
-                at=user_location(),
-            )
-        )
+    called = _called(proto)
+    if not called:
+        return
+    kind, _, routine = called[0].partition(" ")
+    if kind == "lapack":
+        problem = f"{name} needs LAPACK ({routine})"
+        repair = "use a factorisation that XLA has: eigh, svd, lu, qr or cholesky."
+    else:
+        problem = f"{name} calls a function of Python while it runs"
+        repair = "compute it by torch operations, or before or after the program."
+    at = user_location()
+    raise UnsupportedOpError(report(f"{problem}, which is not possible {where}", repair, at=at))
 
 
 @functools.cache

@@ -57,6 +57,20 @@ def floating(*xs: Tensor | float) -> list[Tensor]:
     return [x.to(torch.get_default_dtype()) for x in made]
 
 
+def _divide(body: ComputationBuilder, x: Value, y: Value) -> Value:
+    return body._binary("divide", x, y)
+
+
+def _are_real(x: Tensor, y: Tensor) -> bool:
+    return not (x.is_complex() or y.is_complex())
+
+
+@kernel("div.Tensor", unless=_are_real)
+def divide(x: Tensor, y: Tensor) -> Tensor:
+    # torch_xla 2.9 takes a complex dividend for an integer, and drops the imaginary part.
+    return instruction(_divide, *together(x, y))
+
+
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
     return body._add(opcode, x.shape, [x, by])[0]
 

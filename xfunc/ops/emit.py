@@ -12,6 +12,7 @@ from xfunc import runtime
 from xfunc.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
+from xfunc.host_calls import host_call
 from xfunc.ops.registry import below
 
 Emit = Callable[..., Value]
@@ -56,6 +57,21 @@ def _computation(
         out = body.tuple([out])
     module = b.build(body.build(out))
     return runtime.builder().computation_from_module_proto(b.name, module.to_bytes()), single
+
+
+def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
+    """Apply a routine of `xfunc.lapack`, which only the CPU has, in a trace.
+
+    Args:
+        routine: its name there.
+        inputs: tensors of the device, not empty.
+        result: the shape of its result, or of the tuple of its results.
+    """
+    return instruction(_host_call, *inputs, routine=routine, result=result)
+
+
+def _host_call(body: ComputationBuilder, *operands: Value, routine: str, result: Shape) -> Value:
+    return host_call(body, f"lapack {routine}", operands, result)
 
 
 Step = Callable[..., Sequence[torch.Tensor]]

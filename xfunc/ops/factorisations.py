@@ -7,7 +7,7 @@ import torch
 from xfunc import tracing
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import ops as hlo
-from xfunc.ops.emit import composite, instruction, loop
+from xfunc.ops.emit import composite, instruction, lapack, loop
 from xfunc.ops.registry import kernel, original
 
 Tensor = torch.Tensor
@@ -119,11 +119,11 @@ def order_of(pivots: Tensor, m: int) -> Tensor:
 
 def _swapped(pivots: Tensor, m: int) -> tuple[Tensor]:
     *batch, k = pivots.shape
-    order = torch.arange(m, device=pivots.device).expand(*batch, m).reshape(-1, m).clone()
+    order = torch.arange(m, device=pivots.device).expand(*batch, m).clone()
     if not pivots.numel():
-        return (order.reshape(*batch, m),)
+        return (order,)
     held = [(pivots.to(torch.int64) - 1).reshape(-1, k)]
-    return (loop(_swap, k, [order], held)[0].reshape(*batch, m),)
+    return (loop(_swap, k, [order.reshape(-1, m)], held)[0].reshape(*batch, m),)
 
 
 def _permutation(pivots: Tensor, m: int, like: Tensor) -> Tensor:
@@ -238,11 +238,24 @@ def svd(
         u = torch.eye(m, rows, dtype=a.dtype, device=a.device).expand(*batch, m, rows)
         v = torch.eye(columns, n, dtype=a.dtype, device=a.device).expand(*batch, columns, n)
         return u.clone(), s, v.clone()
+    if a.is_complex() and tracing.current() is not None:  # XLA spells out real ones only.
+        return _complex_svd(a, full_matrices, compute_uv)
     if not compute_uv:
         (s,) = composite("svdvals", _values_alone, a)
         return a.new_zeros(0), s, a.new_zeros(0)
     u, s, vh = composite("svd", _svd, a, full=full_matrices)
     return u, s, vh
+
+
+def _complex_svd(a: Tensor, full: bool, compute_uv: bool) -> tuple[Tensor, Tensor, Tensor]:
+    *batch, m, n = a.shape
+    k = min(m, n)
+    values = Shape(a.dtype.to_real(), (*batch, k))
+    if not compute_uv:
+        return a.new_zeros(0), lapack("svdvals", a, result=values), a.new_zeros(0)
+    rows, columns = (m, n) if full else (k, k)
+    u, vh = Shape(a.dtype, (*batch, m, rows)), Shape(a.dtype, (*batch, columns, n))
+    return lapack("svd", a, result=Shape.of_tuple([u, values, vh]))
 
 
 def _values_alone(a: Tensor) -> tuple[Tensor]:

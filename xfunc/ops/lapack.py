@@ -5,17 +5,12 @@ from __future__ import annotations
 import torch
 
 from xfunc import tracing
-from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.host_calls import host_call
-from xfunc.ops.emit import instruction
+from xfunc.hlo import Shape
+from xfunc.ops.emit import lapack
 from xfunc.ops.factorisations import no_info
 from xfunc.ops.registry import kernel
 
 Tensor = torch.Tensor
-
-
-def _emit(body: ComputationBuilder, *operands: Value, name: str, result: Shape) -> Value:
-    return host_call(body, f"lapack {name}", operands, result)
 
 
 @kernel("linalg_eig")
@@ -27,7 +22,7 @@ def eig(a: Tensor) -> tuple[Tensor, Tensor]:
     if not a.numel():
         return a.new_zeros(a.shape[:-1], dtype=dtype), a.new_zeros(a.shape, dtype=dtype)
     result = Shape.of_tuple([Shape(dtype, a.shape[:-1]), Shape(dtype, a.shape)])
-    return instruction(_emit, a, name="eig", result=result)
+    return lapack("eig", a, result=result)
 
 
 @kernel("_linalg_eigvals")
@@ -37,7 +32,7 @@ def eigvals(a: Tensor) -> Tensor:
     dtype = a.dtype.to_complex()
     if not a.numel():
         return a.new_zeros(a.shape[:-1], dtype=dtype)
-    return instruction(_emit, a, name="eigvals", result=Shape(dtype, a.shape[:-1]))
+    return lapack("eigvals", a, result=Shape(dtype, a.shape[:-1]))
 
 
 @kernel("linalg_ldl_factor_ex")
@@ -52,7 +47,7 @@ def ldl_factor_ex(
         return a.clone(), torch.zeros(a.shape[:-1], dtype=torch.int32, device=a.device), no_info(a)
     shapes = [(a.dtype, a.shape), (torch.int32, a.shape[:-1]), (torch.int32, a.shape[:-2])]
     result = Shape.of_tuple([Shape(*s) for s in shapes])
-    return instruction(_emit, a, name="ldl hermitian" if hermitian else "ldl", result=result)
+    return lapack("ldl hermitian" if hermitian else "ldl", a, result=result)
 
 
 @kernel("linalg_ldl_solve")
@@ -65,4 +60,4 @@ def ldl_solve(packed: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = Fa
     if 0 in result.dims:
         return b.new_zeros(result.dims)
     name = "ldl_solve hermitian" if hermitian else "ldl_solve"
-    return instruction(_emit, packed, pivots, b, name=name, result=result)
+    return lapack(name, packed, pivots, b, result=result)

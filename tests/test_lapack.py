@@ -1,0 +1,213 @@
+"""Factorisations by LAPACK on the CPU, and spelled out where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import xfunc as xf
+from xfunc.errors import UnsupportedOpError
+
+Tensor = torch.Tensor
+nan, inf = torch.nan, torch.inf
+DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
+SHAPES = [(3, 3), (5, 2), (2, 5), (2, 0, 3, 3), (0, 3), (2, 3, 2, 4)]
+
+
+def positive(a: Tensor) -> Tensor:
+    return a @ a.mH + torch.eye(a.shape[-2], dtype=a.dtype)
+
+
+def product(factors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    u, s, vh = factors
+    k = s.shape[-1]
+    return u[..., :k] * s[..., None, :].to(u.dtype) @ vh[..., :k, :]
+
+
+def packed_lu(a: Tensor) -> Tensor:
+    p, lower, upper = torch.linalg.lu(a)
+    return p @ lower @ upper
+
+
+# Factors are unique up to signs or phases; what they come to is unique.
+RECTANGULAR: dict[str, Callable[[Tensor], Any]] = {
+    "svd": lambda a: product(torch.linalg.svd(a, full_matrices=False)),
+    "full svd": lambda a: product(torch.linalg.svd(a)),
+    "svdvals": torch.linalg.svdvals,
+    "qr": lambda a: torch.linalg.qr(a)[1].abs(),
+    "complete qr": lambda a: (q := torch.linalg.qr(a, mode="complete")[0]) @ q.mH,
+    "lu": packed_lu,
+    "solve_triangular": lambda a: torch.linalg.solve_triangular(
+        positive(a), a.flip(-1), upper=False
+    ),
+    "right, unit": lambda a: torch.linalg.solve_triangular(
+        positive(a).mH, a.mT, upper=True, left=False, unitriangular=True
+    ),
+    "cholesky": lambda a: torch.linalg.cholesky(positive(a)),
+    "upper cholesky": lambda a: torch.linalg.cholesky(positive(a), upper=True),
+    "eigh": lambda a: (f := torch.linalg.eigh(positive(a)))[1] * f[0][..., None, :] @ f[1].mH,
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(positive(a), UPLO="U"),
+    "solve": lambda a: torch.linalg.solve(positive(a), a),
+    "solve of vectors": lambda a: torch.linalg.solve(positive(a), a[..., :1]),
+    "lu_solve, adjoint": lambda a: torch.linalg.lu_solve(
+        *torch.linalg.lu_factor(positive(a) + a @ a.mT), a, adjoint=True
+    ),
+    "inv": lambda a: torch.linalg.inv(positive(a)),
+    "det": lambda a: torch.linalg.det(positive(a)),
+    "slogdet": lambda a: torch.linalg.slogdet(positive(a)),
+}
+ONLY_LAPACK: dict[str, Callable[[Tensor], Any]] = {
+    "eig": lambda a: (f := torch.linalg.eig(positive(a)))[1] * f[0][..., None, :] @ f[1].inverse(),
+    "eigvals": lambda a: torch.linalg.eigvals(positive(a)).abs().sum(-1),
+    "ldl": lambda a: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(positive(a)), a),
+    "hermitian ldl": lambda a: torch.linalg.ldl_solve(
+        *torch.linalg.ldl_factor(positive(a), hermitian=True), a, hermitian=True
+    ),
+}
+
+
+def check(f: Callable[[Tensor], Any], a: Tensor) -> None:
+    precision = torch.finfo(a.dtype).eps ** 0.6
+    found = xf.device_get(xf.jit(lambda a: f(a))(a))
+    assert_close(found, f(a), rtol=precision, atol=precision)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [*RECTANGULAR, *ONLY_LAPACK])
+def test_of_every_dtype(name: str, dtype: torch.dtype) -> None:
+    check({**RECTANGULAR, **ONLY_LAPACK}[name], torch.randn(2, 4, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_of_every_shape(shape: tuple[int, ...]) -> None:
+    a = torch.randn(shape)
+
+    def every(a: Tensor) -> dict[str, Any]:
+        return {k: f(a) for k, f in {**RECTANGULAR, **ONLY_LAPACK}.items()}
+
+    check(every, a)
+
+
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_spelled_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs for elsewhere have it."""
+    monkeypatch.setattr("xfunc.lowering.use_lapack", lambda _: None)
+    check(RECTANGULAR[name], torch.randn(2, 5, 4))
+
+
+def test_under_every_transform() -> None:
+    a, v = torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+
+    def f(a: Tensor) -> Tensor:
+        b = positive(a)
+        values = torch.linalg.eigvals(b).real.square().sum() + torch.linalg.svdvals(a).sum()
+        return values + torch.linalg.solve(b, v).sum() + torch.linalg.cholesky(b).sum()
+
+    per_example = xf.jit(xf.vmap(xf.vmap(xf.grad(f))))(a)
+    wanted = torch.stack([torch.func.grad(f)(x) for x in a.flatten(0, 1)])
+    assert_close(per_example.cpu(), wanted.view_as(a))
+
+    def step(c: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        c = torch.linalg.inv(positive(a) + c)
+        return c, torch.linalg.det(c)
+
+    def looped(a: Tensor) -> Tensor:
+        return xf.scan(step, torch.zeros(4, 4, dtype=a.dtype), a)[1].sum()
+
+    def plain(a: Tensor) -> Tensor:
+        c, total = torch.zeros(4, 4, dtype=a.dtype), torch.zeros((), dtype=a.dtype)
+        for x in a:
+            c, d = step(c, x)
+            total = total + d
+        return total
+
+    a = a[0].detach()
+    assert_close(xf.jit(xf.grad(looped))(a).cpu(), torch.func.grad(plain)(a))
+    hessian = xf.jit(xf.jacfwd(xf.grad(looped)))(a)
+    assert_close(hessian.cpu(), torch.func.jacfwd(torch.func.grad(plain))(a))
+
+
+ITERATED: dict[str, Callable[[Tensor], Any]] = {
+    "svd": torch.linalg.svd,
+    "svdvals": torch.linalg.svdvals,
+    "eigh": torch.linalg.eigh,
+    "eig": torch.linalg.eig,
+    "eigvals": torch.linalg.eigvals,
+}
+
+
+@pytest.mark.parametrize("name", ITERATED)
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_what_is_not_finite_gives_nan_and_leaves_the_others(name: str, bad: float) -> None:
+    f = ITERATED[name]
+    a = torch.randn(3, 4, 4)
+    a = a + a.mT
+    b = a.clone()
+    b[1, 2, 1] = b[1, 1, 2] = bad
+    found, right = xf.device_get(xf.jit(f)(b)), f(a)
+    pairs = [(found, right)] if isinstance(right, Tensor) else zip(found, right, strict=True)
+    for x, y in pairs:
+        assert x[1].isnan().all()
+        assert_close(x[[0, 2]], y[[0, 2]])
+
+
+def test_where_there_is_no_factor() -> None:
+    a = torch.eye(4).repeat(3, 1, 1)
+    a[1, 2, 2] = -1
+    a[2, 0, 0] = nan
+    factor, info = xf.device_get(xf.jit(torch.linalg.cholesky_ex)(a))
+    assert info.tolist() == [0, 3, 1]
+    assert_close(factor[0], torch.eye(4))
+    assert factor[1:].isnan().any(-1).any(-1).all()
+    singular = xf.device_get(xf.jit(torch.linalg.inv)(torch.zeros(3, 3)))
+    assert not singular.isfinite().any()
+    unknown = xf.device_get(xf.jit(torch.linalg.solve)(torch.full((3, 3), nan), torch.ones(3)))
+    assert unknown.isnan().all()
+    infinite = torch.tensor([[inf, 0.0], [0.0, 2.0]])
+    assert xf.jit(torch.linalg.det)(infinite).item() == inf
+
+
+ELSEWHERE: dict[str, Callable[[Any], str]] = {
+    "text": lambda lowered: lowered.as_text(),
+    "stablehlo": lambda lowered: lowered.as_text("stablehlo"),
+    "tpu": lambda lowered: lowered.compile(target="tpu:v6e:2x2").as_text(),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_programs_for_elsewhere_need_no_lapack(name: str) -> None:
+    def f(a: Tensor) -> Tensor:
+        b = torch.linalg.svd(a)[1].sum() + torch.linalg.eigh(a)[0] + torch.linalg.qr(a)[1]
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(a), b, upper=False)
+
+    text = ELSEWHERE[name](xf.jit(f).lower(torch.eye(4)))
+    assert "host_call" not in text
+    assert "while" in text
+
+
+@pytest.mark.parametrize("name", ["stablehlo", "tpu"])
+def test_what_only_lapack_has_is_refused_elsewhere(name: str) -> None:
+    lowered = xf.jit(torch.linalg.eig).lower(torch.eye(3))
+    with pytest.raises(UnsupportedOpError, match=r"linalg_eig needs LAPACK \(eig\), which is not"):
+        ELSEWHERE[name](lowered)
+
+
+def test_an_exported_program_runs_by_lapack() -> None:
+    a = torch.randn(96, 96)
+    exported = xf.export.deserialize(xf.export.serialize(xf.jit(torch.linalg.svdvals).lower(a)))
+    assert_close(exported(a).cpu(), torch.linalg.svdvals(a), rtol=1e-3, atol=1e-3)
+
+
+def test_outside_of_programs(device: torch.device) -> None:
+    a = positive(torch.randn(3, 3))
+    values, _ = torch.linalg.eig(a.to(device))
+    assert_close(values.cpu(), torch.linalg.eig(a)[0])
+    assert_close(torch.linalg.eigvals(a.to(device)).cpu(), torch.linalg.eigvals(a))
+    b = torch.randn(3, 2)
+    packed, pivots = torch.linalg.ldl_factor(a.to(device))
+    found = torch.linalg.ldl_solve(packed, pivots, b.to(device))
+    assert_close(found.cpu(), torch.linalg.solve(a, b))
