@@ -205,3 +205,18 @@ def test_without_dimensions_all_are_reduced(name):
         same(
             xf.jit(lambda x, k=keepdim: op(x, dim=(), keepdim=k))(x), op(x, dim=(), keepdim=keepdim)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_division_of_complex_numbers(dtype):
+    x, y = torch.randn(2, 4, dtype=dtype)
+    for divide in (
+        lambda x, y: x / y,
+        lambda x, y: x / 2,
+        lambda x, y: 1 / y,
+        lambda x, y: x.real / y,
+        lambda x, y: x / y.real,
+        lambda x, y: torch.div(x, 2j),
+    ):
+        f = xf.jit(lambda x, y, divide=divide: divide(x, y))
+        torch.testing.assert_close(xf.device_get(f(x, y)), divide(x, y))

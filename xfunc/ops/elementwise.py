@@ -61,14 +61,14 @@ def _divide(body: ComputationBuilder, x: Value, y: Value) -> Value:
     return body._binary("divide", x, y)
 
 
-def _are_real(x: Tensor, y: Tensor) -> bool:
-    return not (x.is_complex() or y.is_complex())
+def _are_real(x: Tensor, y: Any) -> bool:
+    return isinstance(y, Tensor) and not (x.is_complex() or y.is_complex())
 
 
 @kernel("div.Tensor", unless=_are_real)
-def divide(x: Tensor, y: Tensor) -> Tensor:
+def divide(x: Tensor, y: Any) -> Tensor:
     # torch_xla 2.9 takes a complex dividend for an integer, and drops the imaginary part.
-    return instruction(_divide, *together(x, y))
+    return instruction(_divide, *floating(x, y))
 
 
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
