@@ -220,7 +220,7 @@ ERRORS = {
     "True": (lambda x: xf.at(x)[True].set(0), TypeError, r"the index True \(a bool\)"),
     "too many": (lambda x: xf.at(x)[0, 0].set(0), IndexError, "2 indices for an array of"),
     "option": (
-        lambda x: xf.at(x)[0].set(0, **dict.fromkeys(["wrap"])),
+        lambda x: xf.at(x)[0].set(0, wrap=1),  # pyright: ignore[reportCallIssue]
         TypeError,
         "the unknown option 'wrap'",
     ),

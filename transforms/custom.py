@@ -123,6 +123,11 @@ def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return bound_args
 
 
+def labelled(nondiff: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+    """Arguments that are not differentiated, with what a message calls them."""
+    return tuple((f"nondiff_argnums[{i}]", x) for i, x in enumerate(nondiff))
+
+
 class Inputs:
     """The flat inputs of several programs: arguments first, then what they capture, each once."""
 
@@ -137,9 +142,7 @@ class Inputs:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-        entry, held = staged.find(
-            structure, avals, None, beside=tuple(enumerate(nondiff)), call=fun
-        )
+        entry, held = staged.find(structure, avals, None, beside=labelled(nondiff), call=fun)
         captures = entry.inputs([*leaves], held)[len(leaves) :]
         for c in captures:
             if values.is_tracked(c) or functorch.has_tangent(c):

@@ -20,7 +20,7 @@ from xfunc.staging import call_in_trace, is_eager
 from xfunc.values import is_tracked
 
 from .common import Fun, as_tensors, check_same
-from .custom import CustomFunction, Inputs
+from .custom import CustomFunction, Inputs, labelled
 
 
 def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp:
@@ -98,7 +98,7 @@ class CustomJvp(CustomFunction):
             return _eager(primal, push, leaves, structure, smooth)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
             part = self._part(self._primal_fun, "primal")
-            return call_in_trace(part, diff, {}, beside=tuple(enumerate(nondiff)), call=primal)
+            return call_in_trace(part, diff, {}, beside=labelled(nondiff), call=primal)
         inputs = Inputs(leaves, self.__name__)
         f, out_tree, f_uses = inputs.add(
             self._part(self._primal_fun, "primal"), primal, diff, nondiff

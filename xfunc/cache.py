@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xfunc.guards import Guard, Guarded, State
+from xfunc.guards import Guard, Guarded
 from xfunc.identity import forget_changes, root_of, skeleton
 from xfunc.locations import function_name
+from xfunc.why import Key, difference, differences
 from xfunc.wrappers import Wrapper
 
 MAX_ENTRIES = 256  # per function; the least recently used goes
@@ -24,17 +25,6 @@ class CacheInfo(NamedTuple):
     traces: int
     compiles: int
     size: int
-
-
-class Key(NamedTuple):
-    """What a program is cached by, beside the skeleton of its function."""
-
-    values: Hashable
-    tree: Any
-    avals: tuple[Any, ...]
-    static: Hashable
-    modes: Hashable
-    beside: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
 class FunctionCache:
@@ -58,10 +48,13 @@ class FunctionCache:
                 self.entries.move_to_end(key)
         return entry
 
-    def missed(self, key: Key) -> None:
-        """Count a miss, and note what differed from the nearest key before."""
+    def missed(self, key: Key, names: Sequence[str]) -> None:
+        """Count a miss, and note what differed from the nearest key before.
+
+        `names` are those of the function's parameters.
+        """
         self.misses += 1
-        self.last_miss = self._why(key)
+        self.last_miss = self._why(key, names)
 
     def add(self, key: Hashable, entry: Any, guards: Iterable[Guard] = ()) -> None:
         """Keep an entry; the least recently used one makes room."""
@@ -74,27 +67,15 @@ class FunctionCache:
         while len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 
-    def _why(self, key: Key) -> str:
+    def _why(self, key: Key, names: Sequence[str]) -> str:
         guarded = self.entries.get(key)
         changed = guarded.changed() if type(guarded) is Guarded else None
         if changed is not None:
             guard, old, new = changed
             what = getattr(guard, "what", "the state of a module")
-            return f"{what} changed: {_difference(old, new)}"
+            return f"{what} changed: {difference(old, new)}"
         known = [k for k in self.entries if isinstance(k, Key)]
-        if not known:
-            return "first call"
-
-        def distance(other: Key) -> int:
-            return sum(a != b for a, b in zip(key, other, strict=True))
-
-        nearest = min(reversed(known), key=distance)
-        lines = [
-            f"{_LABELS[field]} changed: {_difference(old, new)}"
-            for field, old, new in zip(Key._fields, nearest, key, strict=True)
-            if old != new
-        ]
-        return "\n".join(lines)
+        return differences(known, key, names) if known else "first call"
 
     def info(self) -> CacheInfo:
         sizes = [e.size if type(e) is Guarded else 1 for e in self.entries.values()]
@@ -104,35 +85,6 @@ class FunctionCache:
         self.entries.clear()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-
-
-_LABELS = {
-    "values": "a value that the function holds",
-    "tree": "the structure of the arguments",
-    "avals": "a shape or dtype",
-    "static": "a static argument",
-    "modes": "a global mode",
-    "beside": "an argument that is no array",
-}
-
-
-def _difference(old: Any, new: Any, path: str = "") -> str:
-    """The first place where two keys differ, and both values there."""
-    if isinstance(old, State) and isinstance(new, State):
-        return _difference(old.value, new.value, path)
-    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
-        named = len(new) == 2 and isinstance(new[0], str) and old[0] == new[0]
-        for a, b in zip(old, new, strict=True):
-            if a != b:
-                return _difference(a, b, f"{path}.{new[0]}" if named else path)
-    place = f" in {path.lstrip('.')}" if path else ""
-    return f"{_plain(old)} -> {_plain(new)}{place}"
-
-
-def _plain(x: Any) -> str:
-    if isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], type):
-        return repr(x[1]) if not isinstance(x[1], str) or x[0] is str else x[1]
-    return str(x)
 
 
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()

@@ -23,7 +23,7 @@ from xfunc import ambient, cache, effects, identity, runtime, tracing, tree, val
 from xfunc.arguments import as_outputs, avals_of, path_of, prepare
 from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
-from xfunc.cache import FunctionCache, Key
+from xfunc.cache import FunctionCache
 from xfunc.call import Call
 from xfunc.effects import Effect
 from xfunc.entry import Entry
@@ -34,6 +34,7 @@ from xfunc.guards import collect_guards, depend_on
 from xfunc.locations import Location, function_name, user_location
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
+from xfunc.why import Key
 from xfunc.wrappers import Wrapper
 
 _AVAL = operator.attrgetter("shape", "dtype")
@@ -90,17 +91,21 @@ class Staged:
         """The cache, shared with every function of the same skeleton."""
         return cache.cache_of(self.value)
 
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """The names of the function's parameters."""
+        try:
+            return list(inspect.signature(self.value).parameters)
+        except (TypeError, ValueError):
+            return []
+
     def labels(
         self, structure: tree.Structure, fixed: tuple[tuple[int, Any], ...] = ()
     ) -> list[str]:
         """Key paths of the flat arguments: ``params['layers'][0]``."""
-        try:
-            names = list(inspect.signature(self.value).parameters)
-        except (TypeError, ValueError):
-            names = []
         skip = {i for i, _ in fixed}
         accessors = structure.accessors()
-        return [path_of(a, names) for i, a in enumerate(accessors) if i not in skip]
+        return [path_of(a, self.parameters) for i, a in enumerate(accessors) if i not in skip]
 
     def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `xfunc.identity.function_value`."""
@@ -177,7 +182,7 @@ class Staged:
         later = identity.frozen(run[0])
         store, name = self.cache, self.name
         _check_no_recursion(self, key)
-        store.missed(key)
+        store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
         labels = self.labels(key.tree, fixed)
         for a, label in zip(avals, labels, strict=True):
