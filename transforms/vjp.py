@@ -14,7 +14,7 @@ from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
-from xfunc.staging import Staged, Transform, is_eager
+from xfunc.staging import Staged, Transform, is_eager, own
 
 from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of, split_aux
 
@@ -57,6 +57,7 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         _check_outputs(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = vma.vjp(flat, *leaves)
+        outs, aux = own(outs), own(aux)
     out_tree, aux_tree = out_trees
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
@@ -155,4 +156,7 @@ class Pullback:
             cts, _ = prepare(
                 Staged(self.__call__, arrays_only=True), cts, tree.structure(((ct,), {}))
             )
-        return tuple(tree.unflatten(self._structure, self._pull(tuple(cts))))
+        grads = self._pull(tuple(cts))
+        if self._trace is not None:
+            grads = own(grads)
+        return tuple(tree.unflatten(self._structure, grads))

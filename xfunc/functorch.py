@@ -189,3 +189,13 @@ def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
         return t, None
     dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else None
     return unwrapped(t), dim
+
+
+def mapped_levels(t: Tensor) -> set[int]:
+    """The numbers of the vmaps that map a tensor."""
+    found = set()
+    while is_wrapped(t):
+        if _functorch.is_batchedtensor(t):
+            found.add(_functorch.maybe_get_level(t))
+        t = unwrapped(t)
+    return found

@@ -59,6 +59,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``."""
+    if isinstance(index, Tensor) and index.dtype is torch.bool and not index.ndim:
+        x.copy_(torch.where(index, value, x))  # torch reads such a mask as a bool.
+        return
     if not _traced_numbers(index):
         x[index] = value
         return

@@ -331,7 +331,7 @@ class Program:
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat[:n])
-            if not wrt:  # torch.func.jvp needs something to differentiate by.
+            if not wrt or not floats:  # torch.func.jvp needs something to differentiate.
                 outs = self.fn(*args)
                 return [*outs, *(torch.zeros_like(outs[i]) for i in floats)]
 

@@ -79,11 +79,11 @@ def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callab
 
 
 def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
-    def call(x: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+    def call(x: torch.Tensor, other: Any, *rest: Any, **kwargs: Any) -> Any:
         mixed = isinstance(other, torch.Tensor) and not other.ndim and other.dtype != x.dtype
         if mixed and torch.can_cast(result_type([x, other]), x.dtype):  # Otherwise torch refuses.
             other = other.to(x.dtype)
-        return func(x, other, **kwargs)
+        return func(x, other, *rest, **kwargs)
 
     return call
 

@@ -38,6 +38,27 @@ _FUNCTION_RULES = {
     ),
 }
 
+# Of an operation of its own that a transform cannot take: the name, what is missing, the repair.
+_OPERATION_RULES = (
+    (
+        r"Trying to use forward AD with (\S+) that does not support it",
+        "no derivative in forward mode",
+        "differentiate in reverse mode (xf.grad, xf.vjp, xf.jacrev), or give a function that calls "
+        "it a rule with xf.custom_jvp.",
+    ),
+    (
+        r"Batching rule not implemented for (\S+?)[;.,]? ",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
+        r"derivative for (\S+) is not implemented",
+        "no derivative",
+        "write it with other torch operations, or give a function that calls it a rule with "
+        "xf.custom_vjp.",
+    ),
+)
+
 
 def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> XfuncError | None:
     """torch_xla's refusal to execute, as an error of ours; None for any other error."""
@@ -52,6 +73,11 @@ def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> X
     for says, (problem, repair) in _FUNCTION_RULES.items():
         if says in message:
             return UnsupportedOpError(report(problem, repair, function=name, at=at))
+    for pattern, lacks, repair in _OPERATION_RULES:
+        found = re.search(pattern, message)
+        if found:
+            what = f"{found[1].removeprefix('aten::')} has {lacks}"
+            return UnsupportedOpError(report(what, repair, function=name, at=at))
     if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
         what = "the code" if func is None else operation_name(func)
         return PurityError(

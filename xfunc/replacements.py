@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.filling import FILLING
+from xfunc.in_place import IN_PLACE
 from xfunc.indexing import INDEXING
 from xfunc.promotion import PROMOTING
 from xfunc.quantiles import QUANTILES
@@ -140,6 +141,7 @@ REPLACEMENTS: dict[Any, Any] = {
     torch._weight_norm: weight_norm,
     **PROMOTING,
     **INDEXING,
+    **IN_PLACE,
     **FILLING,
     **QUANTILES,
 }

@@ -298,7 +298,9 @@ class Transform(Wrapper):
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if getattr(tracing._thread, "trace", None) is not None or is_eager():
+        if getattr(tracing._thread, "trace", None) is not None:
+            return own(self.apply(*args, **kwargs))
+        if is_eager():
             return self.apply(*args, **kwargs)
         try:
             return run_staged(self._staged, args, kwargs)
@@ -307,6 +309,15 @@ class Transform(Wrapper):
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+
+def own(result: Any) -> Any:
+    """What a transform returns inside a trace: tensors that share memory with nothing.
+
+    An output may be an argument, and a gradient the view of one number; a change in place to it
+    is to change nothing else. A copy is no instruction in HLO.
+    """
+    return tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
 
 
 def run_staged(

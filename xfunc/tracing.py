@@ -51,6 +51,7 @@ from xfunc.errors import (
     report,
 )
 from xfunc.identity import function_value
+from xfunc.in_place import check_mapped, write_into
 from xfunc.leaks import Leaked, Token, defuse
 from xfunc.leaks import empty as empty_token
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
@@ -394,12 +395,16 @@ class Trace:
         args, kwargs = self.lift_all(args, kwargs)
         if bounds.checks(func):
             self.known.check(func, self.name, args, kwargs)
+        if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
+            check_mapped(func, args, kwargs, self.name)
         if func in purity.ARITHMETIC and functorch.JVP in functorch.levels():
             args = rules.typed_numbers(self, args)
         try:
             out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
             if out is NotImplemented:
-                out = REPLACEMENTS.get(func, func)(*args, **kwargs)
+                run = REPLACEMENTS.get(func, func)
+                into = kwargs.get("out") is not None
+                out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
         except Exception as error:
             refusal = refusal_of(func, error, self.name, user_location())
             if refusal is None:

@@ -38,7 +38,7 @@ def test_the_same_programs_each_time(first: int) -> None:
         pytest.fail("\n".join(text for _, text in found), pytrace=False)
 
 
-NOT_YET = (11, 20, 21, 37, 54, 65, 82, 89, 99)
+NOT_YET = (11, 20, 21, 37, 54, 65, 83, 89)
 
 
 def test_a_seed_and_a_number_give_one_program() -> None:

@@ -46,6 +46,42 @@ def diagonal_scatter(
     return y.movedim((-2, -1), (dim1, dim2))
 
 
+@kernel("view_as_real_copy")
+def view_as_real_copy(x: Tensor) -> Tensor:
+    # torch_xla 2.9 takes the result to have the shape of the argument: to permute it ends the
+    # process.
+    pair = original("view_as_real_copy")(x)
+    return torch.stack([pair.select(-1, 0), pair.select(-1, 1)], -1)
+
+
+def _lies_inside(x: Tensor, *rest: int | None) -> bool:
+    """Whether the bounds of a slice are among the positions of its dimension."""
+    n = x.shape[rest[0] or 0] if rest and x.ndim else 0
+    return all(b is None or -n <= b for b in rest[1:3])
+
+
+@kernel("slice_copy.Tensor", unless=_lies_inside)
+def slice_copy(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    # torch_xla 2.9 refuses a bound before the beginning.
+    start, end, _ = slice(start, end).indices(x.shape[dim])
+    return original("slice_copy.Tensor")(x, dim, start, max(start, end), step)
+
+
+@kernel("slice_scatter", unless=lambda x, src, *rest: _lies_inside(x, *rest))
+def slice_scatter(
+    x: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    start, end, _ = slice(start, end).indices(x.shape[dim])
+    return original("slice_scatter")(x, src, dim, start, max(start, end), step)
+
+
 def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
     """Where the elements lie in the array, row by row."""
     elements, steps = x.numel(), list(zip(size, stride, strict=True))

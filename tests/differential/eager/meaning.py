@@ -34,7 +34,7 @@ jit = checkpoint = _identity
 
 def stop_gradient(x: Tensor) -> Tensor:
     """The value, without a derivative."""
-    return x.detach().clone()
+    return x.detach()
 
 
 # -- batching and loops -----------------------------------------------------------------------
@@ -170,7 +170,9 @@ def jacrev(fun: Fun) -> Fun:
     return jacobian
 
 
-jacfwd = jacrev
+def jacfwd(fun: Fun) -> Fun:
+    """The same, of the dtype of the result."""
+    return lambda x: jacrev(fun)(x).to(fun(x).dtype)
 
 
 def hessian(fun: Fun) -> Fun:

@@ -1,0 +1,219 @@
+"""Changes in place, and what shares memory with what, as in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+X = torch.tensor([0.5, 0.25, -1.0])
+M = torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0]])
+
+
+# -- what transforms return ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transformed", "want"),
+    [
+        (lambda w: xf.vmap(lambda a: a)(w), X),
+        (lambda w: xf.vmap(lambda a: w)(w), X.expand(3, 3)),
+        (lambda w: xf.vmap(lambda a: a, out_axes=0)(w), X),
+        (lambda w: xf.grad(lambda a: a.sum())(w), torch.ones(3)),
+        (lambda w: xf.grad(lambda a: (a.sum(), a), has_aux=True)(w)[1], X),
+        (lambda w: xf.vjp(lambda a: a, w)[0], X),
+        (lambda w: xf.vjp(lambda a: a.sum(), w)[1](torch.ones(()))[0], torch.ones(3)),
+        (lambda w: xf.jvp(lambda a: a, (w,), (w,))[0], X),
+        (lambda w: xf.jvp(lambda a: a, (w,), (w,))[1], X),
+        (lambda w: xf.jacrev(lambda a: a.sum())(w), torch.ones(3)),
+        (lambda w: xf.linearize(lambda a: a, w)[0], X),
+        (lambda w: xf.linearize(lambda a: a, w)[1](w), X),
+        (lambda w: xf.jit(lambda a: a)(w), X),
+        (lambda w: xf.checkpoint(lambda a: a)(w), X),
+    ],
+)
+def test_results_share_memory_with_nothing(
+    transformed: Callable[[Tensor], Tensor], want: Tensor
+) -> None:
+    """A gradient may be one number seen many times, a result of vmap one example."""
+
+    def fun(x: Tensor) -> tuple[Tensor, Tensor]:
+        w = x.clone()
+        result = transformed(w)
+        result[0] = 7
+        return w, result
+
+    want = want.clone()
+    want[0] = 7
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(X)), (X, want))
+
+
+# -- views --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", [(None, -4), (-5, 1), (-9, None), (-9, -5), (2, -9), (5, 9)])
+def test_slices_that_reach_beyond_the_beginning(bounds: tuple[int | None, int | None]) -> None:
+    part = slice(*bounds)
+
+    def fun(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.clone()
+        y[part] = 9
+        z = x.clone()[None]
+        z[:, part] += 1
+        return x[part], y, z
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(X)), fun(X))
+
+
+def test_a_complex_array_seen_as_real() -> None:
+    """torch_xla took its shape to be that of the complex one; to permute it ended the process."""
+
+    def fun(x: Tensor) -> tuple[Tensor, ...]:
+        w = x.clone()
+        v = torch.view_as_real(w)
+        v.transpose(0, 1).add_(1)
+        v[..., 0] *= 2
+        return w, v.t(), v.movedim(0, 1), torch.view_as_real(x[None]).permute(2, 0, 1)
+
+    x = torch.tensor([1 + 2j, 3 - 4j, 0.5j])
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(x)), fun(x))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        torch.diag, torch.diagonal_copy, torch.t_copy, torch.unsqueeze_copy, torch.squeeze_copy,
+        torch.alias_copy, lambda x, *a: torch.select_copy(x, 0, 1),
+        lambda x, *a: torch.slice_copy(x, 0, 1, 3), lambda x, *a: torch.expand_copy(x, (2, 3, 3)),
+        lambda x, *a: torch.narrow_copy(x, 0, 0, 2), lambda x, *a: torch.view_copy(x, (9,)),
+    ],
+)  # fmt: skip
+def test_the_tangent_of_a_copy_is_a_copy(copy: Callable[..., Tensor]) -> None:
+    def fun(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        z = copy(y, 0) if copy is torch.unsqueeze_copy else copy(y)
+        z.mul_(3)
+        return y, z
+
+    got = xf.jvp(fun, (M,), (M.sin(),))
+    torch.testing.assert_close(xf.device_get(got), (fun(M), fun(M.sin())))  # It is linear.
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.lerp_(M.double(), 0.5),
+        lambda x: x.lerp_(M.double(), M.double().cos()),
+        lambda x: x.polygamma_(1),
+        lambda x: x.add_(x * 3, alpha=2),
+        lambda x: x.index_put_((torch.tensor([0, 1, 0]),), x[0] * 2, accumulate=True),
+        lambda x: torch.mul(x, M, out=x),
+        lambda x: torch.cumsum(x, 0, out=x),
+        lambda x: torch.where(x > 1, x, x * 2, out=x),
+    ],
+)
+def test_changes_have_derivatives(change: Callable[[Tensor], Any]) -> None:
+    """Next to the same change without a transform, by differences."""
+
+    def fun(x: Tensor) -> Tensor:
+        y = x.clone()
+        change(y)
+        return y
+
+    wide, step = M.double() + 0.1, 1e-6
+    direction = wide.cos()
+    value, slope = xf.device_get(xf.jvp(fun, (wide,), (direction,)))
+    want = (fun(wide + step * direction) - fun(wide - step * direction)) / (2 * step)
+    torch.testing.assert_close(value, fun(wide))
+    torch.testing.assert_close(slope, want, atol=1e-6, rtol=1e-6)
+    (back,) = xf.vjp(fun, wide)[1](direction)
+    torch.testing.assert_close((xf.device_get(back) * direction).sum(), (want * direction).sum())
+
+
+def test_out_is_what_is_returned() -> None:
+    def fun(x: Tensor) -> tuple[Tensor, ...]:
+        values, places = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+        found = torch.max(x, 0, out=(values, places))
+        return values, places, found.values + 1, found.indices
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
+
+
+def test_out_of_another_dtype_is_torchs_error() -> None:
+    def fun(x: Tensor) -> Tensor:
+        return torch.add(x, 1.5, out=torch.zeros(3, 3, dtype=torch.int64))
+
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        xf.jit(fun)(M)
+
+
+@pytest.mark.parametrize("word", ["t_", "squeeze_", "unsqueeze_", "transpose_"])
+def test_a_view_that_changes_its_shape(word: str) -> None:
+    """Without derivatives it may; with them torch would forget the change."""
+    more = {"unsqueeze_": (0,), "transpose_": (0, 1)}.get(word, ())
+
+    def fun(x: Tensor) -> Tensor:
+        y = x.clone()
+        v = y[0:2]
+        getattr(v, word)(*more)
+        y *= 2
+        return v * torch.arange(6.0).reshape(v.shape)
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
+    with pytest.raises(xf.errors.UnsupportedOpError, match=rf"{word} changes the shape of a view"):
+        xf.grad(lambda x: fun(x).sum())(M)
+    assert xf.grad(lambda x: x.clone().unsqueeze_(0).sum())(X).tolist() == [1, 1, 1]
+
+
+# -- vmap -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda z, a: z.add_(a),
+        lambda z, a: z.__setitem__(0, a),
+        lambda z, a: z.__setitem__(a > 0, 1.0),
+        lambda z, a: torch.add(z, a, out=z),
+        lambda z, a: z.index_put_((torch.tensor([0]),), a),
+        lambda z, a: z.copy_(a),
+    ],
+)
+def test_what_differs_between_examples_into_what_does_not(
+    write: Callable[[Tensor, Tensor], Any],
+) -> None:
+    def fun(a: Tensor) -> Tensor:
+        z = torch.zeros(3)
+        write(z, a)
+        return z
+
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"writes values of the examples"):
+        xf.vmap(fun)(X)
+
+    def mapped(a: Tensor) -> Tensor:
+        z = a.new_zeros(3)
+        write(z, a)
+        return z
+
+    want = torch.stack([mapped(a) for a in X])
+    torch.testing.assert_close(xf.device_get(xf.vmap(mapped)(X)), want)
+
+
+# -- forward mode of a part that has no floating result -------------------------------------------
+
+
+@pytest.mark.parametrize("inner", [xf.checkpoint, xf.jit])
+def test_jvp_of_a_part_without_floating_results(inner: Callable[..., Any]) -> None:
+    def fun(x: Tensor) -> Tensor:
+        return x * inner(lambda a, n: n + 1)(x, torch.arange(3)).sum()
+
+    got = xf.jvp(fun, (X,), (X,))
+    torch.testing.assert_close(xf.device_get(got), (X * 6, X * 6))
