@@ -26,17 +26,36 @@ _BINARY = (
 _IN_PLACE = "add_ sub_ subtract_ pow_ remainder_ fmod_ __iadd__ __isub__ __ipow__".split()
 
 
-def result_type(tensors: Iterable[torch.Tensor]) -> torch.dtype:
-    """The dtype that torch's arithmetic gives to tensors, however many."""
-    by_rank: dict[bool, torch.dtype] = {}
-    for t in tensors:
-        rank = t.ndim > 0
-        by_rank[rank] = torch.promote_types(by_rank.get(rank, t.dtype), t.dtype)
-    whole, single = by_rank.get(True), by_rank.get(False)
-    if whole is None or single is None or _kind(single) > _kind(whole):
-        found = [d for d in (whole, single) if d is not None]
-        return functools.reduce(torch.promote_types, found)
-    return whole
+def result_type(operands: Iterable[torch.Tensor | complex]) -> torch.dtype:
+    """The dtype that torch's arithmetic gives to operands, however many.
+
+    Those of a lower rank (of arrays, 0-d arrays and numbers) count only if they are of a higher
+    kind (of bool, integers, floating and complex numbers).
+    """
+    ranks: list[torch.dtype | None] = [None, None, None]
+    for x in operands:
+        if isinstance(x, torch.Tensor):
+            rank, dtype = int(x.ndim == 0), x.dtype
+        else:
+            rank, dtype = 2, _NUMBERS[type(x)]()
+        known = ranks[rank]
+        ranks[rank] = dtype if known is None else torch.promote_types(known, dtype)
+    found = [d for d in ranks if d is not None]
+    return functools.reduce(_with_lower, found)
+
+
+def _with_lower(dtype: torch.dtype, lower: torch.dtype) -> torch.dtype:
+    if dtype.is_floating_point and lower.is_complex:
+        return torch.promote_types(dtype, torch.complex32)
+    return torch.promote_types(dtype, lower) if _kind(lower) > _kind(dtype) else dtype
+
+
+_NUMBERS: dict[type, Callable[[], torch.dtype]] = {
+    bool: lambda: torch.bool,
+    int: lambda: torch.int64,
+    float: torch.get_default_dtype,
+    complex: lambda: torch.promote_types(torch.get_default_dtype(), torch.complex32),
+}
 
 
 def as_said(t: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,18 @@ def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> X
                 at=at,
             )
         )
-    refused = ("Unexpected execution happens", "tensor_data", "HasValue()")
+    if "Type not supported: ComplexHalf" in message:
+        what = "the code" if func is None else operation_name(func)
+        return UnsupportedOpError(
+            report(
+                f"{what} makes complex numbers of float16 (torch.complex32), which XLA does not "
+                "have",
+                "convert to float32 first: x.float().",
+                function=name,
+                at=at,
+            )
+        )
+    refused = ("Unexpected execution happens", "tensor_data", "HasValue()", "to be on cpu, but it")
     if not any(r in message for r in refused):
         return None
     if func is not None and purity.reads_sizes(func):

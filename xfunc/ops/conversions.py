@@ -87,3 +87,19 @@ def item(x: Tensor) -> Any:
     if x.dtype is torch.complex128:
         return _on_host(x).item()
     return theirs("_local_scalar_dense", x)
+
+
+def _filling(name: str, at: int) -> None:
+    """An operation that puts a number into an array; torch_xla 2.9 takes 0.5 for False."""
+
+    @bare(name)
+    def run(*args: Any, **options: Any) -> Tensor:
+        dtype = args[0].dtype if isinstance(args[0], Tensor) else options.get("dtype")
+        if dtype is torch.bool and not isinstance(args[at], bool):
+            args = (*args[:at], bool(args[at]), *args[at + 1 :])
+        return theirs(name, *args, **options)
+
+
+for _name, _at in {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill.Scalar": 2}.items():
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "XLA"):
+        _filling(_name, _at)

@@ -13,6 +13,7 @@ from xfunc.hlo import ops as hlo
 from xfunc.locations import user_location
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import kernel, original
+from xfunc.promotion import result_type
 
 Tensor = torch.Tensor
 
@@ -33,42 +34,30 @@ def from_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
     return instruction(_bits, x, dtype=dtype)
 
 
-def together(*xs: Tensor | float) -> list[Tensor]:
+def together(*xs: Tensor | complex) -> list[Tensor]:
     """As many tensors of one shape and one dtype. The dispatcher hands on a number as a number."""
-    first = next(x for x in xs if isinstance(x, Tensor))
-    dtype = first.dtype
-    if len(xs) == 2:
-        pair: Any = xs
-        dtype = torch.result_type(*pair)
-    tensors = [
-        x.to(dtype)
-        if isinstance(x, Tensor)
-        else torch.full((), x, dtype=dtype, device=first.device)
-        for x in xs
-    ]
+    return _as(result_type(xs), *xs)
+
+
+def floating(*xs: Tensor | complex) -> list[Tensor]:
+    """The same, of a floating or complex dtype."""
+    dtype = result_type(xs)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        dtype = torch.get_default_dtype()
+    return _as(dtype, *xs)
+
+
+def _as(dtype: torch.dtype, *xs: Tensor | complex) -> list[Tensor]:
+    device = next(x for x in xs if isinstance(x, Tensor)).device
+    tensors = [x.to(dtype) if isinstance(x, Tensor) else number(x, dtype, device) for x in xs]
     return list(torch.broadcast_tensors(*tensors))
 
 
-def floating(*xs: Tensor | float) -> list[Tensor]:
-    """The same, of a floating or complex dtype."""
-    made = together(*xs)
-    if made[0].dtype.is_floating_point or made[0].dtype.is_complex:
-        return made
-    return [x.to(torch.get_default_dtype()) for x in made]
-
-
-def _divide(body: ComputationBuilder, x: Value, y: Value) -> Value:
-    return body._binary("divide", x, y)
-
-
-def _are_real(x: Tensor, y: Any) -> bool:
-    return isinstance(y, Tensor) and not (x.is_complex() or y.is_complex())
-
-
-@kernel("div.Tensor", unless=_are_real)
-def divide(x: Tensor, y: Any) -> Tensor:
-    # torch_xla 2.9 takes a complex dividend for an integer, and drops the imaginary part.
-    return instruction(_divide, *floating(x, y))
+def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 0-d array; integers wrap around, as torch has it."""
+    if not dtype.is_signed and dtype is not torch.bool and not isinstance(x, complex):
+        x = int(x) % 256
+    return torch.full((), x, dtype=dtype, device=device)
 
 
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
@@ -137,7 +126,7 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 @kernel("exp2")
 def exp2(x: Tensor) -> Tensor:
     (x,) = floating(x)
-    return torch.exp(x * math.log(2.0))
+    return torch.pow(torch.full_like(x, 2.0), x)  # exact for whole numbers
 
 
 @kernel("hypot")
@@ -166,7 +155,7 @@ def angle(x: Tensor) -> Tensor:
     if x.is_complex():
         return torch.atan2(x.imag, x.real)
     (x,) = floating(x)
-    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0))
+    return torch.where(x.isnan(), x, (x < 0).to(x.dtype) * math.pi)
 
 
 @kernel("complex")
@@ -183,12 +172,12 @@ def polar(size: Tensor, angle: Tensor) -> Tensor:
 
 def _euclid(k: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     done = y == 0
-    return torch.where(done, x, y), torch.where(done, 0, x % torch.where(done, 1, y))
+    return torch.where(done, x, y), torch.where(done, 0, torch.fmod(x, torch.where(done, 1, y)))
 
 
 @kernel("gcd")
 def gcd(x: Tensor, y: Tensor) -> Tensor:
-    x, y = (v.abs().clone() for v in torch.broadcast_tensors(x, y))
+    x, y = (v.abs().clone() for v in together(x, y))
     # Euclid's algorithm takes fewer steps than this on integers of so many bytes.
     return loop(_euclid, 12 * x.dtype.itemsize, [x, y])[0]
 
@@ -222,16 +211,6 @@ def zeros(size: list[int], **options: Any) -> Tensor:
     # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
     # zeros on the host and transfer them.
     return torch.zeros(size, **options)
-
-
-@kernel("clamp_min.Tensor")
-def clamp_min(x: Tensor, least: Tensor) -> Tensor:
-    return torch.maximum(*together(x, least))  # torch_xla 2.9 does not broadcast.
-
-
-@kernel("clamp_max.Tensor")
-def clamp_max(x: Tensor, most: Tensor) -> Tensor:
-    return torch.minimum(*together(x, most))
 
 
 def _broadcasting(name: str) -> None:

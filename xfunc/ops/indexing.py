@@ -41,7 +41,8 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
     index = index.reshape(-1).long()
     hit = hit.scatter(0, torch.where(index < 0, index + x.shape[dim], index), 1)
     along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
-    return torch.where(hit.bool().reshape(along), value, x).to(x.dtype).reshape(shape)
+    filling = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
+    return torch.where(hit.bool().reshape(along), filling, x).reshape(shape)
 
 
 # What an empty reduction starts from.

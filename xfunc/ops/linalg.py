@@ -226,6 +226,8 @@ def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 
 
 def _plus(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    if not (product.is_floating_point() or product.is_complex()):
+        beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
     if beta == 0:  # Even of NaN.
         return product

@@ -163,7 +163,12 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 
 @kernel("cumprod")
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    return _running("cumprod", x, dim, dtype)
+    if dtype is None and not (x.is_floating_point() or x.is_complex()):
+        dtype = torch.int64
+    x = x.to(dtype or x.dtype)
+    if x.is_floating_point() or x.is_complex() or not x.ndim or not x.numel():
+        return _running("cumprod", x, dim, None)
+    return scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
 
 
 def scan_along(combine, x: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:

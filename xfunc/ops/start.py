@@ -7,8 +7,8 @@ import importlib
 from xfunc.ops import decomposed, registry
 
 _MODULES = (
-    "conversions elementwise scalars reductions indexing fft views factorisations linalg lapack "
-    "norms windows maxima composed special bessel losses".split()
+    "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
+    "linalg lapack norms windows maxima composed special bessel losses".split()
 )
 
 

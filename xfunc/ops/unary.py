@@ -1,0 +1,116 @@
+"""Elementwise functions of one operand, of any dtype."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from xfunc.ops.registry import Kernel, above, bare, kernel, original, theirs
+
+Tensor = torch.Tensor
+
+# Of integers and bool they are floating. torch_xla 2.9 forgets some of these dtypes.
+_FLOATING = """
+    acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp expm1 log log1p rsqrt sigmoid
+    sin sinh sqrt tan tanh
+""".split()
+
+
+def _floating(name: str) -> Kernel:
+    def convert(x: Tensor) -> Tensor:
+        return original(name)(x.to(torch.get_default_dtype()))
+
+    def run(x: Tensor) -> Tensor:
+        if x.dtype.is_floating_point or x.dtype.is_complex:
+            return theirs(name, x)
+        return above(convert, x)
+
+    return run
+
+
+for _name in _FLOATING:
+    bare(_name)(_floating(_name))
+
+
+def _logarithm(name: str, base: float) -> None:
+    """torch_xla 2.9 divides by the logarithm of the base in float32."""
+
+    @kernel(name)
+    def run(x: Tensor) -> Tensor:
+        found, scale = torch.log(x), 1 / math.log(base)
+        if x.is_complex():  # Of a zero, one part is infinite.
+            return torch.complex(found.real * scale, found.imag * scale)
+        return found * scale
+
+
+_logarithm("log2", 2.0)
+_logarithm("log10", 10.0)
+
+
+@kernel("isnan")
+def isnan(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.real.isnan() | x.imag.isnan()
+    if x.is_floating_point():
+        return original("isnan")(x)
+    return torch.zeros_like(x, dtype=torch.bool)
+
+
+@kernel("isinf")
+def isinf(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.real.isinf() | x.imag.isinf()
+    if x.is_floating_point():
+        return x.abs() == math.inf
+    return torch.zeros_like(x, dtype=torch.bool)
+
+
+def _infinite(name: str, value: float) -> None:
+    @kernel(name)
+    def run(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            return x == value
+        return torch.zeros_like(x, dtype=torch.bool)
+
+
+_infinite("isposinf", math.inf)
+_infinite("isneginf", -math.inf)
+
+
+@kernel("logical_not")
+def logical_not(x: Tensor) -> Tensor:
+    return x == 0
+
+
+def _sign(name: str) -> Kernel:
+    def run(x: Tensor) -> Tensor:
+        return above(torch.clone, x) if x.dtype is torch.bool else theirs(name, x)
+
+    return run
+
+
+for _name in ("sign", "sgn"):
+    bare(_name)(_sign(_name))
+
+
+@kernel("threshold")
+def threshold(x: Tensor, least: float, value: float) -> Tensor:
+    # torch_xla 2.9 puts the value in place of NaN, and rounds it to float32.
+    return torch.where(x <= least, x.new_full((), value), x)
+
+
+@kernel("nan_to_num")
+def nan_to_num(
+    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if x.is_complex():
+        parts = (nan_to_num(p, nan, posinf, neginf) for p in (x.real, x.imag))
+        return torch.complex(*parts)
+    if not x.is_floating_point():
+        return x.clone()
+    ends = torch.finfo(x.dtype)
+    highest = x.new_full((), ends.max if posinf is None else posinf)
+    lowest = x.new_full((), ends.min if neginf is None else neginf)
+    y = torch.where(x.isnan(), x.new_full((), nan or 0.0), x)
+    return torch.where(x == math.inf, highest, torch.where(x == -math.inf, lowest, y))
