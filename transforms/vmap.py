@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import functorch, tree
+from xfunc import batching, functorch, tracing, tree
 from xfunc.arguments import as_outputs
 from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report
@@ -90,11 +90,12 @@ class Vmap(Transform):
                     )
             return tuple(outs) or torch.zeros(())
 
+        trace = tracing.current()
         if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
             anchor = torch.zeros(size, device=leaves[0].device if leaves else None)
-            outs = functorch.vmap(lambda _, *xs: flat(*xs), (0, *dims), (anchor, *leaves))
+            outs = batching.vmap(trace, lambda _, *xs: flat(*xs), (0, *dims), (anchor, *leaves))
         else:
-            outs = functorch.vmap(flat, dims, leaves)
+            outs = batching.vmap(trace, flat, dims, leaves)
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
                 raise TreeMismatchError(

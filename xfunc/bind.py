@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
-from xfunc import functorch, runtime, tracing, values
+from xfunc import batching, functorch, runtime, tracing, values
 from xfunc.avals import Aval
 from xfunc.program import differentiable
 
@@ -381,7 +381,7 @@ def _batched_pullback(
         return tuple(primitive.vjp(args, cts, application.pair.wrt))
 
     tensors: list[Any] = [flat[i] for i in present]
-    grads = functorch.vmap(pull, [dims[i] for i in present], tensors)
+    grads = batching.vmap(tracing.current(), pull, [dims[i] for i in present], tensors)
     return grads, tuple(0 for _ in grads)
 
 

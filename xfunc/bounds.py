@@ -45,6 +45,10 @@ class Known:
         if whole and value.numel() <= _LARGEST:
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 
+    def forget(self, tensor: Tensor) -> None:
+        """Its value may be another one from now on."""
+        self._values.pop(id(tensor), None)
+
     def find(self, x: Any) -> Tensor | None:
         """The value of a tensor, or of a list of ints, if it is known."""
         if isinstance(x, Tensor):

@@ -91,32 +91,6 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
 """For each function that needs it, what runs in its place."""
 
 
-def check_mapped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
-    """Raise if what `vmap` maps is written into a tensor that it does not map.
-
-    The tensor has one value for all examples. torch.func refuses most of these, in other words.
-    """
-    if functorch.VMAP not in functorch.levels():
-        return
-    target = kwargs.get("out", args[0] if args else None)
-    if not isinstance(target, Tensor):
-        return
-    have = functorch.mapped_levels(target)
-    others = [*args, *kwargs.values()]
-    others += [e for o in others if isinstance(o, (tuple, list)) for e in o]
-    if any(isinstance(o, Tensor) and functorch.mapped_levels(o) - have for o in others):
-        raise UnsupportedOpError(
-            report(
-                f"{operation_name(func)} writes values of the examples of a vmap into a tensor "
-                f"({short(target)}) that is the same for all of them",
-                "compute a new tensor (x = x + y, torch.where, torch.index_put), or make it of a "
-                "mapped one: y.new_zeros(...), torch.zeros_like(y).",
-                function=name,
-                at=user_location(),
-            )
-        )
-
-
 def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function called with ``out=``, which no transform has a rule for: a call, and a copy."""
     out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from xfunc import ambient, functorch, tracing, values
+from xfunc import ambient, batching, functorch, tracing, values
 from xfunc.avals import Aval, aval_of, batched
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, lower
@@ -357,7 +357,7 @@ class Program:
                 return []
             if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
                 return [o.expand(n, *o.shape) for o in self.fn(*flat)]
-            return list(functorch.vmap(lambda *a: tuple(self.fn(*a)), dims, flat))
+            return list(batching.vmap(tracing.current(), lambda *a: tuple(self.fn(*a)), dims, flat))
 
         avals = batched(self.avals, dims, n)
         return self.derive(("batched", dims, n), f"vmap of {self.name}", fn, avals)

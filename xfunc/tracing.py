@@ -41,7 +41,18 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc import ambient, bounds, empty, functorch, purity, rules, runtime, scopes, switches
+from xfunc import (
+    ambient,
+    batching,
+    bounds,
+    empty,
+    functorch,
+    purity,
+    rules,
+    runtime,
+    scopes,
+    switches,
+)
 from xfunc.avals import Aval, short
 from xfunc.derivatives import check_derivative
 from xfunc.errors import (
@@ -51,7 +62,7 @@ from xfunc.errors import (
     report,
 )
 from xfunc.identity import function_value
-from xfunc.in_place import check_mapped, write_into
+from xfunc.in_place import write_into
 from xfunc.leaks import Leaked, Token, defuse
 from xfunc.leaks import empty as empty_token
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
@@ -117,6 +128,7 @@ class Trace:
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
         self._cached: list[Any] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
+        self.batching = batching.Batching(self)
         self.known = bounds.Known()  # the integers that stand in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
@@ -369,6 +381,14 @@ class Trace:
         # One of these for each operation traced: no walk over frames here, no count of lines.
         self._made[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
 
+    def made(self) -> dict[int, weakref.ref[torch.Tensor]]:
+        """What has been made so far."""
+        return {key: entry[0] for key, entry in self._made.items()}
+
+    def is_input(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is an argument or a capture."""
+        return any(view is tensor for _, view, *_ in self._placeholders)
+
     # -- what the mode does -------------------------------------------------------------------
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -396,7 +416,7 @@ class Trace:
         if bounds.checks(func):
             self.known.check(func, self.name, args, kwargs)
         if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
-            check_mapped(func, args, kwargs, self.name)
+            self.batching.prepare(func, args, kwargs)
         if func in purity.ARITHMETIC and functorch.JVP in functorch.levels():
             args = rules.typed_numbers(self, args)
         try:
@@ -413,6 +433,8 @@ class Trace:
             raise refusal from error
         if self._around[1] is not None and func in _SHAPED_LIKE:
             out = _typed_like(out, args[0] if args else kwargs["input"])
+        if self.batching.is_open and kind is not Kind.IN_PLACE:
+            self.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
         if isinstance(out, torch.Tensor):
             frame = sys._getframe(2)
             if func not in _SAME_VALUE:

@@ -1,4 +1,8 @@
-"""Losses of a single example, over which torch_xla 2.9 ends the process."""
+"""Losses of class labels.
+
+torch_xla 2.9 ends the process over a single example, and gives no total weight: its own backward
+pass does without, but that of torch.func's vmap divides by it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,35 @@ from xfunc.ops.registry import kernel, original
 Tensor = torch.Tensor
 
 
+def _total(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> Tensor:
+    """The weights of all examples that count."""
+    if reduction == 0:
+        return x.new_zeros(())
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum().to(x.dtype)
+    each = weight.index_select(0, torch.where(counts, target, 0).reshape(-1))
+    return torch.where(counts.reshape(-1), each, 0).sum()
+
+
+@kernel("nll_loss2d_forward")
+def nll_loss2d(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    found, _ = original("nll_loss2d_forward")(x, target, weight, reduction, ignore_index)
+    return found, _total(x, target, weight, reduction, ignore_index)
+
+
 @kernel("nll_loss_forward")
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    inner = original("nll_loss_forward")
+    inner, total = original("nll_loss_forward"), _total(x, target, weight, reduction, ignore_index)
     if x.ndim > 1:
-        return inner(x, target, weight, reduction, ignore_index)
-    found, total = inner(x[None], target.reshape(1), weight, reduction, ignore_index)
+        return inner(x, target, weight, reduction, ignore_index)[0], total
+    found, _ = inner(x[None], target.reshape(1), weight, reduction, ignore_index)
     return found.reshape(()), total
 
 

@@ -8,7 +8,7 @@ from xfunc.ops import decomposed, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
-    "linalg lapack norms windows maxima composed special bessel losses".split()
+    "linalg lapack norms windows maxima composed special bessel losses slopes".split()
 )
 
 
