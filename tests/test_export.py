@@ -216,7 +216,7 @@ def damaged():
     for name in contents:
         yield f"without {name}", packed({k: v for k, v in contents.items() if k != name})
     header = json.loads(contents["header.json"])
-    yield "format", packed(contents | {"header.json": json.dumps(header | {"format": 2}).encode()})
+    yield "format", packed(contents | {"header.json": json.dumps(header | {"format": 3}).encode()})
     wrong = {"input_avals": [[[2], "float32"]], "outputs": ["odd", []], "inputs": 7, "static": "x"}
     for key in (*wrong, "output_avals"):
         changed = header | {key: wrong.get(key, [[[2], "no_dtype"]])}

@@ -4,7 +4,8 @@ A file is a ZIP archive of
 
 - ``header.json``: version, name, structures, shapes and dtypes;
 - ``program.hlo``: the program as a serialised ``HloModuleProto``, which xfunc runs;
-- ``program.stablehlo``: the same as a portable artifact of StableHLO, for JAX and others.
+- ``program.stablehlo``: the same as a portable artifact of StableHLO, for JAX and others;
+- ``checksums.json``: the SHA-256 of each of these, so that a damaged file is never run.
 
 What the function held (captured tensors, constants) is part of the program. Nothing is pickled:
 loading a file runs no code of whoever wrote it.
@@ -12,6 +13,7 @@ loading a file runs no code of whoever wrote it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -34,8 +36,11 @@ from xfunc.structures import decode, encode
 if TYPE_CHECKING:
     from xfunc.stages import Lowered
 
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_SUMS = 1  # the format of files written before there were checksums
 _HEADER, _HLO, _STABLEHLO = "header.json", "program.hlo", "program.stablehlo"
+_PARTS, _SUMS = (_HEADER, _HLO, _STABLEHLO), "checksums.json"
+_MOST = 1032  # times that DEFLATE can make something smaller
 
 
 def serialize(lowered: Lowered) -> bytes:
@@ -80,6 +85,7 @@ def serialize(lowered: Lowered) -> bytes:
         _HLO: module.to_bytes(),
         _STABLEHLO: portable.stablehlo_bytecode(module),
     }
+    contents[_SUMS] = json.dumps({n: _sum(contents[n]) for n in _PARTS}, indent=1).encode()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
@@ -96,20 +102,42 @@ def deserialize(data: bytes) -> Exported:
     Source: ``jax.export.deserialize``.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            contents = {name: archive.read(name) for name in (_HEADER, _HLO, _STABLEHLO)}
+        contents = _unpacked(data)
         header = json.loads(contents[_HEADER])
         version = header["format"]
-        if version == _FORMAT:
+        known = _FORMAT if _SUMS in contents else _WITHOUT_SUMS
+        if version == known:
             return Exported(header, contents[_HLO], contents[_STABLEHLO])
     # What reading raises on bytes that are anything; ValueError includes JSON's and Unicode's.
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError) as error:
         raise _refusal(f"they are no ZIP archive, or damaged ({error})") from error
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise _refusal(f"a part is missing or damaged ({error!r})") from error
     except (DecodeError, InvalidHloError) as error:
         raise _refusal(f"the program is damaged ({error})") from error
     raise _refusal(f"they have format {version}, and this xfunc reads {_FORMAT}")
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _unpacked(data: bytes) -> dict[str, bytes]:
+    """The parts of a file, each as it was written."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        if sorted(names) not in (sorted(_PARTS), sorted((*_PARTS, _SUMS))):
+            raise LookupError(f"it holds {', '.join(map(repr, names[:9]))}")
+        for info in archive.infolist():
+            if info.file_size > _MOST * min(info.compress_size, len(data)) + 64:
+                raise ValueError(f"{info.filename} claims to be {info.file_size} bytes")
+        contents = {name: archive.read(name) for name in names}
+    if _SUMS in contents:
+        sums = json.loads(contents[_SUMS])
+        for name in _PARTS:
+            if sums[name] != _sum(contents[name]):
+                raise ValueError(f"{name} is not what was written")
+    return contents
 
 
 def _refusal(why: str) -> ValueError:

@@ -244,8 +244,11 @@ class Module:
         verify(self)
         from torch_xla.core import xla_builder  # slow to import, and needed only here
 
-        handle = xla_builder.computation_from_module_proto(self.name, self.to_bytes())
-        return xla_builder.get_computation_hlo(handle)
+        try:
+            handle = xla_builder.computation_from_module_proto(self.name, self.to_bytes())
+            return xla_builder.get_computation_hlo(handle)
+        except RuntimeError as error:
+            raise InvalidHloError(f"module {self.name!r}: {error}") from error
 
     def __repr__(self) -> str:
         return f"<HLO module {self.name}: {len(self.proto.computations)} computations>"

@@ -210,6 +210,7 @@ def _check_unique(module: pb.HloModuleProto) -> None:
         if c.id in ids:
             raise InvalidHloError(f"{where}: its id {c.id} is that of {ids[c.id]} too")
         ids[c.id] = where
+        _check_name(c.name, where)
         for i in c.instructions:
             key, name = i.id, i.name
             if key in ids or name in names:
@@ -219,9 +220,18 @@ def _check_unique(module: pb.HloModuleProto) -> None:
                 raise InvalidHloError(f"{where}: there is another instruction of this name")
             ids[key] = name
             names.add(name)
+            _check_name(name, f"instruction {name!r} in {where}")
     for name, n in Counter(c.name for c in module.computations).items():
         if n > 1:
             raise InvalidHloError(f"there are {n} computations of the name {name!r}")
+
+
+def _check_name(name: str, where: str) -> None:
+    # XLA cuts the number off a name that it wants to make unique, and ends the process if there is
+    # none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
+    base, dot, number = name.rpartition(".")
+    if not (base and dot and number.isascii() and number.isdigit()):
+        raise InvalidHloError(f"{where}: its name does not end in a number, as in 'add.7'")
 
 
 def _check_calls(module: pb.HloModuleProto) -> None:
