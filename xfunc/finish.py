@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from xfunc import config, scopes
 from xfunc.hlo import Module
+from xfunc.hlo.accumulate import accumulate_wide
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
 from xfunc.hlo.names import strip_names
@@ -32,6 +33,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
                 divided.write(parameter.proto.sharding)
     strip_names(whole.proto)
     narrow_products(whole.proto)
+    accumulate_wide(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
     return Module(whole.proto)

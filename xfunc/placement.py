@@ -19,6 +19,7 @@ from xfunc.avals import Aval
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.accumulate import compute_wide
 from xfunc.hlo.barriers import hold_barriers
 from xfunc.hlo.collectives import DEVICES
 from xfunc.hlo.offload import strip_offload
@@ -225,6 +226,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     """
     if runtime.is_cpu():
         strip_offload(proto)  # It has one memory.
+        compute_wide(proto)
         if runtime.device_count() == 1:  # After the partitioner, XLA heeds barriers.
             hold_barriers(proto)
     count = runtime.device_count()

@@ -3,13 +3,14 @@
 NOTE [dtypes of torch_xla 2.9]: for a tensor and a 0-d tensor of another dtype of the same kind
 (bfloat16[2] + float32[]), and for `where` and `xlogy` of any two dtypes, torch_xla computes in
 another dtype than torch says the result has, or says another one than torch would. Reading the
-result of a lazy operation hides that; a program would return it.
+result of a lazy operation hides that; a program would return it. And it rounds the product of
+`add` and `sub` with an `alpha` in narrow numbers, before it adds it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +93,31 @@ def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callab
             dtype = result_type(tensors)
             args = tuple(a.to(dtype) if i in places else a for i, a in enumerate(args))
             kwargs = {k: v.to(dtype) if k in named else v for k, v in kwargs.items()}
+        if "alpha" in kwargs and kwargs.get("out") is None:
+            return _scaled(func, args, kwargs)
         return func(*args, **kwargs)
 
     return call
+
+
+def number(x: bool | float | complex, dtype: torch.dtype) -> Any:
+    """A number, rounded to one that a dtype has."""
+    with torch._C._DisableFuncTorch():  # Inside grad even a new tensor is wrapped.
+        return torch.tensor(x, dtype=dtype, device="cpu").item()
+
+
+def _scaled(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A sum with an `alpha`, which torch rounds; but not the product with it."""
+    dtype = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
+    if dtype not in (torch.bfloat16, torch.float16):
+        return func(*args, **kwargs)
+    wide = {k: _wide(v) for k, v in kwargs.items()}
+    wide["alpha"] = number(kwargs["alpha"], dtype)
+    return func(*map(_wide, args), **wide).to(dtype)
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) else x
 
 
 def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +125,9 @@ def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
         mixed = isinstance(other, torch.Tensor) and not other.ndim and other.dtype != x.dtype
         if mixed and torch.can_cast(result_type([x, other]), x.dtype):  # Otherwise torch refuses.
             other = other.to(x.dtype)
+        if "alpha" in kwargs:
+            plain = torch.add if func is torch.Tensor.add_ else torch.sub
+            return x.copy_(_scaled(plain, (x, other), kwargs))
         return func(x, other, *rest, **kwargs)
 
     return call

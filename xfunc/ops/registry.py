@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ _kernels: dict[str, Kernel] = {}
 _unless: dict[str, Callable[..., bool]] = {}
 _bare: set[str] = set()
 _compositions: dict[str, Kernel] = {}
+_differentiable: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
@@ -76,23 +77,57 @@ def bare(*names: str) -> Callable[[Kernel], Kernel]:
     return put
 
 
+def differentiable(*names: str) -> Callable[[Kernel], Kernel]:
+    """A decorator: these operations are this function of torch's own, with torch's own derivative.
+
+    For those whose derivative torch_xla replaces. The function takes torch's before the arguments.
+    """
+
+    def put(function: Kernel) -> Kernel:
+        _differentiable.update(dict.fromkeys(names, function))
+        return function
+
+    return put
+
+
 def kernels() -> dict[str, Kernel]:
     """The kernels by name."""
     return _kernels
+
+
+def surround(
+    name: str, decorator: Callable[[str, Kernel], Kernel], unless: Callable[..., bool]
+) -> None:
+    """Put something around the kernel of an operation, be it ours or torch_xla's.
+
+    Args:
+        name: of the operation.
+        decorator: makes another kernel of a name and the kernel.
+        unless: for which arguments the one that is there is right.
+    """
+    if name not in _kernels:
+        kernel(name, unless=unless)(decorator(name, original(name)))
+        return
+    _kernels[name] = decorator(name, _kernels[name])
+    if name in _compositions:
+        _compositions[name] = decorator(name, _compositions[name])
+    before = _unless.get(name)
+    if before is not None:
+        _unless[name] = lambda *args: before(*args) and unless(*args)
 
 
 def original(name: str) -> Kernel:
     """torch_xla's own kernel of an operation for which there is one of ours."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return below(_originals[name].call_boxed, _XLA, *args, **kwargs)
+        return below(_originals[name], *args, **kwargs)
 
     return call
 
 
 def theirs(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call torch_xla's own kernel from one that is `bare`."""
-    return _originals[name].call_boxed(_XLA, *args, **kwargs)
+    return _originals[name](*args, **kwargs)
 
 
 def above(function: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -116,11 +151,17 @@ def install() -> None:
         # torch warns, once in a process, when a kernel replaces another.
         warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
         for name, function in _kernels.items():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
-                _originals[name] = torch.library.get_kernel(f"aten::{name}", "XLA")
+            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
+                _originals[name] = _theirs(name)
             library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
         for name, function in _compositions.items():
             library.impl(name, function, "AutogradXLA", allow_override=True)
+        for name, function in _differentiable.items():
+            # The formula is the same for every device.
+            formula = torch.library.get_kernel(f"aten::{name}", "AutogradCPU").call_boxed
+            run = functools.partial(_derived, function, formula)
+            library.impl(name, run, "AutogradXLA", with_keyset=True, allow_override=True)
+
         # See NOTE [composites that have a kernel] in `derivatives`.
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
@@ -134,6 +175,40 @@ def _composite(name: str) -> Kernel:
         return inner.call_boxed(_XLA, *args, **kwargs)
 
     return run
+
+
+def _derived(function: Kernel, formula: Kernel, keys: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(functools.partial(formula, keys), *args, **kwargs)
+
+
+def tensor_places(name: str) -> list[int]:
+    """The positions of those arguments of an operation that are tensors."""
+    base, _, overload = name.partition(".")
+    arguments = torch._C._get_schema(f"aten::{base}", overload).arguments
+    return [k for k, a in enumerate(arguments) if str(a.type) == "Tensor"]
+
+
+def _theirs(name: str) -> Kernel:
+    """The kernel that is there, which takes numbers for tensors too.
+
+    The dispatcher wraps a number for it, but hands it on to Python as a number.
+    """
+    call = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed
+    places = tensor_places(name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for k in places:
+            if k < len(args) and not isinstance(args[k], torch.Tensor):
+                args = (*args[:k], _scalar(args[k], args), *args[k + 1 :])
+        return call(_XLA, *args, **kwargs)
+
+    return run
+
+
+def _scalar(x: bool | float | complex, others: Sequence[Any]) -> torch.Tensor:
+    """A number as an array, of a dtype that does not change what torch's arithmetic returns."""
+    first = next(a for a in others if isinstance(a, torch.Tensor))
+    return torch.full((), x, dtype=torch.result_type(first, x), device=first.device)
 
 
 def _functionalised(name: str, function: Kernel) -> Kernel:

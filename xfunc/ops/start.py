@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 
-from xfunc.ops import decomposed, registry
+from xfunc.ops import decomposed, opmath, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
-    "linalg lapack norms windows maxima composed special bessel losses slopes".split()
+    "linalg lapack norms windows maxima composed special bessel losses slopes layers".split()
 )
 
 
@@ -17,4 +17,5 @@ def start() -> None:
     for name in _MODULES:
         importlib.import_module(f"xfunc.ops.{name}")
     decomposed.add()
+    opmath.add()
     registry.install()

@@ -1,0 +1,138 @@
+"""Sums and products of many narrow numbers, accumulated in float32 and rounded once.
+
+torch_xla reduces bfloat16 and float16 in their own type, in which a sum stops growing after a few
+hundred terms: 256 + 1 is 256 in bfloat16. torch and JAX accumulate in float32. XLA computes the
+conversion of what is reduced where it is reduced; there is no wide copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.builder import copied
+from xfunc.hlo.edit import fill, fresh_ids
+
+NARROW = (pb.BF16, pb.F16)
+_COARSE = frozenset(
+    "dot convolution atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one "
+    "logistic power remainder rsqrt sine sqrt tan tanh".split()
+)
+_ACCUMULATING = ("reduce", "reduce-window", "scatter", "select-and-scatter")
+
+
+def accumulate_wide(proto: pb.HloModuleProto) -> None:
+    """Let what adds or multiplies many narrow numbers do so in float32, in place."""
+    combiners = {c.id for c in proto.computations if _combines(c)}
+    if combiners:
+        _widen(proto, lambda i: _accumulates(i, combiners))
+
+
+def compute_wide(proto: pb.HloModuleProto) -> None:
+    """Let what rounds more than once on float16 work in float32, in place.
+
+    On the CPU, XLA accumulates dots of float16 in float16, and makes functions of several steps. It
+    widens all of bfloat16 by itself.
+    """
+    _widen(proto, _is_coarse)
+
+
+def _combines(c: pb.HloComputationProto) -> bool:
+    """Whether a computation is the sum or product of two narrow numbers."""
+    parameters = [i.id for i in c.instructions if i.opcode == "parameter"]
+    root = next(i for i in c.instructions if i.id == c.root_id)
+    if root.opcode not in ("add", "multiply") or root.shape.element_type not in NARROW:
+        return False
+    return len(c.instructions) == 3 and sorted(root.operand_ids) == sorted(parameters)
+
+
+def _accumulates(i: pb.HloInstructionProto, combiners: set[int]) -> bool:
+    if i.opcode not in _ACCUMULATING or i.shape.element_type not in NARROW:
+        return False
+    return i.called_computation_ids[-1] in combiners
+
+
+def _is_coarse(i: pb.HloInstructionProto) -> bool:
+    return i.opcode in _COARSE and i.shape.element_type == pb.F16
+
+
+def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
+    """Give some instructions wide operands, and round what they make."""
+    widening: _Widening | None = None
+    for c in proto.computations:
+        if any(map(which, c.instructions)):
+            widening = widening or _Widening(proto)
+            fill(c, list(widening.instructions(c, which)))
+    if widening is not None and widening.combiners:
+        called = {
+            k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
+        }
+        used = [c for c in proto.computations if c.id in called or c.id not in widening.combiners]
+        copy = pb.HloModuleProto(computations=[*widening.combiners.values(), *used])
+        del proto.computations[:]
+        proto.computations.extend(copy.computations)
+
+
+class _Widening:
+    """What is needed in a module, in float32.
+
+    Attributes:
+        combiners: the computations of wide numbers, by the id of those of narrow ones.
+    """
+
+    def __init__(self, proto: pb.HloModuleProto) -> None:
+        self.combiners: dict[int, pb.HloComputationProto] = {}
+        self._ids = fresh_ids(proto)
+        self._computations = {c.id: c for c in proto.computations}
+
+    def instructions(
+        self, c: pb.HloComputationProto, which: Callable[[pb.HloInstructionProto], bool]
+    ) -> Iterator[pb.HloInstructionProto]:
+        """Those of a computation, widened."""
+        by_id = {i.id: i for i in c.instructions}
+        wide: dict[int, pb.HloInstructionProto] = {}
+        for i in c.instructions:
+            if not which(i):
+                yield i
+                continue
+            for k in i.operand_ids:
+                if k not in wide and by_id[k].shape.element_type in NARROW:
+                    wide[k] = self._convert(by_id[k], pb.F32)
+                    yield wide[k]
+            made = pb.HloInstructionProto()
+            made.CopyFrom(i)
+            made.id = next(self._ids)
+            made.name = f"{i.opcode}.{made.id}"
+            made.shape.element_type = pb.F32
+            made.operand_ids[:] = [wide[k].id if k in wide else k for k in i.operand_ids]
+            made.called_computation_ids[:] = [self._combiner(k) for k in i.called_computation_ids]
+            yield made
+            rounded = self._convert(made, i.shape.element_type)
+            rounded.id, rounded.name = i.id, i.name
+            yield rounded
+
+    def _convert(
+        self, of: pb.HloInstructionProto, element_type: pb.PrimitiveType
+    ) -> pb.HloInstructionProto:
+        key = next(self._ids)
+        made = pb.HloInstructionProto(
+            opcode="convert", id=key, name=f"convert.{key}", operand_ids=[of.id], shape=of.shape
+        )
+        made.metadata.CopyFrom(of.metadata)
+        made.shape.element_type = element_type
+        if of.HasField("sharding") and not of.sharding.is_shard_group:
+            made.sharding.CopyFrom(of.sharding)
+        return made
+
+    def _combiner(self, narrow: int) -> int:
+        """The id of the same computation of float32."""
+        if narrow not in self.combiners:
+            made = copied(self._computations[narrow], {}, lambda: next(self._ids))
+            signature = made.program_shape
+            for shape in (
+                *(i.shape for i in made.instructions), *signature.parameters, signature.result
+            ):  # fmt: skip
+                if shape.element_type in NARROW:
+                    shape.element_type = pb.F32
+            self.combiners[narrow] = made
+        return self.combiners[narrow].id

@@ -1,0 +1,70 @@
+"""Normalisation of layers and groups.
+
+torch_xla 2.9 makes batch normalisation of it, for which XLA takes the variance as the difference of
+two large numbers: wrong by a quarter where the mean is a thousand times the deviation.
+
+Narrow numbers are normalised as wide ones, whose mean and deviation are kept for the derivative. It
+would otherwise take the rounded ones for exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.ops.opmath import HALF
+from xfunc.ops.registry import Kernel, differentiable, kernel
+
+Tensor = torch.Tensor
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+def _normal(x: Tensor, dims: list[int], eps: float) -> Three:
+    """With mean 0 and variance 1 along dimensions; the mean; and 1 / deviation."""
+    mean = x.mean(dims, keepdim=True)
+    rest = x - mean
+    scale = torch.rsqrt(rest.square().mean(dims, keepdim=True) + eps)
+    return rest * scale, mean, scale
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+@kernel("native_layer_norm")
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Three:
+    normal, mean, scale = _normal(x, [*range(-len(shape), 0)], eps)
+    return _affine(normal, weight, bias), mean, scale
+
+
+@kernel("native_group_norm")
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> Three:
+    normal, mean, scale = _normal(x.reshape(batch, groups, -1), [-1], eps)
+    along = (1, channels, *(1 for _ in x.shape[2:]))
+    weight, bias = (p if p is None else p.reshape(along) for p in (weight, bias))
+    out = _affine(normal.reshape(x.shape), weight, bias)
+    return out, mean.squeeze(-1), scale.squeeze(-1)
+
+
+@differentiable("native_layer_norm", "native_group_norm")
+def widened(norm: Kernel, x: Tensor, *rest: Any) -> Three:
+    if x.dtype not in HALF:
+        return norm(x, *rest)
+    parameters = [p for p in rest if isinstance(p, Tensor)]
+    out, mean, scale = norm(x.float(), *(p.float() if isinstance(p, Tensor) else p for p in rest))
+    kept = torch.float32 if any(p.dtype not in HALF for p in parameters) else x.dtype
+    return out.to(x.dtype), mean.to(kept), scale.to(kept)

@@ -1,0 +1,141 @@
+"""Operations that compute in float32 on narrow numbers, and round once.
+
+NOTE [where narrow numbers are computed in float32]: torch computes each operation on bfloat16 and
+float16 in float32 ("opmath") and rounds its result. A single instruction of XLA does the same; but
+torch_xla makes many operations of several instructions, each of which rounds, and divides the sum
+that a mean is made of when float16 no longer holds it. What is made of several instructions is
+therefore computed on float32 as a whole, here. Sums by themselves are left to
+`hlo.accumulate`, products of matrices to XLA.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.ops import registry
+from xfunc.ops.registry import Kernel, kernel
+from xfunc.promotion import number, result_type
+
+HALF = (torch.bfloat16, torch.float16)
+
+_REDUCTIONS = """
+    mean mean.dim nansum std.correction var.correction std_mean.correction var_mean.correction
+    linalg_vector_norm norm.Scalar norm.ScalarOpt_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
+    logsumexp logcumsumexp _logcumsumexp dot vdot cov cdist pdist dist renorm index_reduce
+    scatter_reduce.two _weight_norm_interface _trilinear embedding_dense_backward
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data linalg_matrix_exp
+"""
+_LOSSES = """
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits nll_loss_forward nll_loss_backward nll_loss2d_forward
+    nll_loss2d_backward multi_margin_loss multilabel_margin_loss_forward soft_margin_loss
+    soft_margin_loss_backward log_sigmoid_forward log_sigmoid_backward
+"""
+_WINDOWS = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d affine_grid_generator
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward
+    avg_pool3d_backward upsample_linear1d_backward upsample_bilinear2d_backward
+    upsample_trilinear3d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward
+    _upsample_bicubic2d_aa_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact1d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+"""
+_ELEMENTWISE = """
+    gelu gelu_backward silu silu_backward mish celu elu elu_backward selu softplus
+    softplus_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward glu
+    glu_backward sigmoid_backward tanh_backward logit logit_backward addcmul addcdiv lerp.Scalar
+    lerp.Tensor xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 sinh cosh tan asinh
+    acosh atanh erfinv hypot angle logaddexp logaddexp2 lgamma digamma polygamma mvlgamma igamma
+    igammac i0 div.Tensor mul.Scalar div.Scalar
+    leaky_relu leaky_relu_backward threshold threshold_backward softshrink softshrink_backward
+    hardtanh_backward fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor
+    remainder.Scalar_Tensor floor_divide div.Tensor_mode frac round.decimals
+"""
+
+
+def narrow_dtype(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """bfloat16 or float16, if that is what an operation returns; else None."""
+    said = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+    if said:
+        return said[0] if said[0] in HALF else None
+    found = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    if not any(a.dtype in HALF for a in found):
+        return None
+    dtype = result_type(found)
+    return dtype if dtype in HALF else None
+
+
+# NOTE [numbers next to narrow numbers]: where torch takes a tensor and is given a number, or an
+# array without dimensions of a wide dtype, it rounds it first; but not to multiply or divide by it.
+_EXACT = frozenset("div.Tensor mul.Scalar div.Scalar".split())
+_ROUNDED = {"fmod.Scalar": [1], "remainder.Scalar": [1]}
+
+
+def widened(name: str, function: Kernel) -> Kernel:
+    """A kernel that computes on float32 what it returns as narrow numbers."""
+    places = registry.tensor_places(name) + _ROUNDED.get(name, [])
+    exact = name in _EXACT
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = narrow_dtype(args, kwargs)
+        if dtype is None:
+            return function(*args, **kwargs)
+        if exact or kwargs.get("rounding_mode") == "trunc":
+            args = tuple(map(_wide, args))
+        else:
+            args = tuple(_wide(_round(a, dtype, k in places)) for k, a in enumerate(args))
+        out = function(*args, **{k: _wide(_round(v, dtype)) for k, v in kwargs.items()})
+        if isinstance(out, (tuple, list)):
+            return type(out)(_rounded(o, dtype) for o in out)
+        return _rounded(out, dtype)
+
+    return run
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, torch.Tensor) and x.is_floating_point():
+        return x.to(torch.float32)
+    return torch.float32 if isinstance(x, torch.dtype) else x
+
+
+def _round(x: Any, dtype: torch.dtype, tensor: bool = False) -> Any:
+    """See NOTE [numbers next to narrow numbers]."""
+    if isinstance(x, torch.Tensor):
+        return x.to(dtype) if x.is_floating_point() else x
+    return number(x, dtype) if tensor and x is not None else x
+
+
+def _rounded(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def none_is_narrow(*args: Any) -> bool:
+    """Whether no tensor among these is of narrow numbers."""
+    return not any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
+
+
+def add() -> None:
+    """Let these operations compute in float32."""
+    for name in " ".join((_REDUCTIONS, _LOSSES, _WINDOWS, _ELEMENTWISE)).split():
+        registry.surround(name, widened, none_is_narrow)
+
+
+def _comparison(name: str) -> None:
+    compare = getattr(torch, name)
+
+    @kernel(f"{name}.Scalar", unless=none_is_narrow)
+    def run(x: torch.Tensor, other: float) -> torch.Tensor:
+        # torch_xla 2.9 compares in float32, in which 0.1 is not the 0.1 of bfloat16.
+        return compare(x, torch.full((), other, dtype=x.dtype, device=x.device))
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
