@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from xfunc.ops import registry
-from xfunc.ops.registry import Kernel, kernel
+from xfunc.ops.registry import Kernel
 from xfunc.promotion import number, result_type
 
 HALF = (torch.bfloat16, torch.float16)
@@ -126,16 +126,3 @@ def add() -> None:
     """Let these operations compute in float32."""
     for name in " ".join((_REDUCTIONS, _LOSSES, _WINDOWS, _ELEMENTWISE)).split():
         registry.surround(name, widened, none_is_narrow)
-
-
-def _comparison(name: str) -> None:
-    compare = getattr(torch, name)
-
-    @kernel(f"{name}.Scalar", unless=none_is_narrow)
-    def run(x: torch.Tensor, other: float) -> torch.Tensor:
-        # torch_xla 2.9 compares in float32, in which 0.1 is not the 0.1 of bfloat16.
-        return compare(x, torch.full((), other, dtype=x.dtype, device=x.device))
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _comparison(_name)
