@@ -14,15 +14,15 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices=["trace", "dispatch", "scan", "pods", "remat", "second_process", "operations"],
+        choices="trace dispatch scan pods linalg remat second_process operations".split(),
         metavar="name",
-        help="trace, dispatch, scan, pods, second_process, operations (writes docs/operations.md), "
-        "remat (writes docs/images/remat.png)",
+        help="trace, dispatch, scan, pods, linalg, second_process, "
+        "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
         "--jax-python",
         metavar="PATH",
-        help="a Python that has JAX, for trace (or set XFUNC_JAX_PYTHON)",
+        help="a Python that has JAX, for trace and linalg (or set XFUNC_JAX_PYTHON)",
     )
     operations.add_options(parser)
     options = parser.parse_args()
@@ -44,6 +44,10 @@ def main() -> None:
             from benchmarks import pods
 
             pods.main()
+        elif name == "linalg":
+            from benchmarks import linalg
+
+            linalg.main(options.jax_python)
         elif name == "remat":
             from benchmarks import remat
 

@@ -63,7 +63,7 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     _, m, n = a.shape
     row = torch.arange(m, device=a.device)[:, None]
     column = torch.arange(n, device=a.device)
-    at = k.reshape(1)
+    at = k.reshape(1).to(torch.int32)  # libtpu ends the process where a loop indexes by int64
     here = a.index_select(1, at)
     if pivot:
         size = a.index_select(2, at).abs()[..., 0]
@@ -103,7 +103,7 @@ def _eliminated(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def _swap(k: Tensor, order: Tensor, pivots: Tensor) -> tuple[Tensor]:
-    at = k.reshape(1)
+    at = k.reshape(1).to(torch.int32)  # see `_lu_step`
     place = torch.arange(order.shape[1], device=order.device)
     other = pivots.index_select(1, at)
     here, there = order.index_select(1, at), order.gather(1, other)

@@ -1,0 +1,82 @@
+"""Factorisations of matrices on the CPU: next to JAX, in a process of its own, and eager torch.
+
+Of each the first call (tracing and compiling; eager torch has none) and the fastest of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import xfunc as xf
+from benchmarks.timing import Row, table, wait
+from benchmarks.trace import find_jax
+
+SIZE, ROUNDS = 256, 40
+ROUTINES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "svd": lambda a: torch.linalg.svd(a, full_matrices=False),
+    "eigh": torch.linalg.eigh,
+    "eig": torch.linalg.eig,
+    "cholesky": torch.linalg.cholesky,
+    "qr": torch.linalg.qr,
+    "solve": lambda a: torch.linalg.solve(a, a[:, :3]),
+    "inv": torch.linalg.inv,
+    "det": torch.linalg.det,
+    "solve_triangular": lambda a: torch.linalg.solve_triangular(a, a, upper=False),
+}
+
+
+def main(jax_python: str | None) -> None:
+    """Print the tables.
+
+    Args:
+        jax_python: a Python that has JAX; None: look for one.
+    """
+    x = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)) / SIZE**0.5
+    a = x @ x.mT + torch.eye(SIZE) / 2
+    on_device = xf.jit(lambda a: a + 0)(a)
+    ours = {k: times(functools.partial(_run, xf.jit(f), on_device)) for k, f in ROUTINES.items()}
+    eager = {k: times(functools.partial(f, a)) for k, f in ROUTINES.items()}
+    rows = [Row(f"eager torch, {k}", ours[k][1], eager[k][1], 1.5) for k in ROUTINES]
+    python = find_jax(jax_python)
+    if python is None:
+        print("No Python with JAX was found (--jax-python): no ratio to JAX.\n")
+    else:
+        jax = time_jax(python)
+        rows += [Row(f"JAX, {k}", ours[k][1], jax[k][1], 1.5) for k in ROUTINES]
+        rows += [Row(f"JAX, {k}, first call", ours[k][0], jax[k][0], 1.5) for k in ROUTINES]
+    print(table(f"linalg: matrices of {SIZE} x {SIZE}, float32", rows))
+
+
+def _run(f: Callable[[torch.Tensor], Any], a: torch.Tensor) -> None:
+    f(a)
+    wait()
+
+
+def times(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the first call, and of the fastest of the others."""
+    found = []
+    for _ in range(1 + ROUNDS):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return found[0], min(found[1:])
+
+
+def time_jax(python: str) -> dict[str, tuple[float, float]]:
+    """The same of JAX."""
+    script = Path(__file__).with_name("jax_linalg.py")
+    command = [python, str(script), str(SIZE), str(ROUNDS)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{script.name} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
