@@ -28,16 +28,9 @@ from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo import collectives as hlo
 from xfunc.lowering import Lowering, with_parameter
+from xfunc.named_axes import TRANSPOSES
 
 from .manual import Region
-
-_TRANSPOSES = {
-    "psum": "psum",
-    "all_gather": "psum_scatter",
-    "psum_scatter": "all_gather",
-    "all_to_all": "all_to_all",
-    "ppermute": "ppermute",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Collective:
     def transposed(self) -> Collective:
         """What takes a cotangent of the result to one of the argument."""
         back = tuple((target, source) for source, target in self.perm)
-        kind = _TRANSPOSES[self.kind]
+        kind = TRANSPOSES[self.kind]
         return dataclasses.replace(self, kind=kind, aval=self.outputs[0], perm=back)
 
     def write(self, body: ComputationBuilder, x: Value) -> Value:

@@ -1,7 +1,8 @@
 """Collectives: how the devices that run the function of a `shard_map` communicate.
 
 `axis_name` is the name of an axis of the mesh, or a tuple of names: then the devices along all of
-them communicate, and the first is the slowest in their order. Trees are taken leaf by leaf.
+them communicate, and the first is the slowest in their order. Trees are taken leaf by leaf. Along
+the axis of a `vmap` that has a name, its examples communicate in the same way.
 
 Each one is differentiated as a linear function of the arrays of all devices together. What that
 makes of a gradient which is taken in a function of one device: see `shard_map`, and `xfunc.vma`.
@@ -14,15 +15,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc import ambient, tree, vma
-from xfunc.avals import NUMBERS, aval_of, short
-from xfunc.bind import bind
+from xfunc import tree, vma
+from xfunc.avals import NUMBERS, short
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import user_location
 from xfunc.transforms.common import arrays, as_tensors, labels_in
 
-from .collective_primitive import Collective, Maximum, place
-from .manual import Region
+from .axes import Axes, axes_of
 
 Tensor = torch.Tensor
 AxisName = str | tuple[str, ...]
@@ -33,7 +32,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Source: ``jax.lax.psum``.
     """
-    return _sum("psum", x, *_axes("psum", axis_name))
+    return _sum("psum", x, axes_of("psum", axis_name))
 
 
 def pmean(x: Any, axis_name: AxisName) -> Any:
@@ -41,9 +40,8 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Source: ``jax.lax.pmean``.
     """
-    region, axes = _axes("pmean", axis_name)
-    n = region.size(axes)
-    return tree.map(lambda t: t / n, _sum("pmean", x, region, axes))
+    axes = axes_of("pmean", axis_name)
+    return tree.map(lambda t: t / axes.size, _sum("pmean", x, axes))
 
 
 def pmax(x: Any, axis_name: AxisName) -> Any:
@@ -82,11 +80,11 @@ def all_gather(
             f"all_gather was given to={to!r}",
             "give 'varying' or 'invarying'; a value is one or the other along an axis.",
         )
-    region, axes = _axes("all_gather", axis_name)
+    axes = axes_of("all_gather", axis_name)
 
     def one(t: Tensor) -> Tensor:
         d = _dimension("all_gather", "axis", axis, t, extra=not tiled)
-        rows = _bound(Collective("all_gather", aval_of(t), region, axes), t)
+        rows = axes.gather(t)
         rows = _cast(rows, axes, vma.gathered) if to == "varying" else rows
         return _merged(rows, d) if tiled else rows.movedim(0, d)
 
@@ -109,7 +107,7 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
 
     Source: ``jax.lax.pvary``.
     """
-    _, axes = _axes("pvary", axis_name)
+    axes = axes_of("pvary", axis_name)
     return _each("pvary", lambda t: _cast(t, axes, vma.vary), x)
 
 
@@ -127,10 +125,8 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     return pvary(x, axis_name)
 
 
-def _cast(t: Tensor, axes: tuple[str, ...], cast: Callable[[Tensor, Sequence[str]], Tensor]) -> Any:
-    known = vma.checked()
-    axes = tuple(n for n in axes if n in known)
-    return cast(t, axes) if axes else t
+def _cast(t: Tensor, axes: Axes, cast: Callable[[Tensor, Sequence[str]], Tensor]) -> Tensor:
+    return cast(t, axes.checked) if axes.checked else t
 
 
 def psum_scatter(
@@ -149,14 +145,14 @@ def psum_scatter(
     Source: ``jax.lax.psum_scatter``.
     """
     name = "psum_scatter"
-    region, axes = _axes(name, axis_name)
-    n = region.size(axes)
+    axes = axes_of(name, axis_name)
+    n = axes.size
 
     def one(t: Tensor) -> Tensor:
         d = _dimension(name, "scatter_dimension", scatter_dimension, t)
         _check_parts(name, "scatter_dimension", d, t, n, tiled)
         rows = _cut(t, d, n) if tiled else t.movedim(d, 0)
-        return _bound(Collective(name, aval_of(rows), region, axes), rows)
+        return axes.scatter(rows)
 
     return _each(name, one, x)
 
@@ -172,13 +168,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Source: ``jax.lax.ppermute``.
     """
-    region, axes = _axes("ppermute", axis_name)
-    pairs = _pairs(perm, region.size(axes))
-
-    def one(t: Tensor) -> Tensor:
-        return _bound(Collective("ppermute", aval_of(t), region, axes, pairs), t)
-
-    return _each("ppermute", one, x)
+    axes = axes_of("ppermute", axis_name)
+    pairs = _pairs(perm, axes.size)
+    return _each("ppermute", lambda t: axes.exchange("ppermute", t, pairs), x)
 
 
 def all_to_all(
@@ -198,15 +190,15 @@ def all_to_all(
     Source: ``jax.lax.all_to_all``.
     """
     name = "all_to_all"
-    region, axes = _axes(name, axis_name)
-    n = region.size(axes)
+    axes = axes_of(name, axis_name)
+    n = axes.size
 
     def one(t: Tensor) -> Tensor:
         split = _dimension(name, "split_axis", split_axis, t)
         concat = _dimension(name, "concat_axis", concat_axis, t)
         _check_parts(name, "split_axis", split, t, n, tiled)
         rows = _cut(t, split, n) if tiled else t.movedim(split, 0)
-        got = _bound(Collective(name, aval_of(rows), region, axes), rows)
+        got = axes.exchange(name, rows)
         return _merged(got, concat) if tiled else got.movedim(0, concat)
 
     return _each(name, one, x)
@@ -217,7 +209,7 @@ def axis_index(axis_name: AxisName) -> Tensor:
 
     Source: ``jax.lax.axis_index``.
     """
-    return place(*_axes("axis_index", axis_name))
+    return axes_of("axis_index", axis_name).place()
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -225,16 +217,14 @@ def axis_size(axis_name: AxisName) -> int:
 
     Source: ``jax.lax.axis_size``.
     """
-    region, axes = _axes("axis_size", axis_name)
-    return region.size(axes)
+    return axes_of("axis_size", axis_name).size
 
 
-def _sum(name: str, x: Any, region: Region, axes: tuple[str, ...]) -> Any:
+def _sum(name: str, x: Any, axes: Axes) -> Any:
     def one(t: Any) -> Any:
         if type(t) in NUMBERS:
-            return t * region.size(axes)
-        t = t.to(torch.int64) if t.dtype == torch.bool else t
-        return _bound(Collective("psum", aval_of(t), region, axes), t)
+            return t * axes.size
+        return axes.combine("psum", t.to(torch.int64) if t.dtype == torch.bool else t)
 
     return _each(name, one, x, numbers=True)
 
@@ -245,20 +235,16 @@ def _reversed(t: Tensor) -> Tensor:
 
 
 def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor], Tensor]) -> Any:
-    region, axes = _axes(name, axis_name)
+    axes = axes_of(name, axis_name)
 
     def one(t: Any) -> Any:
         if type(t) in NUMBERS:
             return t
         if t.dtype.is_complex:
             _refuse(f"{name} was given {short(t)}: complex numbers have no order", "take t.abs().")
-        return turned(_bound(Maximum("pmax", aval_of(t), region, axes), turned(t)))
+        return turned(axes.combine("pmax", turned(t)))
 
     return _each(name, one, x, numbers=True)
-
-
-def _bound(primitive: Collective, t: Tensor) -> Tensor:
-    return bind(primitive, [t])[0]
 
 
 def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -> Any:
@@ -269,37 +255,6 @@ def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -
         if type(t) not in NUMBERS:
             arrays([t], name, [label])
     return tree.unflatten(structure, [one(t) for t in made])
-
-
-def _axes(name: str, axis_name: Any) -> tuple[Region, tuple[str, ...]]:
-    """The region that is being traced, and the axes, which are manual in it."""
-    given = (axis_name,) if isinstance(axis_name, str) else axis_name
-    if not isinstance(given, (tuple, list)) or not all(isinstance(n, str) for n in given):
-        _refuse(
-            f"{name} was given {shown(axis_name)} as axis_name",
-            "give the name of an axis of the mesh, or a tuple of names.",
-        )
-    axes = tuple(given)
-    what = f"{name} over {axis_name!r}"
-    region = ambient.region()
-    if region is None:
-        _refuse(
-            f"{what} is called outside of a shard_map, where there are no axes",
-            "call it in a function that is given to xf.shard_map.",
-        )
-    for n in axes:
-        if n not in region.mesh.shape:
-            names = ", ".join(map(repr, region.mesh.axis_names))
-            _refuse(f"{what}: {region.mesh!r} has no axis {n!r}", f"its axes are {names}.")
-        if n not in region.axes:
-            names = ", ".join(map(repr, region.axes))
-            _refuse(
-                f"{what}: the shard_map is not manual over {n!r}, but over {names} only",
-                f"add {n!r} to its axis_names.",
-            )
-    if len(set(axes)) < len(axes):
-        _refuse(f"{what} names an axis twice", "name each axis once.")
-    return region, axes
 
 
 def _dimension(name: str, what: str, d: Any, t: Tensor, extra: bool = False) -> int:

@@ -185,6 +185,11 @@ class ShardMapped(Transform):
             if n not in mesh.shape:
                 axes = ", ".join(map(repr, mesh.axis_names))
                 _refuse(f"{name}: axis_names has {n!r}, no axis of {mesh!r}", f"its axes: {axes}.")
+            if n in {a.name for a in ambient.named_axes()}:
+                _refuse(
+                    f"{name} is manual over {n!r}, and inside of a vmap over an axis of that name",
+                    "give the axis of the vmap another name.",
+                )
             if n in around:
                 _refuse(
                     f"{name} is inside of a shard_map that is manual over {n!r} already",

@@ -1047,7 +1047,7 @@ mean(torch.ones(4))
                 """\
 ShardingError: pmean over 'data' is called outside of a shard_map, where there are no axes
   at example.py:3 in mean: return xf.pmean(x, "data")
-Repair: call it in a function that is given to xf.shard_map.""",
+Repair: call it in a function that is given to xf.shard_map, or to xf.vmap(..., axis_name='data').""",
                 """\
 mesh = xf.make_mesh((1,), ("data",))
 mean = xf.shard_map(mean, mesh=mesh, in_specs=xf.P("data"), out_specs=xf.P())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,14 +12,21 @@ import torch
 from xfunc import batching, functorch, tracing, tree
 from xfunc.arguments import as_outputs
 from xfunc.avals import short
-from xfunc.errors import TreeMismatchError, report
+from xfunc.errors import TreeMismatchError, report, shown
 from xfunc.locations import function_name, user_location
+from xfunc.named_axes import named
 from xfunc.staging import Transform
 
 from .common import Fun, Tensor, arrays, as_arrays, as_tensor
 
 
-def vmap(fun: Fun, in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None) -> Any:
+def vmap(
+    fun: Fun,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_size: int | None = None,
+    axis_name: str | None = None,
+) -> Any:
     """A function that maps `fun` over an axis of its arguments, as one batched computation.
 
     Args:
@@ -29,6 +37,8 @@ def vmap(fun: Fun, in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = 
         out_axes: where the mapped axis goes in the outputs: an axis or None (the output must be
             the same for all), or a tree prefix of those.
         axis_size: size of the mapped axis; needed only if nothing is mapped over.
+        axis_name: a name for the mapped axis. The examples then communicate along it with the
+            collectives (`psum`, `all_gather`, ...), as devices do along an axis of a mesh.
 
     Raises:
         TreeMismatchError: the mapped axes differ in size, or `in_axes` does not fit the arguments.
@@ -38,15 +48,18 @@ def vmap(fun: Fun, in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = 
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    return Vmap(fun, in_axes, out_axes, axis_size)
+    return Vmap(fun, in_axes, out_axes, axis_size, axis_name)
 
 
 class Vmap(Transform):
     """What `vmap` returns."""
 
-    def __init__(self, fun: Fun, in_axes: Any, out_axes: Any, axis_size: int | None):
+    def __init__(
+        self, fun: Fun, in_axes: Any, out_axes: Any, axis_size: int | None, axis_name: str | None
+    ):
         self._in_axes, self._out_axes, self._axis_size = in_axes, out_axes, axis_size
-        options = (_freeze(in_axes), _freeze(out_axes), axis_size)
+        self._axis_name = axis_name
+        options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name)
         super().__init__(fun, options, "vmap")
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,9 +104,15 @@ class Vmap(Transform):
             return tuple(outs) or torch.zeros(())
 
         trace = tracing.current()
-        if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
-            anchor = torch.zeros(size, device=leaves[0].device if leaves else None)
-            outs = batching.vmap(trace, lambda _, *xs: flat(*xs), (0, *dims), (anchor, *leaves))
+        if self._axis_name is not None or all(d is None for d in dims):
+            # torch.func.vmap needs something to map over, and a named axis its numbers.
+            numbers = torch.arange(size, device=leaves[0].device if leaves else None)
+
+            def numbered(number: Tensor, *xs: Tensor) -> Any:
+                with self._named(size, number):
+                    return flat(*xs)
+
+            outs = batching.vmap(trace, numbered, (0, *dims), (numbers, *leaves))
         else:
             outs = batching.vmap(trace, flat, dims, leaves)
         for o, d in zip(outs, out_axes, strict=False):
@@ -109,6 +128,21 @@ class Vmap(Transform):
             o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
         ]
         return tree.unflatten(out_trees[0], placed)
+
+    def _named(self, size: int, numbers: Tensor) -> contextlib.AbstractContextManager[None]:
+        """Have the axis by its name."""
+        name = self._axis_name
+        if name is None:
+            return contextlib.nullcontext()
+        if not isinstance(name, str):
+            raise TypeError(
+                report(
+                    f"{self.__name__} was given axis_name={shown(name)}",
+                    "give a string.",
+                    at=user_location(),
+                )
+            )
+        return named(name, size, numbers)
 
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return [d is None for d in self._dims(structure)]

@@ -1,6 +1,7 @@
 """What surrounds a call.
 
-The mesh in use, the axes that a manual region is manual over, and a policy in place of the user's.
+The mesh in use, the axes that a manual region is manual over, those of vmaps that have a name, and
+a policy in place of the user's.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ def set_region(new: Any) -> Any:
     return before
 
 
+def named_axes() -> tuple[Any, ...]:
+    """The axes of vmaps that have a name and are being traced in this thread, outermost first."""
+    return getattr(_thread, "named_axes", ())
+
+
+def set_named_axes(new: tuple[Any, ...]) -> None:
+    """Have these named axes from now on."""
+    _thread.named_axes = new
+
+
 @dataclasses.dataclass(eq=False)
 class Override:
     """A policy for all checkpoints and scans, whatever policies they were given.
@@ -86,13 +97,13 @@ def policy_for(own: Any) -> Any:
     return override.policy
 
 
-NOTHING = (None, None, None)
+NOTHING = (None, None, None, ())
 
 
 def key() -> Any:
     """What of it changes what is traced; `NOTHING` where nothing surrounds the call."""
     around = _thread.__dict__
-    return around.get("mesh"), around.get("region"), around.get("override")
+    return around.get("mesh"), around.get("region"), around.get("override"), named_axes()
 
 
 def modes() -> Hashable:
@@ -111,5 +122,5 @@ def modes() -> Hashable:
 def restore(surroundings: Any) -> Any:
     """Have what `key` told once around from now on; what was before."""
     before = key()
-    _thread.mesh, _thread.region, _thread.override = surroundings
+    _thread.mesh, _thread.region, _thread.override, _thread.named_axes = surroundings
     return before

@@ -82,8 +82,8 @@ class Primitive(Protocol):
         """Apply to plain tensors."""
         ...
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
-        """The two passes for gradients with respect to the inputs marked."""
+    def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
+        """The two passes for gradients with respect to the inputs marked; None: `vjp` serves."""
         ...
 
     def vjp(
@@ -137,8 +137,8 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
-        if any(wrt):
-            application = _Application(primitive, primitive.pair(wrt))
+        if any(wrt) and (pair := primitive.pair(wrt)) is not None:
+            application = _Application(primitive, pair)
             return list(_apply(_PairFunction, application, *args))[: len(primitive.outputs)]
     rule = _rule_of(primitive)
     if rule is not None:

@@ -122,6 +122,8 @@ class Staged:
     ) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
         """The values of the function and of what else its program depends on; tensors held."""
         value, held = self.function_value()
+        if ambient.named_axes():  # Of these the function may hold the numbers without knowing.
+            held = [*held, *(axis.held() for axis in ambient.named_axes())]
         if not beside:
             return value, (), held
         return value, *identity.values_beside(beside, held)

@@ -5,7 +5,8 @@ Run with an interpreter that has jax 0.7.1 (xfunc itself needs none)::
     pip install jax==0.7.1 && python tests/sharding/record_shard_map.py
 
 It writes ``tests/data/shard_map.npz``: the leaves of the result of each program in
-`shard_map_programs.py` and `varying_type_programs.py`.
+`shard_map_programs.py` and `varying_type_programs.py`; and ``tests/data/named_axes.npz``: of those
+in `named_axis_programs.py`, for `test_named_axes.py`.
 """
 
 import os
@@ -23,6 +24,7 @@ def main() -> None:
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
     import numpy as np
+    from named_axis_programs import named_programs
     from shard_map_programs import programs
     from varying_type_programs import typed_programs
 
@@ -45,12 +47,17 @@ def main() -> None:
         arange=lambda k: jnp.arange(k, dtype=jnp.float64),
         take=lambda x, i: jnp.take(x, jnp.asarray(i, jnp.int64), axis=0),
     )
-    found = {}
-    for name, program in (programs(n) | typed_programs(n)).items():
-        for k, leaf in enumerate(jax.tree.leaves(program())):
-            found[f"{name}/{k}"] = np.asarray(leaf)
-    np.savez_compressed(TESTS / "data" / "shard_map.npz", **found)
-    print(f"{len(found)} arrays recorded from jax {jax.__version__}")
+    every = {
+        "shard_map": programs(n) | typed_programs(n),
+        "named_axes": named_programs(n),
+    }
+    for file, group in every.items():
+        found = {}
+        for name, program in group.items():
+            for k, leaf in enumerate(jax.tree.leaves(program())):
+                found[f"{name}/{k}"] = np.asarray(leaf)
+        np.savez_compressed(TESTS / "data" / f"{file}.npz", **found)
+        print(f"{len(found)} arrays recorded from jax {jax.__version__}")
 
 
 if __name__ == "__main__":

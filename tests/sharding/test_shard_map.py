@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import OURS, PLAIN
+from jax_names import names
 from shard_map_programs import programs
 from varying_type_programs import typed_programs
 
@@ -21,31 +21,10 @@ from xfunc import sharding
 from xfunc.errors import ShardingError, TreeMismatchError
 from xfunc.sharding import P, make_mesh, shard_map
 
-TRANSFORMS = "grad value_and_grad jvp vjp vmap jit checkpoint custom_vjp jacrev hessian scan cond"
 RECORDED = np.load(Path(__file__).parents[1] / "data" / "shard_map.npz")
 
 
-def _names() -> SimpleNamespace:
-    def take(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, i.long().reshape(-1)).reshape(*i.shape, *x.shape[1:])
-
-    def asarray(x: Any) -> torch.Tensor:
-        return torch.tensor(x, dtype=torch.float64)
-
-    return SimpleNamespace(
-        **{k: getattr(sharding, k) for k in dir(sharding) if k[0] in "paPs"},
-        **{k: getattr(torch, k) for k in "where tanh exp zeros_like stack".split()},
-        **{k: getattr(xf, k) for k in TRANSFORMS.split()},
-        concatenate=torch.cat,
-        asarray=asarray,
-        arange=lambda k: torch.arange(k, dtype=torch.float64),
-        take=take,
-        mesh=make_mesh,
-    )
-
-
-NAMES = _names()
-PROGRAMS = programs(NAMES) | typed_programs(NAMES)
+PROGRAMS = programs(names()) | typed_programs(names())
 
 
 @pytest.mark.parametrize(

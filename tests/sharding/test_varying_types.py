@@ -169,3 +169,41 @@ def test_refused(f: Any, out: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         run(f, out)
     assert "Repair: " in str(raised.value)
+
+
+def test_named_axes_in_regions_and_around() -> None:
+    w, x = torch.tensor([0.5, -1.5], dtype=torch.float64), torch.arange(32.0).double() / 32
+
+    def each(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return xf.psum(a * w, ("k", "i")) * xf.pmean(a, "k") * (xf.axis_index(("i", "k")) + 1)
+
+    def loss(w: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return xf.vmap(each, (None, 0), axis_name="k")(w, rows).sum()
+
+    def alone(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(8, 2, 2)  # of a device, of an example
+        places = torch.arange(1, 17).reshape(8, 2, 1)
+        return ((rows * w).sum((0, 1)) * rows.mean(1, keepdim=True) * places).sum()
+
+    want = torch.func.grad(alone, argnums=(0, 1))(w, x)
+    specs = P(), P("i")
+
+    def rows(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda w, a: f(w, a.reshape(2, 2))
+
+    close(shard_map(xf.grad(rows(loss), argnums=(0, 1)), ONE, specs, specs)(w, x), want)
+    outside = shard_map(lambda w, a: xf.psum(rows(loss)(w, a), "i"), ONE, specs, P())
+    close(xf.grad(outside, argnums=(0, 1))(w, x), want)
+
+    def around(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """Of one row of each device: the vmap is outside."""
+        f = shard_map(lambda w, a: each(w, a).sum()[None], ONE, specs, P("i"))
+        return f(w, a.flatten()).sum()
+
+    def mapped(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        by_example = x.reshape(8, 2, 2).transpose(0, 1)
+        return xf.vmap(around, (None, 0), axis_name="k")(w, by_example).sum()
+
+    close(xf.grad(mapped, argnums=(0, 1))(w, x), want)
+    with pytest.raises(ShardingError, match="manual over 'i', and inside of a vmap over an axis"):
+        xf.vmap(lambda a: shard_map(torch.sin, ONE, P("i"), P("i"))(a), axis_name="i")(x[None])

@@ -1,0 +1,164 @@
+"""The axes that the collectives of a function are about: of a region, and of vmaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc import ambient, vma
+from xfunc.avals import aval_of
+from xfunc.bind import bind
+from xfunc.errors import ShardingError, report, shown
+from xfunc.locations import user_location
+from xfunc.named_axes import NamedAxis
+
+from .collective_primitive import Collective, Maximum, place
+from .manual import Region
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxes:
+    """Axes of a mesh, which the region that is being traced is manual over."""
+
+    region: Region
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return self.region.size(self.names)
+
+    def place(self) -> Tensor:
+        return place(self.region, self.names)
+
+    def apply(self, kind: str, x: Tensor, perm: tuple[tuple[int, int], ...] = ()) -> Tensor:
+        make = Maximum if kind == "pmax" else Collective
+        return bind(make(kind, aval_of(x), self.region, self.names, perm), [x])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The axes of one collective.
+
+    Attributes:
+        parts: those of a mesh that stand side by side together, those of vmaps one by one. The
+            first is the slowest.
+    """
+
+    parts: tuple[MeshAxes | NamedAxis, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(p.size for p in self.parts)
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """Those along which types are kept track of."""
+        known = vma.checked()
+        meshes = [p for p in self.parts if isinstance(p, MeshAxes)]
+        return tuple(n for p in meshes for n in p.names if n in known)
+
+    def place(self) -> Tensor:
+        """The place of the device, or the example, among all of them."""
+        first, *rest = self.parts
+        found = first.place()
+        for p in rest:
+            found = found * p.size + p.place()
+        return found
+
+    def combine(self, kind: str, x: Tensor) -> Tensor:
+        """The sum or the maximum."""
+        for p in self.parts:
+            x = p.apply(kind, x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All arrays, stacked on a new axis 0."""
+        ndim = x.ndim
+        for p in reversed(self.parts):
+            x = p.apply("all_gather", x)
+        return x.flatten(0, x.ndim - ndim - 1) if len(self.parts) > 1 else x
+
+    def scatter(self, rows: Tensor) -> Tensor:
+        """The row, of the sum of all, of one's own place."""
+        for p in self.parts[:-1]:
+            rows = p.apply("psum_scatter", rows.unflatten(0, (p.size, rows.shape[0] // p.size)))
+        return self.parts[-1].apply("psum_scatter", rows)
+
+    def exchange(self, kind: str, x: Tensor, perm: tuple[tuple[int, int], ...] = ()) -> Tensor:
+        """``all_to_all`` or ``ppermute``."""
+        first, *rest = self.parts
+        if rest:
+            names = [n for p in self.parts for n in p.names]
+            _refuse(
+                f"{kind} over {tuple(names)} is over several axes, of which some are of a vmap",
+                "exchange along one axis after the other.",
+            )
+        return first.apply(kind, x, perm)
+
+
+def axes_of(name: str, axis_name: Any) -> Axes:
+    """The axes of these names, for the collective `name`.
+
+    Raises:
+        ShardingError: there are none.
+    """
+    given = (axis_name,) if isinstance(axis_name, str) else axis_name
+    if not isinstance(given, (tuple, list)) or not all(isinstance(n, str) for n in given):
+        _refuse(
+            f"{name} was given {shown(axis_name)} as axis_name",
+            "give the name of an axis of the mesh or of a vmap, or a tuple of names.",
+        )
+    what = f"{name} over {axis_name!r}"
+    if len(set(given)) < len(given):
+        _refuse(f"{what} names an axis twice", "name each axis once.")
+    region, mapped = ambient.region(), {a.name: a for a in ambient.named_axes()}
+    if not given:
+        if region is None:
+            _refuse(f"{what} names no axis", "name the axis of a vmap.")
+        return Axes((MeshAxes(region, ()),))
+    found: list[MeshAxes | NamedAxis] = []
+    for is_mapped, group in itertools.groupby(given, lambda n: n in mapped):
+        names = tuple(group)
+        if is_mapped:
+            found += [mapped[n] for n in names]
+        else:
+            _check(what, names, region, [*mapped])
+            found.append(MeshAxes(region, names))
+    return Axes(tuple(found))
+
+
+def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: list[str]) -> None:
+    """Raise unless the region is manual over axes of these names."""
+    also = f"those of the vmaps around it, {', '.join(map(repr, mapped))}" if mapped else ""
+    if region is None:
+        n = names[0]
+        if mapped:
+            _refuse(f"{what}: no vmap or shard_map around it has an axis {n!r}", f"name {also}.")
+        _refuse(
+            f"{what} is called outside of a shard_map, where there are no axes",
+            f"call it in a function that is given to xf.shard_map, or to xf.vmap(..., "
+            f"axis_name={n!r}).",
+        )
+    for n in names:
+        if n not in region.mesh.shape:
+            known = ", ".join(map(repr, region.mesh.axis_names))
+            _refuse(
+                f"{what}: {region.mesh!r} has no axis {n!r}",
+                f"its axes are {known}{also and '; ' + also}.",
+            )
+        if n not in region.axes:
+            known = ", ".join(map(repr, region.axes))
+            _refuse(
+                f"{what}: the shard_map is not manual over {n!r}, but over {known} only",
+                f"add {n!r} to its axis_names.",
+            )
+
+
+def _refuse(problem: str, repair: str) -> NoReturn:
+    raise ShardingError(report(problem, repair, at=user_location()))
