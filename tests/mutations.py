@@ -4,6 +4,7 @@
 
 - an exported file: bits, bytes, truncations, blocks that are moved, repeated or spliced from
   another file, sizes and names in the archive's own records; and what is inside, packed again;
+- a file of a checkpoint, and a result in the cache of what libtpu made;
 - an HLO module: bytes, and fields of its protobuf (names, ids, opcodes, shapes, huge sizes,
   operands, called computations), cycles among them, fields swapped between instructions.
 
@@ -19,10 +20,12 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MOST_SECONDS, MOST_KIB = 10.0, 2**20
@@ -158,6 +161,10 @@ def attempt(k: int, seed: int, files: list[bytes], modules: list[bytes]) -> str 
     from xfunc.hlo import InvalidHloError, Module
 
     rng = random.Random(f"{seed} {k}")
+    if k % 10 == 9:
+        return attempt_checkpoint(rng)
+    if k % 10 == 8:
+        return attempt_result(modules, rng)
     if k % 3:
         where = rng.randrange(len(files))
         change = damaged if k % 3 == 1 else damaged_inside
@@ -181,6 +188,44 @@ def attempt(k: int, seed: int, files: list[bytes], modules: list[bytes]) -> str 
         avals = [Aval(p.shape.dims, p.shape.dtype) for p in module.entry.parameters]
         with contextlib.suppress(RuntimeError):  # XLA's word on what it makes of it.
             embed(module, avals)
+    return None
+
+
+def attempt_checkpoint(rng: random.Random) -> str | None:
+    """Load a checkpoint of which a file is damaged."""
+    import torch
+
+    import xfunc as xf
+
+    tree = {"a": torch.arange(6.0).reshape(2, 3), "b": [torch.ones(4, dtype=torch.int64)]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        xf.sharding.save_checkpoint(path, tree, extra={"step": 3})
+        file = rng.choice(sorted(p for p in path.rglob("*") if p.is_file()))
+        data = file.read_bytes()
+        file.write_bytes(damaged(data, [data], rng))
+        try:
+            found = xf.sharding.load_checkpoint(path, tree)
+            extra = xf.sharding.load_extra(path)
+        except (xf.errors.DamagedCheckpointError, FileNotFoundError):
+            return None
+    same = all(map(torch.equal, map(xf.device_get, xf.tree.leaves(found)), xf.tree.leaves(tree)))
+    return None if same and extra == {"step": 3} else "it loads as something else"
+
+
+def attempt_result(modules: list[bytes], rng: random.Random) -> str | None:
+    """Read a result of libtpu that is damaged."""
+    from xfunc.aot.result import UNREADABLE, Result
+
+    parts = {"report.json": b'{"refusal": "too large"}', "executable": modules[0], "hlo.pb": b""}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.zip"
+        path.write_bytes(damaged(packed(parts), [packed(parts)], rng))
+        nothing: Any = None
+        with contextlib.suppress(*UNREADABLE):
+            found = Result.read(path, nothing)
+            if (found.report, found.executable) != ({"refusal": "too large"}, modules[0]):
+                return "it is read as something else"
     return None
 
 

@@ -20,6 +20,7 @@ UNREADABLE = (
     zlib.error,
     EOFError,
     NotImplementedError,
+    RuntimeError,  # It says that it is encrypted.
     LookupError,
     ValueError,
 )
