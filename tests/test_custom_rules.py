@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -305,3 +306,54 @@ class TestForwardOverReverse:
         got = xf.device_get(xf.jvp(xf.grad(ours), (X,), (t,)))
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(xf.hessian(ours)(X).cpu(), torch.func.hessian(plain)(X))
+
+
+def _with_rule(kind: str, w: torch.Tensor) -> Any:
+    """A function with a rule, whose body closes over `w`."""
+    if kind == "custom_vjp":
+        f = xf.custom_vjp(lambda x: x * w)
+        f.defvjp(lambda x: (x * w, None), lambda _, ct: (ct * 100,))
+        return f
+    f = xf.custom_jvp(lambda x: x * w)
+    f.defjvp(lambda primals, tangents: (primals[0] * w, tangents[0] * 100))
+    return f
+
+
+ONES = torch.ones(3, dtype=torch.float64)
+CLOSED_OVER: dict[str, Callable[..., Any]] = {
+    "grad": lambda f: xf.grad(lambda w: f(w)(ONES).sum())(X),
+    "jit of grad": lambda f: xf.jit(xf.grad(lambda w: f(w)(ONES).sum()))(X),
+    "grad of jit": lambda f: xf.grad(lambda w: xf.jit(lambda: f(w)(ONES).sum())())(X),
+    "grad of grad": lambda f: xf.grad(
+        lambda w: xf.grad(lambda v: (f(w)(ONES) * v).sum())(ONES).sum()
+    )(X),
+    "grad of scan": lambda f: xf.grad(
+        lambda w: xf.scan(lambda c, _: (c + f(w)(ONES), None), ONES, None, length=2)[0].sum()
+    )(X),
+    "grad of vmap": lambda f: xf.grad(
+        lambda w: xf.vmap(lambda a: f(w.sum())(a))(ONES).sum(),
+    )(X),
+    "vmap of grad": lambda f: xf.vmap(xf.grad(lambda w: f(w)(ONES[0])))(X),
+    "jvp": lambda f: xf.jvp(lambda w: f(w)(ONES), (X,), (X,)),
+    "linearize": lambda f: xf.linearize(lambda w: f(w)(ONES), X),
+    "hessian": lambda f: xf.hessian(lambda w: f(w)(ONES).sum())(X),
+    "what is computed from it": lambda f: xf.grad(lambda w: f(w.sin() + 1)(ONES).sum())(X),
+    "backward": lambda f: xf.jit(lambda w: f(w)(ONES).sum())(X.clone().requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+@pytest.mark.parametrize("name", CLOSED_OVER)
+def test_a_rule_is_not_ignored_for_what_the_function_closes_over(name: str, kind: str) -> None:
+    with pytest.raises(TypeError, match=r"(?s)closes over a value \(float64.*stop_gradient"):
+        CLOSED_OVER[name](lambda w: _with_rule(kind, w))
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+def test_a_rule_may_close_over_what_is_not_differentiated(kind: str) -> None:
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        return (_with_rule(kind, xf.stop_gradient(w))(ONES) * w).sum()
+
+    torch.testing.assert_close(xf.device_get(xf.grad(loss)(X)), X)
+    outer = xf.jit(lambda w, x: xf.grad(lambda x: _with_rule(kind, w)(x).sum())(x))
+    torch.testing.assert_close(xf.device_get(outer(X, ONES)), ONES * 100)

@@ -14,7 +14,7 @@ from xfunc.bind import Tensor
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.program import Program
-from xfunc.staging import Staged, Transform
+from xfunc.staging import Staged, Transform, call_in_trace
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, labels_of
@@ -96,6 +96,17 @@ class CustomFunction(Transform):
         rest, fixed = iter(diff), iter(nondiff)
         return [next(fixed) if i in places else next(rest) for i in range(n)]
 
+    def _unwatched(self, primal: Fun, diff: tuple[Any, ...], nondiff: tuple[Any, ...]) -> Any:
+        """Call the function where nothing differentiates with respect to its arguments."""
+        return call_in_trace(
+            self._part(self._primal_fun, "primal"),
+            diff,
+            {},
+            beside=labelled(nondiff),
+            call=primal,
+            check_captures=lambda captures: check_captures(self.__name__, captures),
+        )
+
     def _part(self, fun: Fun, role: str) -> Staged:
         return Staged(fun, value=Part(fun, (self.kind, role)))
 
@@ -144,16 +155,8 @@ class Inputs:
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
         entry, held = staged.find(structure, avals, None, beside=labelled(nondiff), call=fun)
         captures = entry.inputs([*leaves], held)[len(leaves) :]
+        check_captures(self._name, captures)
         for c in captures:
-            if values.is_tracked(c) or functorch.has_tangent(c):
-                raise TypeError(
-                    report(
-                        f"{self._name} closes over a value ({short(c)}) that is being "
-                        "differentiated, which its rule knows nothing of",
-                        "pass the value as an argument, or close over xf.stop_gradient of it.",
-                        at=user_location(),
-                    )
-                )
             if id(c) not in self._place:
                 self._place[id(c)] = len(self.flat)
                 self.flat.append(c)
@@ -162,3 +165,17 @@ class Inputs:
     @property
     def avals(self) -> tuple[Aval, ...]:
         return tuple(map(aval_of, self.flat))
+
+
+def check_captures(name: str, captures: Sequence[Tensor]) -> None:
+    """Raise if a function with a rule closes over what is being differentiated."""
+    for c in captures:
+        if values.is_tracked(c) or functorch.has_tangent(c):
+            raise TypeError(
+                report(
+                    f"{name} closes over a value ({short(c)}) that is being differentiated, which "
+                    "its rule knows nothing of",
+                    "pass the value as an argument, or close over xf.stop_gradient of it.",
+                    at=user_location(),
+                )
+            )

@@ -16,11 +16,11 @@ from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import everything_saveable
 from xfunc.program import Program, differentiable
-from xfunc.staging import call_in_trace, is_eager
+from xfunc.staging import is_eager
 from xfunc.values import is_tracked
 
 from .common import Fun, as_tensors, check_same
-from .custom import CustomFunction, Inputs, labelled
+from .custom import CustomFunction, Inputs
 
 
 def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp:
@@ -97,8 +97,7 @@ class CustomJvp(CustomFunction):
         if is_eager():
             return _eager(primal, push, leaves, structure, smooth)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
-            part = self._part(self._primal_fun, "primal")
-            return call_in_trace(part, diff, {}, beside=labelled(nondiff), call=primal)
+            return self._unwatched(primal, diff, nondiff)
         inputs = Inputs(leaves, self.__name__)
         f, out_tree, f_uses = inputs.add(
             self._part(self._primal_fun, "primal"), primal, diff, nondiff

@@ -402,6 +402,7 @@ def call_in_trace(
     kwargs: dict[str, Any],
     static: Hashable = None,
     beside: tuple[tuple[Hashable, Any], ...] = (),
+    check_captures: Callable[[Sequence[torch.Tensor]], None] = lambda captures: None,
     **options: Any,
 ) -> Any:
     """Call a staged function inside a trace: one call of its program."""
@@ -417,4 +418,6 @@ def call_in_trace(
         effects_allowed=True,
         **options,
     )
-    return entry.result(bind(entry.call, entry.inputs(leaves, held)))
+    inputs = entry.inputs(leaves, held)
+    check_captures(inputs[len(leaves) :])
+    return entry.result(bind(entry.call, inputs))

@@ -7,6 +7,8 @@ import gc
 import warnings
 from collections.abc import Iterator
 
+import torch
+
 from xfunc import runtime
 
 
@@ -57,6 +59,39 @@ def derivatives_or_errors() -> Iterator[None]:
 
 NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
 """What torch says of an operation that it cannot differentiate."""
+
+
+@contextlib.contextmanager
+def no_saved_tensors_hooks() -> Iterator[None]:
+    """Without the user's hooks on what autograd saves (`torch.autograd.graph.save_on_cpu`).
+
+    What a trace saves are placeholders; what a call of its program saves goes through the hooks.
+    """
+    hooks = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    taken = []
+    while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        taken.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(taken):
+            hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def no_validation_of_distributions() -> Iterator[None]:
+    """Let torch.distributions not look whether traced parameters are valid, unless it is told to.
+
+    Their values are unknown; torch would read them.
+    """
+    base = torch.distributions.Distribution
+    before = base._validate_args
+    base._validate_args = False
+    try:
+        yield
+    finally:
+        base._validate_args = before
 
 
 def flush_user_work() -> None:

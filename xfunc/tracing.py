@@ -149,6 +149,8 @@ class Trace:
                 stack.enter_context(switches.tracing_switches())
                 stack.enter_context(switches.young_garbage_only())
                 stack.enter_context(switches.derivatives_or_errors())
+                stack.enter_context(switches.no_validation_of_distributions())
+            stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self._around))
             stack.enter_context(torch.inference_mode(False))
