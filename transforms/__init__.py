@@ -5,6 +5,8 @@ if __name__ != "xfunc.transforms":  # A second copy would have a cache and error
 
 from .associative_scan import associative_scan as associative_scan
 from .at import at as at
+from .callback import io_callback as io_callback
+from .callback import pure_callback as pure_callback
 from .checkpoint import checkpoint as checkpoint
 from .checkpoint import remat as remat
 from .checkpoint_name import checkpoint_name as checkpoint_name
@@ -22,10 +24,14 @@ from .jacobian import jacfwd as jacfwd
 from .jacobian import jacrev as jacrev
 from .jit import jit as jit
 from .jvp import jvp as jvp
+from .linear import closure_convert as closure_convert
+from .linear import linear_transpose as linear_transpose
 from .linearize import linearize as linearize
 from .map import map as map
+from .ravel import ravel_pytree as ravel_pytree
 from .scan import scan as scan
 from .stop_gradient import stop_gradient as stop_gradient
+from .vectorize import vectorize as vectorize
 from .vjp import vjp as vjp
 from .vmap import vmap as vmap
 from .while_loop import while_loop as while_loop

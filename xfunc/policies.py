@@ -64,6 +64,10 @@ def dots_with_no_batch_dims_saveable(instruction: Instruction) -> bool:
     return not instruction.proto.dot_dimension_numbers.lhs_batch_dimensions
 
 
+checkpoint_dots = dots_saveable
+checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
+
+
 @dataclasses.dataclass(frozen=True)
 class _Names:
     """Keep, or offload, what has one of some names."""
@@ -82,6 +86,56 @@ class _Names:
 def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
     """Keep what `xfunc.checkpoint_name` has given one of these names."""
     return _Names(_names(names_which_can_be_saved, "save_only_these_names"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _NotNames:
+    """Keep what has a name, or everything, but what has one of some names."""
+
+    excluded: frozenset[str]
+    unnamed: bool
+
+    def __call__(self, instruction: Instruction) -> bool:
+        names = names_of(instruction.proto)
+        return self.excluded.isdisjoint(names) and (self.unnamed or bool(names))
+
+
+def save_any_names_but_these(*names_not_to_save: str) -> Policy:
+    """Keep what `xfunc.checkpoint_name` has given a name other than these."""
+    return _NotNames(_names(names_not_to_save, "save_any_names_but_these"), unnamed=False)
+
+
+def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
+    """Keep everything but what `xfunc.checkpoint_name` has given one of these names.
+
+    What is computed from such a value, its transpose for one, may be kept.
+    """
+    return _NotNames(_names(names_not_to_save, "save_anything_except_these_names"), unnamed=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Both:
+    """See `save_from_both_policies`."""
+
+    first: Policy
+    second: Policy
+
+    def __call__(self, instruction: Instruction) -> Answer:
+        return self.first(instruction) or self.second(instruction)
+
+
+def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
+    """Keep what one of two policies keeps; the first says how, if both do."""
+    for policy in (policy_1, policy_2):
+        if not callable(policy):
+            raise TypeError(
+                report(
+                    f"save_from_both_policies was given {shown(policy)}",
+                    "give two functions of an HLO instruction.",
+                    at=user_location(),
+                )
+            )
+    return _Both(policy_1, policy_2)
 
 
 def save_and_offload_only_these_names(

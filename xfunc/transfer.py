@@ -9,6 +9,14 @@ import torch
 from xfunc import runtime, tree
 
 
+def devices() -> list[int]:
+    """The numbers of the devices that programs run on, as `make_mesh` takes them.
+
+    Source: ``jax.devices``.
+    """
+    return list(range(runtime.device_count()))
+
+
 def device_get(x: Any) -> Any:
     """The tree with every tensor copied to the host."""
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)

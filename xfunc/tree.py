@@ -157,6 +157,35 @@ def reduce(fun: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
     return optree.tree_reduce(fun, tree, *initial, namespace=NAMESPACE)
 
 
+def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:
+    """A tree of trees turned inside out: ``transpose(outer, inner, outer of inner)``.
+
+    Args:
+        outer: structure of the outer level of `tree`.
+        inner: structure of what stands at its leaves; None: that of the first of them.
+        tree: a tree of structure `outer`, at each leaf one of structure `inner`.
+
+    Raises:
+        TreeMismatchError: `tree` is not of these structures.
+    """
+    try:
+        inside = outer.flatten_up_to(tree)
+    except (ValueError, TypeError):
+        inside = None
+    if inner is None:
+        inner = structure(inside[0]) if inside else outer
+    if inside is None or any(structure(t) != inner for t in inside):
+        raise TreeMismatchError(
+            report(
+                f"tree.transpose was given {structure(tree)}, which is not {inner} in {outer}",
+                "give the structures of its two levels, as xf.tree.structure tells them.",
+                at=user_location(),
+            )
+        )
+    columns = zip(*builtins.map(leaves, inside), strict=True)
+    return inner.unflatten([outer.unflatten(c) for c in columns])
+
+
 def register(
     cls: C,
     flatten: Callable[[Any], tuple[Iterable[Any], Any]],

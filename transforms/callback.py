@@ -1,0 +1,271 @@
+"""`pure_callback` and `io_callback`: results of Python in the middle of a program, on the CPU.
+
+What only wants to see values is better served by `xfunc.debug.callback`, which every device has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc import effects, host_calls, identity, tracing, tree
+from xfunc.arguments import as_outputs
+from xfunc.avals import Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.bind import Dims, Pair, Tensor, at_dim, bind
+from xfunc.effects import Callback
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, report, shown
+from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.literals import from_numpy
+from xfunc.locations import function_name, user_location
+from xfunc.ops.emit import instruction
+from xfunc.staging import Transform, is_eager
+
+from .common import Fun, arrays, as_tensors, labels_in
+from .scan import scan
+
+_METHODS = (None, "sequential", "expand_dims", "broadcast_all")
+_numbers = itertools.count()
+
+
+def pure_callback(
+    callback: Fun,
+    result_shape_dtypes: Any,
+    *args: Any,
+    vmap_method: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """``callback(*args, **kwargs)``, called on the host while the program runs.
+
+    The callback gets CPU tensors, and may be called any number of times, or never: it must be pure.
+    It has no derivative: give it one with `custom_jvp` or `custom_vjp`.
+
+    Args:
+        callback: returns a tree of arrays or numbers, as `result_shape_dtypes` says.
+        result_shape_dtypes: a tree of `ShapeDtypeStruct`, or of tensors like the results.
+        args: trees of tensors and numbers.
+        vmap_method: what `vmap` makes of it: one call for each example (``"sequential"``), or one
+            call of arrays with the batch's axis in front, which is of size 1 where an argument is
+            not mapped (``"expand_dims"``), or of full size everywhere (``"broadcast_all"``). None:
+            it cannot be batched.
+        kwargs: likewise.
+
+    Raises:
+        UnsupportedOpError: it is differentiated, or batched without a method; or programs of the
+            device cannot call the host.
+
+    Source: ``jax.pure_callback``.
+    """
+    if vmap_method not in _METHODS:
+        raise ValueError(
+            report(
+                f"pure_callback was given vmap_method={vmap_method!r}",
+                f"choose from {', '.join(map(repr, _METHODS))}.",
+                at=user_location(),
+            )
+        )
+    call = HostFunction(callback, result_shape_dtypes, vmap_method, "pure_callback")
+    return call(*args, **kwargs)
+
+
+def io_callback(
+    callback: Fun, result_shape_dtypes: Any, *args: Any, ordered: bool = False, **kwargs: Any
+) -> Any:
+    """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
+
+    Several are called in the order in which one takes the results of another, else in any order. It
+    cannot be differentiated or batched, and stands where `xfunc.debug.callback` may.
+
+    Args:
+        callback: see `pure_callback`.
+        result_shape_dtypes: see `pure_callback`; it has at least one array.
+        args: trees of tensors and numbers.
+        ordered: must be False.
+        kwargs: likewise.
+
+    Raises:
+        UnsupportedOpError: see above.
+
+    Source: ``jax.experimental.io_callback``.
+    """
+    if ordered:
+        raise UnsupportedOpError(
+            report(
+                "io_callback was given ordered=True, and programs here keep no order of effects",
+                "hand a result of the first call to the second; or, if no result is needed, use "
+                "xf.debug.callback, whose calls are in order.",
+                at=user_location(),
+            )
+        )
+    return HostFunction(callback, result_shape_dtypes, None, "io_callback")(*args, **kwargs)
+
+
+class HostFunction(Transform):
+    """``arguments -> results`` of a callback."""
+
+    def __init__(self, callback: Fun, results: Any, method: str | None, kind: str):
+        leaves, self._out_tree = tree.flatten(results)
+        self._outputs = tuple(_aval(x, kind) for x in leaves)
+        self._method, self._kind = method, kind
+        super().__init__(callback, (self._outputs, self._out_tree, method, kind), kind)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = as_tensors((args, kwargs))
+        leaves, structure = tree.flatten((args, kwargs))
+        labels = [*labels_in(args, "arguments"), *labels_in(kwargs, "keyword arguments")]
+        leaves = arrays(leaves, self.__name__, labels)
+        if is_eager():
+            return tree.unflatten(self._out_tree, self._eager(leaves, structure))
+        if not host_calls.available():
+            _fail(self.__name__, "the device's programs cannot call the host", "run on the CPU.")
+        if self._kind == "io_callback" and not self._outputs:
+            _fail(self.__name__, "it has no result", "use xf.debug.callback.")
+        identity.let_change(self.fun)  # What it counts or collects makes no other program.
+        given = leaves or as_outputs(self.__name__, [0], tree.structure(0))  # to know the device by
+        call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
+        outs = bind(call, given)
+        if self._kind == "io_callback":
+            # A result that is used by nobody would take the call with it.
+            effects.emit(Callback(_seen, tree.structure(((0,), {})), ()), outs[:1])
+        return tree.unflatten(self._out_tree, outs)
+
+    def _eager(self, leaves: list[Tensor], structure: tree.Structure) -> list[Tensor]:
+        call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
+        outs = [torch.zeros(o.shape, dtype=o.dtype) for o in self._outputs]
+        call.run([x.detach().cpu() for x in leaves], outs)
+        return outs
+
+
+def _seen(_: Tensor) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """The primitive; see `xfunc.bind.Primitive`."""
+
+    callback: Fun
+    structure: tree.Structure
+    outputs: tuple[Aval, ...]
+    method: str | None
+    kind: str
+    has_rule: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} of {function_name(self.callback)}"
+
+    def below_gradient(self) -> _Call:
+        """What the levels below a gradient see of it."""
+        return self
+
+    def run(self, operands: list[Tensor], results: list[Tensor]) -> None:
+        """Call it, and write its results."""
+        n = self.structure.num_leaves
+        args, kwargs = tree.unflatten(self.structure, [x.clone() for x in operands[:n]])
+        found = tree.leaves(self.callback(*args, **kwargs))
+        if len(found) != len(results):
+            raise TreeMismatchError(
+                report(
+                    f"{self.name} returned {len(found)} arrays, not {len(results)}",
+                    "return what result_shape_dtypes says.",
+                )
+            )
+        for x, out in zip(found, results, strict=True):
+            t = torch.as_tensor(from_numpy(x))
+            wrong = t.dtype != out.dtype and (isinstance(x, Tensor) or t.ndim != 0)
+            if t.shape != out.shape or wrong:
+                raise TreeMismatchError(
+                    report(
+                        f"{self.name} returned {short(t)}, not {short(out)}",
+                        "return what result_shape_dtypes says.",
+                    )
+                )
+            out.copy_(t)
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        if not self.outputs:
+            return []
+        name = f"python {next(_numbers)}"
+        host_calls.register(name, self.run)
+        result = Shape.of_tuple([hlo_shape(o) for o in self.outputs])
+        effect = self.kind == "io_callback"
+        return list(instruction(_host, *args, function=name, result=result, effect=effect))
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        self._no_derivative()
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        self._no_derivative()
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        self._no_derivative()
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        if self.method is None:
+            _fail(
+                self.name,
+                "it is batched",
+                "choose a vmap_method."
+                if self.kind == "pure_callback"
+                else "use xf.map in the place of xf.vmap.",
+            )
+        outputs = [0] * len(self.outputs)
+        moved = [at_dim(a, d, None if d is None else 0, n) for a, d in zip(args, dims, strict=True)]
+        if self.method == "sequential":
+            mapped = [a for a, d in zip(moved, dims, strict=True) if d is not None]
+
+            def step(_: None, xs: list[Tensor]) -> tuple[None, list[Tensor]]:
+                rest = iter(xs)
+                full = [a if d is None else next(rest) for a, d in zip(moved, dims, strict=True)]
+                return None, bind(self, full)
+
+            return scan(step, None, mapped)[1], [*outputs]
+        size = n if self.method == "broadcast_all" else 1
+        moved = [
+            a if d is not None else a.unsqueeze(0).expand(size, *a.shape)
+            for a, d in zip(moved, dims, strict=True)
+        ]
+        wider = tuple(Aval((n, *o.shape), o.dtype) for o in self.outputs)
+        return bind(dataclasses.replace(self, outputs=wider), moved), [*outputs]
+
+    def _no_derivative(self) -> NoReturn:
+        _fail(
+            self.name,
+            "it is differentiated",
+            "give it a derivative with xf.custom_jvp or xf.custom_vjp, or pass x.detach().",
+        )
+
+
+def _host(
+    body: ComputationBuilder, *operands: Value, function: str, result: Shape, effect: bool
+) -> Value:
+    return host_calls.host_call(body, function, operands, result, side_effect=effect)
+
+
+def _aval(x: Any, kind: str) -> Aval:
+    if isinstance(x, (Tensor, ShapeDtypeStruct)):
+        return Aval(tuple(x.shape), x.dtype)
+    raise TypeError(
+        report(
+            f"{kind} was given {shown(x)} (a {type(x).__name__}) among result_shape_dtypes",
+            "give an xf.ShapeDtypeStruct for each array of the result.",
+            at=user_location(),
+        )
+    )
+
+
+def _fail(name: str, problem: str, repair: str) -> NoReturn:
+    trace = tracing.current()
+    raise UnsupportedOpError(
+        report(
+            f"{name}: {problem}", repair, function=trace.name if trace else None, at=user_location()
+        )
+    )

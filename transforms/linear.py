@@ -1,0 +1,125 @@
+"""`closure_convert` and `linear_transpose`: what a function closes over, and its adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.arguments import avals_of
+from xfunc.avals import ShapeDtypeStruct, aval_of, short
+from xfunc.bind import bind
+from xfunc.errors import report
+from xfunc.locations import function_name, user_location
+from xfunc.program import differentiable
+from xfunc.staging import Staged
+from xfunc.wrappers import Part
+
+from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+from .vjp import vjp
+
+
+def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], list[Tensor]]:
+    """`fun` as a function that is given what it closes over, and those values.
+
+    Args:
+        fun: a function of trees of tensors, traced here.
+        example_args: arguments of the shapes and dtypes that it will be called with.
+
+    Returns:
+        ``(converted, consts)``: ``converted(*args, *consts)`` is ``fun(*args)``. Only what may be
+        differentiated is among `consts`; other tensors stay inside.
+
+    Source: ``jax.closure_convert``.
+    """
+    name = f"closure_convert({function_name(fun)})"
+    args = as_tensors(example_args)
+    leaves, structure = tree.flatten((args, {}))
+    leaves = arrays(leaves, name, labels_in(args, "arguments"))
+    entry, held = Staged(fun, value=Part(fun, "closure")).find(structure, avals_of(leaves), None)
+    inside = entry.inputs(leaves, held)[len(leaves) :]
+    moved = [i for i, c in enumerate(inside) if differentiable(c)]
+    n, like = len(args), tree.unflatten(structure, [aval_of(x) for x in leaves])[0]
+
+    def converted(*args_and_consts: Any) -> Any:
+        given, consts = args_and_consts[:n], args_and_consts[n:]
+        if len(consts) != len(moved):
+            raise TypeError(
+                report(
+                    f"{name} was called with {len(consts)} values of what it closes over, and it "
+                    f"closes over {len(moved)}",
+                    "call it with (*args, *consts).",
+                    at=user_location(),
+                )
+            )
+        given = as_tensors(given)
+        check_same(
+            given,
+            like,
+            what="the arguments and the example arguments",
+            name=name,
+            repair="convert the function for each kind of arguments.",
+        )
+        captures = list(inside)
+        for i, c in zip(moved, consts, strict=True):
+            captures[i] = c
+        outs = bind(entry.call, [*tree.leaves(given), *captures])
+        return entry.out_tree.unflatten(outs)
+
+    return converted, [inside[i] for i in moved]
+
+
+def linear_transpose(fun: Fun, *primals: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """The transpose of a linear function: from a cotangent of its result to those of its arguments.
+
+    Args:
+        fun: a linear function of trees of floating tensors.
+        primals: arguments, of which only structure, shapes and dtypes count (`ShapeDtypeStruct`).
+
+    Returns:
+        A function of a tree like the result of `fun` that returns a tuple of trees like `primals`.
+
+    Raises:
+        TypeError: `fun` is not linear.
+
+    Source: ``jax.linear_transpose``.
+    """
+    leaves, structure = tree.flatten(primals)
+    avals = [x if isinstance(x, ShapeDtypeStruct) else aval_of(as_tensors(x)) for x in leaves]
+    _check_linear(fun, avals, tree.structure((primals, {})))
+
+    def transposed(ct: Any) -> tuple[Any, ...]:
+        where = next((x.device for x in tree.leaves(ct) if isinstance(x, torch.Tensor)), None)
+        zeros = [torch.zeros(a.shape, dtype=a.dtype, device=where) for a in avals]
+        return vjp(fun, *tree.unflatten(structure, zeros))[1](ct)
+
+    return transposed
+
+
+def _check_linear(fun: Fun, avals: list[Any], structure: tree.Structure) -> None:
+    """Raise unless the derivative is the same everywhere."""
+    entry, _ = Staged(fun, value=Part(fun, "linear")).find(structure, avals_of(avals), None)
+    program, n = entry.program, len(avals)
+    for i, a in enumerate((*avals, *entry.outputs)):
+        if not differentiable(a):
+            what = f"argument leaf {i}" if i < n else f"result leaf {i - n}"
+            raise TypeError(
+                report(
+                    f"linear_transpose of {function_name(fun)}: {what} is {short(a)}, not floating",
+                    "transpose a function of floating arrays.",
+                    at=user_location(),
+                )
+            )
+    pullback = program.pullback(tuple(range(n)), tuple(range(len(entry.outputs))))
+    used = {i for read in pullback.lowering.dependencies for i in read if i < n}
+    if used:
+        path = structure.accessors()[min(used)][1:].codify("")
+        raise TypeError(
+            report(
+                f"linear_transpose of {function_name(fun)}, which is not linear in argument {path}",
+                "use vjp, which takes the point at which to differentiate.",
+                at=user_location(),
+            )
+        )

@@ -1,0 +1,56 @@
+"""`ravel_pytree`: a tree of arrays as one vector, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc import runtime, tree
+from xfunc.avals import short
+from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.locations import user_location
+
+from .common import Tensor, arrays, as_tensors, labels_in
+
+
+def ravel_pytree(t: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The leaves of a tree in one vector, and the function that makes such trees of vectors.
+
+    Args:
+        t: a tree of tensors and numbers. Leaves of several dtypes are promoted to one; the function
+            gives each its own again.
+
+    Returns:
+        ``(vector, unravel)``.
+
+    Source: ``jax.flatten_util.ravel_pytree``.
+    """
+    leaves, structure = tree.flatten(as_tensors(t))
+    leaves = arrays(leaves, "ravel_pytree", labels_in(t, "the tree"))
+    if len({x.device for x in leaves}) > 1:
+        leaves = [runtime.to_device(x) for x in leaves]
+    dtypes = [x.dtype for x in leaves]
+    dtype = functools.reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()
+    shapes = [tuple(x.shape) for x in leaves]
+    sizes = [x.numel() for x in leaves]
+    flat = [x.reshape(-1).to(dtype) for x in leaves]
+    # torch.cat takes no empty list, and promotes by rules of its own.
+    vector = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
+
+    def unravel(v: Tensor) -> Any:
+        if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
+            what = short(v) if isinstance(v, Tensor) else f"{shown(v)} (a {type(v).__name__})"
+            raise TreeMismatchError(
+                report(
+                    f"unravel was given {what}, but the tree was raveled to {short(vector)}",
+                    "give a vector of that shape and dtype.",
+                    at=user_location(),
+                )
+            )
+        parts = zip(v.split(sizes) if sizes else (), shapes, dtypes, strict=True)
+        return tree.unflatten(structure, [p.reshape(s).to(d) for p, s, d in parts])
+
+    return vector, unravel

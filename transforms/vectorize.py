@@ -1,0 +1,150 @@
+"""`vectorize`: a function of small arrays as one that broadcasts, in NumPy's manner."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc import tree
+from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.locations import function_name, user_location
+
+from .common import Fun, Tensor, arrays, as_tensor
+from .vmap import vmap
+
+_DIMS = r"\([^(),]*(?:,[^(),]*)*\)"
+_SIGNATURE = re.compile(rf"({_DIMS}(?:,{_DIMS})*)?->{_DIMS}(?:,{_DIMS})*")
+
+
+def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | None = None) -> Any:
+    """`fun`, mapped over all axes of its arguments but the last ones that it works on.
+
+    Args:
+        fun: takes arrays by position, and returns an array or a tuple of arrays.
+        excluded: positions of arguments that are passed on as they are, and names of such keyword
+            arguments: all keyword arguments are.
+        signature: the last axes of arguments and results, as in ``"(m,n),(n)->(m)"``; None: `fun`
+            takes and returns scalars. Equal names are of equal size.
+
+    Returns:
+        A function of the same arguments, whose other axes broadcast against each other.
+
+    Raises:
+        ValueError: the signature is malformed, or does not have as many parts as `fun` arguments.
+        TreeMismatchError: sizes differ, or axes do not broadcast.
+
+    Source: ``jax.numpy.vectorize``.
+    """
+    skip = frozenset(excluded)
+    dims = _parsed(signature, fun) if signature is not None else None
+
+    @functools.wraps(fun)
+    def vectorized(*args: Any, **kwargs: Any) -> Any:
+        given = [i for i in range(len(args)) if i not in skip]
+        tensors = [as_tensor(args[i]) for i in given]
+        arrays(tensors, name, [f"argument {i}" for i in given])
+        inputs, outputs = dims if dims is not None else ([()] * len(given), None)
+        if len(inputs) != len(given):
+            _fail(
+                ValueError,
+                f"{name} has the signature {signature!r}, but was called with {len(given)} arrays",
+                "give each argument a part of the signature, or exclude it.",
+            )
+        sizes = _sizes(tensors, inputs)
+
+        def core(*xs: Tensor) -> Any:
+            full = list(args)
+            for i, x in zip(given, xs, strict=True):
+                full[i] = x
+            out = fun(*full, **kwargs)
+            _check_outputs(out, outputs, sizes)
+            return out
+
+        loops = [tuple(x.shape[: x.ndim - len(c)]) for x, c in zip(tensors, inputs, strict=True)]
+        try:
+            whole = torch.broadcast_shapes(*loops) if loops else ()
+        except RuntimeError:
+            _fail(
+                TreeMismatchError,
+                f"{name}: the axes in front, {loops}, do not broadcast",
+                "give arrays whose axes, without those of the signature, are equal or 1.",
+            )
+        mapped, kept = core, list(tensors)
+        plan = []
+        for axis in range(len(whole)):  # from the last one inwards
+            inside = [len(s) > axis and s[-1 - axis] != 1 for s in loops]
+            plan.append((inside, whole[-1 - axis]))
+        for k, (x, s) in enumerate(zip(tensors, loops, strict=True)):
+            kept[k] = x.reshape([n for n in s if n != 1] + list(x.shape[len(s) :]))
+        for inside, n in plan:
+            axes = tuple(0 if b else None for b in inside)
+            mapped = vmap(mapped, axes, axis_size=n) if axes else mapped
+        return mapped(*kept)
+
+    def _check_outputs(out: Any, outputs: Any, sizes: dict[str, int]) -> None:
+        leaves = tree.leaves(out)
+        if outputs is None:
+            outputs = [()] * len(leaves)
+        if len(leaves) != len(outputs):
+            _fail(
+                TreeMismatchError,
+                f"{name} returned {len(leaves)} arrays, and its signature has {len(outputs)}",
+                "return as many as the signature says.",
+            )
+        for x, part in zip(leaves, outputs, strict=True):
+            shape = tuple(getattr(x, "shape", ()))
+            want = tuple(sizes.setdefault(d, n) for d, n in zip(part, shape, strict=False))
+            if len(shape) != len(part) or shape != want:
+                _fail(
+                    TreeMismatchError,
+                    f"{name} returned the shape {shape}, where its signature has "
+                    f"({','.join(part)}){_known(part, sizes)}",
+                    "mend the function or the signature.",
+                )
+
+    def _sizes(tensors: list[Tensor], inputs: Any) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for i, (x, part) in enumerate(zip(tensors, inputs, strict=True)):
+            shape = tuple(x.shape[max(x.ndim - len(part), 0) :])
+            want = tuple(sizes.setdefault(d, n) for d, n in zip(part, shape, strict=False))
+            if len(shape) < len(part) or shape != want:
+                _fail(
+                    TreeMismatchError,
+                    f"{name}: array {i} has the shape {tuple(x.shape)}, where the signature has "
+                    f"({','.join(part)}){_known(part, sizes)} at its end",
+                    "give arrays that fit the signature.",
+                )
+        return sizes
+
+    name = f"vectorize({function_name(fun)})"
+    return vectorized
+
+
+def _known(part: tuple[str, ...], sizes: dict[str, int]) -> str:
+    known = [f"{d} = {sizes[d]}" for d in part if d in sizes]
+    return f" with {', '.join(known)}" if known else ""
+
+
+def _parsed(signature: Any, fun: Fun) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    text = signature.replace(" ", "") if isinstance(signature, str) else ""
+    if not _SIGNATURE.fullmatch(text):
+        _fail(
+            ValueError,
+            f"vectorize({function_name(fun)}) was given the signature {shown(signature)}",
+            "write it like '(m,n),(n)->(m)'.",
+        )
+    left, right = text.split("->")
+
+    def parts(side: str) -> list[tuple[str, ...]]:
+        found = re.findall(_DIMS, side)
+        return [tuple(d for d in part[1:-1].split(",") if d) for part in found]
+
+    return parts(left), parts(right)
+
+
+def _fail(kind: type[Exception], problem: str, repair: str) -> NoReturn:
+    raise kind(report(problem, repair, at=user_location()))
