@@ -18,6 +18,7 @@ from .config import Run
 from .interrupts import Interrupts
 from .metrics import Log
 from .options import SettingError
+from .owner import owned
 from .reader import Reader, prefetch
 from .train import Metrics, Recipe, State
 
@@ -53,9 +54,18 @@ def fit(run: Run, console: Console | None = None) -> Outcome:
     Args:
         run: the settings.
         console: to print to.
+
+    Raises:
+        FolderInUseError: another process trains in the folder.
     """
-    recipe, folder = run.recipe(runtime.device_count()), Path(run.folder)
+    recipe = run.recipe(runtime.device_count())
     hosts.join()
+    with owned(Path(run.folder)):
+        return _fit(run, recipe, console)
+
+
+def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
+    folder = Path(run.folder)
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
     reader = Reader(run.data, folder)

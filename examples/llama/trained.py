@@ -14,6 +14,7 @@ from .config import Run
 from .hf_config import load_config, load_context
 from .model import Params
 from .options import SettingError
+from .owner import owned
 from .train import Recipe
 
 
@@ -69,6 +70,11 @@ def load_published(folder: Path, run: Run) -> Trained:
 
 def import_published(source: Path, run: Run) -> None:
     """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0."""
+    with owned(Path(run.folder)):
+        _import_published(source, run)
+
+
+def _import_published(source: Path, run: Run) -> None:
     trained, folder = load_published(source, run), Path(run.folder)
     start = xf.jit(
         lambda params: train.start(trained.recipe, params),

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import random
 import re
 import signal
 import subprocess
@@ -27,38 +26,8 @@ from examples.llama.interrupts import Interrupts
 from examples.llama.options import SettingError
 from examples.llama.reader import DataChangedError, Reader
 
-STEPS = 8
+STEPS = 8  # of the runs of `settings`
 CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some text that is easy to learn."""
-    draw = random.Random(0)
-    words = [draw.choice("the cat and a dog or two birds sing").strip() for _ in range(20000)]
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text(" ".join(words), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def settings(text: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Settings of a short run in a folder of this test."""
-
-    def make(name: str, *pairs: str) -> list[str]:
-        base = (
-            f"folder={tmp_path / name} data.files={text} data.cache={text.parent / 'cache'} "
-            f"data.vocab=300 train.model=tiny train.model.vocab=300 data.batch=4 data.seq=16 "
-            f"train.steps={STEPS} train.warmup=2 save_every=4 eval_every=4"
-        )
-        return [*base.split(), *pairs]
-
-    return make
-
-
-@pytest.fixture
-def run_of(settings: Callable[..., list[str]]) -> Callable[..., Run]:
-    return lambda *args: config.read(pairs=settings(*args))
 
 
 def lines(run: Run) -> list[dict[str, Any]]:

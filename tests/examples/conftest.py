@@ -1,0 +1,59 @@
+"""Short runs of the training program, for its tests."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.llama import config, train
+from examples.llama.config import Run
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some text that is easy to learn."""
+    draw = random.Random(0)
+    words = [draw.choice("the cat and a dog or two birds sing").strip() for _ in range(20000)]
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text(" ".join(words), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def settings(text: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Settings of a short run in a folder of this test."""
+
+    def make(name: str, *pairs: str) -> list[str]:
+        base = (
+            f"folder={tmp_path / name} data.files={text} data.cache={text.parent / 'cache'} "
+            f"data.vocab=300 train.model=tiny train.model.vocab=300 data.batch=4 data.seq=16 "
+            f"train.steps=8 train.warmup=2 save_every=4 eval_every=4"
+        )
+        return [*base.split(), *pairs]
+
+    return make
+
+
+@pytest.fixture
+def run_of(settings: Callable[..., list[str]]) -> Callable[..., Run]:
+    """The settings of a short run, read."""
+    return lambda *args: config.read(pairs=settings(*args))
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Do something just before a step of the next run, counted from 1."""
+
+    def make(number: int, action: Callable[[], object]) -> None:
+        step, seen = train.train_step, []
+
+        def patched(*args: object, **kwargs: object) -> object:
+            seen.append(None)
+            if len(seen) == number:
+                action()
+            return step(*args, **kwargs)
+
+        monkeypatch.setattr(train, "train_step", patched)
+
+    return make

@@ -1,0 +1,73 @@
+"""A run's folder: who may write to it, and what its files say."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.llama import __main__ as program
+from examples.llama import fit
+from examples.llama.config import Run
+from examples.llama.owner import FolderInUseError
+
+ROOT = Path(__file__).parents[2]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, but TensorBoard's, which a thread writes."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_second_fit_is_refused_and_touches_nothing(
+    run_of: Callable[..., Run],
+    settings: Callable[..., list[str]],
+    at_step: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, told = run_of("a", "eval_every=100"), []
+
+    def second() -> None:
+        leftover = Path(run.folder, "checkpoints", "9.partial")
+        leftover.mkdir(parents=True)
+        before = content(Path(run.folder))
+        status = program.main(["fit", *settings("a", "train.peak_lr=0.1", "save_every=1")])
+        told.append((status, capsys.readouterr().err))
+        assert content(Path(run.folder)) == before
+        assert leftover.exists()
+
+    at_step(3, second)
+    assert fit.fit(run).ended == "done"
+    [(status, message)] = told
+    assert status == 2
+    assert f"error: {run.folder} is in use by process {os.getpid()} on " in message
+    assert ", since 20" in message
+    assert fit.fit(run).ended == "done"  # It has let go.
+    assert not Path(run.folder, "owner.json").exists()
+
+
+def test_a_killed_owner_does_not_block(run_of: Callable[..., Run]) -> None:
+    run = run_of("a")
+    code = (
+        "import sys, time, pathlib; from examples.llama.owner import owned\n"
+        "with owned(pathlib.Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, run.folder],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mine\n"
+        with pytest.raises(FolderInUseError, match=f"in use by process {process.pid} on "):
+            fit.fit(run)
+        process.send_signal(signal.SIGKILL)
+    assert Path(run.folder, "owner.json").exists()
+    assert fit.fit(run).ended == "done"
