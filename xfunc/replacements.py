@@ -19,6 +19,7 @@ from xfunc.in_place import IN_PLACE
 from xfunc.indexing import INDEXING
 from xfunc.promotion import PROMOTING
 from xfunc.quantiles import QUANTILES
+from xfunc.unbatched import UNBATCHED
 
 Tensor = torch.Tensor
 _CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batch", "spatial"))
@@ -144,4 +145,5 @@ REPLACEMENTS: dict[Any, Any] = {
     **IN_PLACE,
     **FILLING,
     **QUANTILES,
+    **UNBATCHED,
 }

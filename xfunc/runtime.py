@@ -45,6 +45,9 @@ def xla() -> ModuleType:
     if os.environ["PJRT_DEVICE"] == "CPU" and _map_limit():  # See NOTE [memory maps].
         size = max(_map_limit() // _MAPS_OF_A_PROGRAM, 64)
         os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
+    if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
+        # Where torch_xla reports each reading that is refused; it would do so on stderr.
+        os.environ.setdefault("PT_XLA_DEBUG_FILE", os.devnull)
     _make_room_for_devices()
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_

@@ -8,6 +8,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from xfunc.ops.registry import composition
+from xfunc.unbatched import distances
 
 Tensor = torch.Tensor
 
@@ -62,25 +63,14 @@ def istft(
     return y[0] if single else y
 
 
-@composition("cdist")
-def cdist(a: Tensor, b: Tensor, p: float = 2, compute_mode: int | None = None) -> Tensor:
-    # torch_xla 2.9 asks for two arrays of one rank; its derivative has no lowering.
-    return _distance(a.unsqueeze(-2) - b.unsqueeze(-3), p)
-
-
-def _distance(difference: Tensor, p: float) -> Tensor:
-    if p != 2:
-        return torch.linalg.vector_norm(difference, p, -1)
-    # The slope of the root at zero is taken as zero.
-    square = difference.square().sum(-1)
-    zero = square == 0
-    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+# torch_xla 2.9 asks for two arrays of one rank; its derivative has no lowering.
+composition("cdist")(distances)
 
 
 @composition("pdist")
 def pdist(x: Tensor, p: float = 2) -> Tensor:
     n = x.shape[0]
-    whole = cdist(x, x, p).reshape(-1)
+    whole = distances(x, x, p).reshape(-1)
     # Row i of the upper triangle is a slice of the flat matrix.
     return torch.cat([whole[:0], *(whole[i * n + i + 1 : (i + 1) * n] for i in range(n))])
 

@@ -9,6 +9,7 @@ from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
 from xfunc.ops.registry import composition, kernel
+from xfunc.unbatched import covariance
 
 Tensor = torch.Tensor
 
@@ -167,32 +168,7 @@ def matrix_exp(a: Tensor) -> Tensor:
     return loop(_double, _HALVINGS, [total], [times])[0]
 
 
-@composition("cov")
-def cov(
-    x: Tensor,
-    *,
-    correction: int = 1,
-    fweights: Tensor | None = None,
-    aweights: Tensor | None = None,
-) -> Tensor:
-    # torch's own looks whether the weights are positive.
-    x = x.reshape(1, -1) if x.ndim < 2 else x
-    if not x.shape[1]:
-        return x.new_full((x.shape[0],) * 2, torch.nan).squeeze()
-    weight = fweights.to(x.dtype.to_real()) if fweights is not None else None
-    if aweights is not None:
-        weight = aweights if weight is None else weight * aweights
-    total = x.shape[1] if weight is None else weight.sum()
-    mean = (x if weight is None else x * weight).sum(1, keepdim=True) / total
-    if aweights is not None and correction:
-        assert weight is not None
-        norm = total - correction * (weight * aweights).sum() / total
-    else:
-        norm = total - correction
-    norm = norm.clamp(min=0) if isinstance(norm, Tensor) else max(norm, 0)
-    y = x - mean
-    found = (y if weight is None else y * weight) @ y.mH
-    return (found / norm).squeeze()
+composition("cov")(covariance)  # torch's own looks whether the weights are positive.
 
 
 @kernel("vdot")

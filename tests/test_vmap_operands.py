@@ -1,0 +1,107 @@
+"""vmap over one operand at a time, of what torch's own vmap cannot batch; and its silence."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+
+torch.manual_seed(0)
+A, B = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "cov": (torch.cov, (A,)),
+    "cov of a row": (torch.cov, (A[:, 0],)),
+    "cov of weights": (
+        lambda x, w, v: torch.cov(x, fweights=w, aweights=v),
+        (A, torch.tensor([[1, 2, 3], [2, 1, 1]]), B[:, 0].abs()),
+    ),
+    "corrcoef": (torch.corrcoef, (A,)),
+    "prelu": (F.prelu, (A, torch.rand(2, 3))),
+    "prelu of one weight": (torch.prelu, (A, torch.rand(2, 1))),
+    "column_stack": (lambda a, b: torch.column_stack([a, b]), (A, B)),
+    "column_stack of rows": (lambda a, b: torch.column_stack([a[0], b[1]]), (A, B)),
+    **{
+        f"cdist {p}": (lambda a, b, p=p: torch.cdist(a, b, p), (A, B))
+        for p in (0.0, 1.0, 2.0, 3.0, float("inf"))
+    },
+    "masked_fill": (lambda a, b: a.masked_fill(b > 0, b.sum()), (A, B)),
+    "index_fill": (lambda a, b: a.index_fill(0, torch.tensor([1]), b.sum()), (A, B)),
+}
+
+
+def _loop(
+    f: Callable[..., Any], dims: tuple[int | None, ...], args: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    each = [[a if d is None else a[i] for a, d in zip(args, dims, strict=True)] for i in range(2)]
+    return torch.stack([f(*xs) for xs in each])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_operand_alone_and_all(name: str) -> None:
+    f, args = FUNCTIONS[name]
+    found, expected = {}, {}
+    for mapped in itertools.product((0, None), repeat=len(args)):
+        if any(d == 0 for d in mapped):
+            given = tuple(a if d == 0 else a[1] for a, d in zip(args, mapped, strict=True))
+            found[mapped] = lambda xs=given, dims=mapped: xf.vmap(f, in_axes=dims)(*xs)
+            expected[mapped] = _loop(f, mapped, given)
+    got = xf.device_get(xf.jit(lambda: {dims: run() for dims, run in found.items()})())
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return f(x, *(a[0] for a in args[1:])).square().sum()
+
+    slopes = xf.device_get(xf.vmap(xf.grad(loss))(args[0]))
+    expected_slopes = torch.stack([torch.func.grad(loss)(x) for x in args[0]])
+    torch.testing.assert_close(slopes, expected_slopes, rtol=1e-3, atol=1e-3)
+
+
+RECURRENT = {
+    "LSTM": torch.nn.LSTM(3, 5),
+    "LSTM of two layers": torch.nn.LSTM(3, 5, 2, bidirectional=True, batch_first=True),
+    "LSTM with projections": torch.nn.LSTM(3, 5, proj_size=2, bias=False),
+    "GRU": torch.nn.GRU(3, 5, 2, bidirectional=True),
+    "RNN": torch.nn.RNN(3, 5, nonlinearity="relu", batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_modules(name: str) -> None:
+    module = RECURRENT[name]
+    apply, params, buffers = xf.functional(module)
+    xs = torch.randn(2, 4, 2, 3)
+
+    def run(params: Any, x: torch.Tensor) -> torch.Tensor:
+        return apply(params, buffers, x)[0][0]
+
+    expected = torch.stack([module(x)[0] for x in xs]).detach()
+    found = xf.vmap(run, in_axes=(None, 0))(params, xs)
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=1e-4, atol=1e-4)
+    several = {k: torch.stack([v, v * 2]) for k, v in params.items()}
+    found = xf.vmap(run, in_axes=(0, None))(several, xs[0])
+    expected = torch.stack(
+        [
+            torch.func.functional_call(
+                module, {k: v.detach() * n for k, v in module.named_parameters()}, (xs[0],)
+            )[0]
+            for n in (1, 2)
+        ]
+    )
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_said_of_operations_without_a_rule(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = xf.vmap(lambda x: torch.linalg.householder_product(x, x[0]))(A)
+    assert found.shape == A.shape
+    assert [str(w.message) for w in caught] == []
+    with pytest.raises(xf.errors.UnsupportedOpError, match="leaky_relu"):
+        xf.jit(F.leaky_relu)(A, torch.tensor(2.0))
+    assert capfd.readouterr().err == ""
