@@ -77,11 +77,14 @@ class ClassState:
 
     def contents(self) -> dict[tuple[type, str], Hashable]:
         """The value of each attribute, apart from the others."""
-        return {(c, n): _value_in(_content_walk(), c, v) for c, n, v in self._attributes()}
+        self.own()
+        return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> bool:
         """Let what has changed since then no longer count; whether anything has."""
         now = self.contents()
+        if now is before:
+            return False
         changed = {k for k in now.keys() | before.keys() if now.get(k) != before.get(k)}
         self._volatile |= changed
         if changed:
@@ -92,9 +95,9 @@ class ClassState:
         """The state of the class alone: other classes count by identity."""
         if self._own is None or not self._same():
             walk = _content_walk()
-            value = tuple([(c, n, _value_in(walk, c, v)) for c, n, v in self._attributes()])
+            self._contents = {(c, n): _value_in(walk, c, v) for c, n, v in self._attributes()}
             self._walk = walk
-            self._own = _kept(self._own_states, value)
+            self._own = _kept(self._own_states, tuple(self._contents.items()))
             self._watch = Watch(walk.things, self.kinds)
         return self._own
 
@@ -149,10 +152,10 @@ def _value_in(walk: Any, cls: type, x: Any) -> Hashable:
     if isinstance(x, property):
         return ("property", *(_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)))
     if isinstance(x, (staticmethod, classmethod)):
-        return (type(x), walk.value(x.__func__))
+        return (type(x), walk.value_apart(x.__func__))
     if isinstance(x, (types.MemberDescriptorType, types.GetSetDescriptorType)):
         return walk.same(x)
-    return walk.value(x)
+    return walk.value_apart(x)
 
 
 def can_change(cls: type) -> bool:

@@ -59,45 +59,54 @@ class Globals:
         self._namespaces: list[watch.Namespace] = []
 
     def __bool__(self) -> bool:
-        return bool(self._reach().places)
+        return bool(self._now().places)
 
     def snapshot(self) -> tuple[Any, Any]:
         """What each global, and each attribute of a class, is now."""
-        reach = self._reach()
-        places = {p: _GlobalWalk().value(ns.get(p[1], MISSING)) for p, ns in reach.places.items()}
-        return places, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
+        reach = self._now()
+        return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
     def note_changes(self, before: tuple[Any, Any]) -> None:
         """See NOTE [volatile globals]."""
-        after = self.snapshot()[0]
-        changed = {p for p, v in before[0].items() if p in after and after[p] != v}
-        self._volatile |= changed
-        for cls, contents in before[1].items():
-            if cls.note_changes(contents):
-                changed.add((0, ""))
-        if changed:
+        after, old = self._now(), before[0]
+        if after is not old:
+            self._volatile |= {
+                p for p, v in old.values.items() if p in after.values and after.values[p] != v
+            }
+        changed = [cls.note_changes(contents) for cls, contents in before[1].items()]
+        if after is not old or any(changed):
             self._state = None
 
     def __call__(self) -> State:
         state = self._state
-        if state is None or not all([n.same() for n in self._namespaces] + [self._watch.same()]):
-            state = self._look()
-        return state
+        return state if state is not None and self._same() else self._look()[1]
 
-    def _look(self) -> State:
+    def _now(self) -> _Reach:
+        """What is reached now."""
+        return self._last if self._state is not None and self._same() else self._look()[0]
+
+    def _same(self) -> bool:
+        return all(n.same() for n in self._namespaces) and self._watch.same()
+
+    def _look(self) -> tuple[_Reach, State]:
         reach = self._reach()
-        value = tuple(reach.values)
+        named = tuple([(name, value) for (_, name), value in reach.values.items()])
+        value = named, tuple([key for key, _ in reach.values]), tuple(reach.others)
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
         if not watch.lent:  # What stands in modules on loan now is not to be kept.
-            names: dict[int, tuple[dict[str, Any], list[str]]] = {}
-            for (key, name), namespace in reach.places.items():
-                names.setdefault(key, (namespace, []))[1].append(name)
-            self._namespaces = [watch.Namespace(*found) for found in names.values()]
-            self._watch = reach.walk.watch()
+            self._keep(reach)
             self._state = state
-        return state
+        return reach, state
+
+    def _keep(self, reach: _Reach) -> None:
+        self._last = reach
+        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        for (key, name), namespace in reach.places.items():
+            names.setdefault(key, (namespace, []))[1].append(name)
+        self._namespaces = [watch.Namespace(*found) for found in names.values()]
+        self._watch = reach.walk.watch()
 
     def _reach(self) -> _Reach:
         reach = _Reach(self._volatile)
@@ -167,14 +176,16 @@ class _Reach:
 
     Attributes:
         places: namespaces by place.
-        values: what stands there.
+        values: what stands there, each apart from the others.
+        others: what is reached by no name.
         walk: over what stands there.
     """
 
     def __init__(self, volatile: set[Place]):
         self._volatile = volatile
         self.places: dict[Place, dict[str, Any]] = {}
-        self.values: list[Any] = []
+        self.values: dict[Place, Hashable] = {}
+        self.others: list[Hashable] = []
         self.walk = _GlobalWalk()
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
@@ -227,7 +238,7 @@ class _Reach:
                 if name in namespace or "globals" in names.looked_up:
                     self._add(namespace, name)
         if "environ" in names.mentioned or "getenv" in names.mentioned:
-            self.values.append(self.walk.value(os.environ))
+            self.others.append(self.walk.value_apart(os.environ))
         # An attribute of a module that is not there may appear.
         for module in direct:
             if isinstance(module, types.ModuleType) and _is_of_user(module):
@@ -250,7 +261,7 @@ class _Reach:
             return
         self.places[place] = namespace
         value = namespace.get(name, MISSING)
-        self.values.append((name, self._value(value, name)))
+        self.values[place] = self._value(value, name)
 
     def _value(self, x: Any, name: str) -> Hashable:
         if x is MISSING:
@@ -260,7 +271,7 @@ class _Reach:
             return Same(x)
         if _is_fixed(x, name):
             return Same(x)
-        return self.walk.value(x)
+        return self.walk.value_apart(x)
 
 
 _NOTHING = compile("", "<nothing>", "exec")

@@ -44,7 +44,10 @@ _ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented
 _OPAQUE = (logging.Logger, torch.dtype, torch.device, torch.Generator, io.IOBase)
 _BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-_FIXED = (tuple, frozenset, range, slice, types.MethodType, *_BUILTIN_METHODS)
+_FIXED = (
+    *(tuple, frozenset, range, slice, types.MethodType, *_BUILTIN_METHODS),
+    *(types.GenericAlias, types.UnionType),
+)
 _CACHED = type(functools.lru_cache(lambda: None))
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -191,6 +194,11 @@ class StateWalk(Walk):
         if isinstance(x, torch.nn.Module):
             return Same(x)
         return super().value(x)
+
+    def value_apart(self, x: Any) -> Hashable:
+        """The value of something whatever was met before, so that it changes only with itself."""
+        self._seen.clear()
+        return self.value(x)
 
     def watch(self) -> watch.Watch:
         """A watch on all that was met."""

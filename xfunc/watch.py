@@ -111,7 +111,7 @@ class Watch:
 
     def __init__(self, things: Iterable[Any], classes: Iterable[type] = ()):
         things, self._classes = list(things), list(classes)
-        self._objects = [t for t in things if hasattr(t, "__dict__")]
+        self._objects = [t for t in things if _has_attributes(t)]
         self._own_dicts = list(map(_dict_of, self._objects))
         self._kinds = list(map(type, self._objects))
         plain = [t for t in things if isinstance(t, dict) and all(type(k) is str for k in t)]
@@ -176,6 +176,12 @@ class Watch:
         now, before = self._class_contents(), self._contents
         assert before is not None
         return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _has_attributes(x: Any) -> bool:
+    # Some, such as dict[str, int], show the attributes of something else, in a dict made anew.
+    own = getattr(x, "__dict__", None)
+    return isinstance(own, dict) and own is x.__dict__
 
 
 def _flat(parts: Iterable[Iterable[Any]]) -> list[Any]:
