@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,7 @@ from xfunc import ambient, vma
 from xfunc.avals import aval_of
 from xfunc.bind import bind
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import user_location
+from xfunc.locations import in_autograd_function, user_location
 from xfunc.named_axes import NamedAxis
 
 from .collective_primitive import Collective, Maximum, place
@@ -115,6 +116,12 @@ def axes_of(name: str, axis_name: Any) -> Axes:
             "give the name of an axis of the mesh or of a vmap, or a tuple of names.",
         )
     what = f"{name} over {axis_name!r}"
+    if vma.checked() and in_autograd_function(sys._getframe(1)):
+        _refuse(
+            f"{what} is called in a torch.autograd.Function, whose cotangents have no types",
+            "write the rule with xf.custom_vjp; or pass check_vma=False to shard_map, where the "
+            "transpose of psum is psum.",
+        )
     if len(set(given)) < len(given):
         _refuse(f"{what} names an axis twice", "name each axis once.")
     region, mapped = ambient.region(), {a.name: a for a in ambient.named_axes()}

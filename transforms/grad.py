@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc import tracing, tree, vma
+from xfunc import functorch, tracing, tree, vma
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
@@ -70,7 +70,8 @@ def _plain(
             ct = None
             if vma.checked():
                 ct = vma.share(torch.ones_like(value), vma.witness(value))
-            grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
+            with functorch.own_gradient():
+                grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
             if vma.checked():
                 pairs = zip(grads, leaves, strict=True)
                 grads = [g if g is None else vma.total(g, vma.witness(x)) for g, x in pairs]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch._functorch.pyfunctorch import (
 from torch.autograd import forward_ad
 
 Tensor = torch.Tensor
+_thread = threading.local()
 
 GRAD: Any = _functorch.TransformType.Grad
 JVP: Any = _functorch.TransformType.Jvp
@@ -92,7 +94,30 @@ def vmap(fun: Callable[..., Any], dims: Sequence[int | None], args: Sequence[Ten
 
 def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
     """torch.func.vjp of ``fun(*primals) -> (out, aux)``: (out, pullback, aux)."""
-    return torch.func.vjp(fun, *primals, has_aux=True)  # pyright: ignore[reportReturnType]
+    made: Any = torch.func.vjp(fun, *primals, has_aux=True)
+    out, pull, aux = made
+
+    def own_pull(cts: Any) -> Any:
+        with own_gradient():
+            return pull(cts)
+
+    return out, own_pull, aux
+
+
+@contextlib.contextmanager
+def own_gradient() -> Iterator[None]:
+    """While a gradient is taken that the user's code did not ask torch for."""
+    before = takes_own_gradient()
+    _thread.own_gradient = True
+    try:
+        yield
+    finally:
+        _thread.own_gradient = before
+
+
+def takes_own_gradient() -> bool:
+    """Whether that is so in this thread."""
+    return getattr(_thread, "own_gradient", False)
 
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any, Any]:

@@ -29,6 +29,11 @@ _LIBRARIES = tuple(
         os.path.dirname(numpy.__file__),
     )
 )
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FUNCTIONS = {
+    _TORCH + os.path.join(*p)
+    for p in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
+}
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _is_user_code: dict[types.CodeType, bool] = {}
 
@@ -76,6 +81,17 @@ def user_location(frame: types.FrameType | None = None) -> Location | None:
             return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
+
+
+def in_autograd_function(frame: types.FrameType | None) -> bool:
+    """Whether a rule of a ``torch.autograd.Function`` of the user's is running."""
+    while frame is not None:
+        caller = frame.f_back
+        rule = caller is not None and caller.f_code.co_filename in _FUNCTIONS
+        if rule and in_user_code(frame.f_code):
+            return True
+        frame = caller
+    return False
 
 
 def raised_at(error: BaseException) -> Location | None:

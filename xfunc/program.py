@@ -231,7 +231,8 @@ class Program:
             grads: list[torch.Tensor | None] = [None] * len(wanted)
             if cts and wanted:
                 diff, of = [outs[i] for i in cts], [inputs[i] for i in wanted]
-                grads = list(torch.autograd.grad(diff, of, ct_values, allow_unused=True))
+                with functorch.own_gradient():
+                    grads = list(torch.autograd.grad(diff, of, ct_values, allow_unused=True))
                 del diff, of
             for k, i in enumerate(wanted):
                 if grads[k] is None and i in zeros:

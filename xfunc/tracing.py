@@ -425,6 +425,8 @@ class Trace:
             out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
             if out is NotImplemented:
                 run = REPLACEMENTS.get(func, func)
+                if func is torch.autograd.grad and self._around[1] is not None:
+                    run = _typed_grad()
                 into = kwargs.get("out") is not None
                 out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
         except Exception as error:
@@ -520,6 +522,14 @@ functorch.never_compile(_Mode.__torch_function__)
 
 def _like(func: Any) -> bool:
     return func.__name__.endswith("_like")
+
+
+def _typed_grad() -> Any:
+    """What ``torch.autograd.grad`` does in a region: as `xf.grad`, if the user's code calls it."""
+    from xfunc import vma
+
+    own = functorch.takes_own_gradient() or not vma.checked()
+    return torch.autograd.grad if own else vma.autograd_grad
 
 
 def _typed_like(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

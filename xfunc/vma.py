@@ -90,6 +90,22 @@ def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
     return out, typed, aux
 
 
+def autograd_grad(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad``, likewise."""
+    outs, ins = ((x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (outputs, inputs))
+    cts = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs
+    cts = [None] * len(outs) if cts is None else cts
+    given = [torch.ones_like(o) if c is None else c for o, c in zip(outs, cts, strict=True)]
+    at = _here()
+    shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
+    with functorch.own_gradient():
+        grads = torch.autograd.grad(outs, ins, shares, *args, **options)
+    pairs = zip(grads, ins, strict=True)
+    return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
+
+
 def _here() -> str:
     at = user_location()
     return "?" if at is None else f"{at.file}\n{at.line}\n{at.function}"

@@ -207,3 +207,63 @@ def test_named_axes_in_regions_and_around() -> None:
     close(xf.grad(mapped, argnums=(0, 1))(w, x), want)
     with pytest.raises(ShardingError, match="manual over 'i', and inside of a vmap over an axis"):
         xf.vmap(lambda a: shard_map(torch.sin, ONE, P("i"), P("i"))(a), axis_name="i")(x[None])
+
+
+def _by_autograd(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def run(u: torch.Tensor) -> torch.Tensor:
+        u = u.detach().requires_grad_()
+        return torch.autograd.grad(loss(u), u)[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "grad",
+    [
+        torch.func.grad,
+        lambda f: lambda u: torch.func.vjp(f, u)[1](torch.ones((), dtype=u.dtype))[0],
+        lambda f: lambda u: torch.func.jacrev(f)(u),
+        _by_autograd,
+        lambda f: xf.jit(torch.func.grad(f)),
+    ],
+    ids=["grad", "vjp", "jacrev", "autograd", "jit"],
+)
+def test_gradients_that_torch_takes(grad: Any) -> None:
+    def mean(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return grad(lambda u: xf.pmean((u * u).sum(), "i"))(v)
+
+    close(run(mean, P("i")), V / 4)
+    close(run(mean, P("i"), check_vma=False), V * 2)
+    close(run(lambda w, v: grad(lambda u: (u * u * v).sum())(w)), 2 * W * V.sum())
+
+
+def test_rules_of_torch_that_communicate_are_refused() -> None:
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return xf.psum(x, "i")
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return ct
+
+    class Local(Sum):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+            return ct * 5
+
+    def loss(f: Any) -> Any:
+        return lambda w, v: (f.apply(w) * v).sum()
+
+    for out, f in ((P("i"), loss(Sum)), (P(), xf.grad(loss(Sum)))):
+        with pytest.raises(ShardingError, match=r"psum over 'i' is called in a torch.autograd"):
+            run(f, out)
+    close(run(xf.grad(loss(Local))), 5 * V.sum().expand(2))
