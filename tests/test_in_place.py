@@ -70,6 +70,27 @@ def test_slices_that_reach_beyond_the_beginning(bounds: tuple[int | None, int | 
     torch.testing.assert_close(xf.device_get(xf.jit(fun)(X)), fun(X))
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.diagonal(), lambda x: x.unfold(0, 2, 1), lambda x: x.t(), lambda x: x[:, 1:],
+        lambda x: x.as_strided((2, 2), (3, 1), 1), lambda x: x.expand(2, 3, 3), lambda x: x[1],
+        lambda x: torch.view_as_real(x.to(torch.complex64)), lambda x: x.squeeze()[::2],
+    ],
+)  # fmt: skip
+def test_a_view_returned_after_its_base_was_changed(view: Callable[[Tensor], Tensor]) -> None:
+    """It is made again while the program is lowered, which ended the process."""
+
+    def fun(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        v = view(y)
+        y[1] = 7
+        y.mul_(3)
+        return v, y
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
+
+
 def test_a_complex_array_seen_as_real() -> None:
     """torch_xla took its shape to be that of the complex one; to permute it ended the process."""
 

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
-from xfunc import batching, functorch, runtime, tracing, values
+from xfunc import batching, functorch, promotion, runtime, tracing, values
 from xfunc.avals import Aval
 from xfunc.program import differentiable
 
@@ -134,7 +134,7 @@ def alive(args: Sequence[Any]) -> list[Any]:
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     watched = differentiations(args)
     if watched == 0:
-        return primitive.emit(args)
+        return primitive.emit([a if a is None else promotion.as_said(a) for a in args])
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (pair := primitive.pair(wrt)) is not None:

@@ -38,6 +38,30 @@ def _full(func: Callable[..., Tensor], typed_like: bool) -> Callable[..., Tensor
     return call
 
 
+def linspace(
+    start: Any,
+    end: Any,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
+) -> Tensor:
+    """``torch.linspace``, which torch_xla 2.9 computes in float32, whatever the dtype."""
+    dtype = dtype or torch.get_default_dtype()
+    if options or dtype.is_complex or not all(isinstance(v, (int, float)) for v in (start, end)):
+        more = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+        return torch.linspace(start, end, steps, **more, **options)
+    if not dtype.is_floating_point:
+        start, end = int(start), int(end)
+    place = torch.arange(steps, dtype=torch.float64, device=device)
+    step = (end - start) / max(steps - 1, 1)
+    rising, falling = start + step * place, end - step * (steps - 1 - place)
+    found = torch.where(place < max(steps // 2, 1), rising, falling).to(dtype)
+    return found.requires_grad_(requires_grad)
+
+
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
     """``torch.full_like``."""
     if not _is_number(fill_value):
@@ -86,6 +110,7 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 FILLING: dict[Any, Callable[..., Any]] = {
     torch.full: _full(torch.full, False),
+    torch.linspace: linspace,
     Tensor.new_full: _full(Tensor.new_full, True),
     torch.full_like: full_like,
     torch.fill: fill,

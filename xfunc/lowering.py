@@ -186,8 +186,10 @@ def lower(
         return Lowering(name, b"", (), tuple(avals), (), ())
     X = runtime.xla()
     context = X.lowering.LoweringContext(name)
+    # First: a view whose base was changed is made again here, which must not happen in there.
+    outputs = [as_said(o) for o in outputs]
     with scopes.written():
-        context.build([as_said(o) for o in outputs])
+        context.build(outputs)
     hoisted = context.device_parameter_id_tensor_mapping()
     inputs: list[int] = [-1] * len(hoisted)
     for i, raw in enumerate(raw_inputs):

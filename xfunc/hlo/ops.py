@@ -71,6 +71,11 @@ def bitcast_convert(body: ComputationBuilder, x: Value, dtype: torch.dtype) -> V
     return body._add("bitcast-convert", Shape(dtype, x.shape.dims), [x])[0]
 
 
+def part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) -> Value:
+    """The real or the imaginary parts of a complex array."""
+    return body._add(which, Shape(x.shape.dtype.to_real(), x.shape.dims), [x])[0]
+
+
 def reduce(
     body: ComputationBuilder, x: Value, start: Value, dims: Sequence[int], opcode: str
 ) -> Value:

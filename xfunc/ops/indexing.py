@@ -132,6 +132,11 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, src)
 
 
+@kernel("masked_scatter", unless=lambda x, mask, source: max(x.ndim, mask.ndim) > 0)
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return torch.where(mask, source.reshape(-1)[0], x)
+
+
 @kernel("masked_scatter_backward")
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     n, mask = math.prod(sizes), mask.expand(grad.shape).reshape(-1)

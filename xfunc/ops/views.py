@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from xfunc.errors import report
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo import ops as hlo
 from xfunc.locations import user_location
+from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel, original
 
 Tensor = torch.Tensor
@@ -48,10 +52,14 @@ def diagonal_scatter(
 
 @kernel("view_as_real_copy")
 def view_as_real_copy(x: Tensor) -> Tensor:
-    # torch_xla 2.9 takes the result to have the shape of the argument: to permute it ends the
-    # process.
-    pair = original("view_as_real_copy")(x)
-    return torch.stack([pair.select(-1, 0), pair.select(-1, 1)], -1)
+    # torch_xla 2.9 takes the result to have the shape of the argument, and what it computes then
+    # ends the process.
+    parts = [instruction(_part, x, which="real"), instruction(_part, x, which="imag")]
+    return torch.stack(parts, -1)
+
+
+def _part(body: ComputationBuilder, x: Value, which: Any) -> Value:
+    return hlo.part(body, x, which)
 
 
 def _lies_inside(x: Tensor, *rest: int | None) -> bool:
