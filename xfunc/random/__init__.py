@@ -1,5 +1,6 @@
 """Random numbers from keys: the same bits as `jax.random`."""
 
+from xfunc.random.choice import choice as choice
 from xfunc.random.continuous import gumbel as gumbel
 from xfunc.random.continuous import normal as normal
 from xfunc.random.continuous import truncated_normal as truncated_normal
@@ -8,6 +9,23 @@ from xfunc.random.discrete import bernoulli as bernoulli
 from xfunc.random.discrete import categorical as categorical
 from xfunc.random.discrete import permutation as permutation
 from xfunc.random.discrete import randint as randint
+from xfunc.random.distributions import cauchy as cauchy
+from xfunc.random.distributions import exponential as exponential
+from xfunc.random.distributions import laplace as laplace
+from xfunc.random.distributions import logistic as logistic
+from xfunc.random.distributions import lognormal as lognormal
+from xfunc.random.distributions import maxwell as maxwell
+from xfunc.random.distributions import multivariate_normal as multivariate_normal
+from xfunc.random.distributions import pareto as pareto
+from xfunc.random.distributions import rademacher as rademacher
+from xfunc.random.distributions import rayleigh as rayleigh
+from xfunc.random.distributions import weibull_min as weibull_min
+from xfunc.random.gamma import beta as beta
+from xfunc.random.gamma import chisquare as chisquare
+from xfunc.random.gamma import dirichlet as dirichlet
+from xfunc.random.gamma import gamma as gamma
+from xfunc.random.gamma import loggamma as loggamma
+from xfunc.random.gamma import t as t
 from xfunc.random.implicit import implicit as implicit
 from xfunc.random.threefry import bits as bits
 from xfunc.random.threefry import fold_in as fold_in

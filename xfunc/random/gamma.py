@@ -1,0 +1,179 @@
+"""The gamma distribution, and those made of it, by the algorithm of `jax.random`.
+
+Each number is drawn from a key of its own, until one is accepted. A loop of unknown length has no
+gradient in reverse mode: those of the parameters are refused there.
+
+Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from xfunc.random.checks import Number, Shape, Tensor, as_key, floating, numbers, shape_or
+from xfunc.random.continuous import normal, uniform
+from xfunc.random.threefry import split
+from xfunc.transforms.jit import jit
+from xfunc.transforms.vmap import vmap
+from xfunc.transforms.while_loop import while_loop
+
+Dtype = torch.dtype | None
+
+
+def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
+    """Numbers from the gamma distribution of shape parameter `a` and scale 1.
+
+    Args:
+        key: int32[2].
+        a: positive; broadcasts to `shape`.
+        shape: of the result; None is that of the parameters.
+        dtype: a floating dtype; None is torch's default.
+
+    Raises:
+        TypeError: the key is no key, or a dtype or shape is not one of those.
+        ValueError: an argument does not fit the shape.
+
+    Source: ``jax.random.gamma``.
+    """
+    return _draw("gamma", key, a, shape, dtype, log=False)
+
+
+def loggamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
+    """The logarithms of what `gamma` draws, right for small `a` too.
+
+    Source: ``jax.random.loggamma``.
+    """
+    return _draw("loggamma", key, a, shape, dtype, log=True)
+
+
+def beta(
+    key: Tensor, a: Number, b: Number, shape: Shape | None = None, dtype: Dtype = None
+) -> Tensor:
+    """Numbers from the beta distribution; see `gamma`.
+
+    Source: ``jax.random.beta``.
+    """
+    name = "beta"
+    key, dtype = as_key(key, name), floating(dtype, name)
+    a, b = numbers(dtype, a, b)
+    dims = shape_or(shape, name, a, b)
+    return _beta(key, a, b, shape=dims, dtype=dtype)
+
+
+def dirichlet(
+    key: Tensor, alpha: Tensor, shape: Shape | None = None, dtype: Dtype = None
+) -> Tensor:
+    """Vectors from the Dirichlet distribution, along the last axis of `alpha`; see `gamma`.
+
+    `shape` is that of the result without this axis.
+
+    Source: ``jax.random.dirichlet``.
+    """
+    name = "dirichlet"
+    key, dtype = as_key(key, name), floating(dtype, name)
+    (alpha,) = numbers(dtype, alpha)
+    dims = (*shape_or(shape, name, alpha[..., 0]), alpha.shape[-1])
+    return torch.softmax(_gamma(key, alpha, shape=dims, dtype=dtype, log=True), -1)
+
+
+def chisquare(key: Tensor, df: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
+    """Numbers from the chi-square distribution of `df` degrees of freedom; see `gamma`.
+
+    Source: ``jax.random.chisquare``.
+    """
+    return 2 * torch.exp(_draw("chisquare", key, df, shape, dtype, log=True, factor=0.5))
+
+
+def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor:
+    """Numbers from Student's t distribution of `df` degrees of freedom; see `gamma`.
+
+    Source: ``jax.random.t``.
+    """
+    name = "t"
+    key, dtype = as_key(key, name), floating(dtype, name)
+    (df,) = numbers(dtype, df)
+    return _t(key, df, shape=shape_or(shape, name, df), dtype=dtype)
+
+
+# -- programs -----------------------------------------------------------------------------------
+
+
+def _draw(
+    name: str,
+    key: Tensor,
+    a: Number,
+    shape: Shape | None,
+    dtype: Dtype,
+    log: bool,
+    factor: float = 1.0,
+) -> Tensor:
+    key, dtype = as_key(key, name), floating(dtype, name)
+    (a,) = numbers(dtype, a)
+    dims = shape_or(shape, name, a)
+    return _gamma(key, a.to(dtype) * factor, shape=dims, dtype=dtype, log=log)
+
+
+@partial(jit, static_argnames=("shape", "dtype", "log"))
+def _gamma(key: Tensor, a: Tensor, shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> Tensor:
+    a = a.to(key.device, dtype).expand(shape).reshape(-1)
+    if not a.numel():
+        return a.reshape(shape)
+    one = vmap(partial(_one, log=log))
+    return one(split(key, math.prod(shape)), a).reshape(shape)
+
+
+def _one(key: Tensor, a: Tensor, log: bool) -> Tensor:
+    """One number."""
+    boosted = a < 1  # drawn for a + 1, and scaled
+    b = torch.where(boosted, a + 1, a)
+    d = b - 1 / 3
+    c = (1 / 3) / torch.sqrt(d)
+
+    def rejected(state: tuple[Tensor, ...]) -> Tensor:
+        _, x, v, u = state
+        quick = u >= 1 - 0.0331 * (x * x)
+        return quick & (torch.log(u) >= x * 0.5 + d * ((1 - v) + torch.log(v)))
+
+    def propose(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        rest, key_x, key_u = split(state[0], 3)
+
+        def again(inner: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            following, now = split(inner[0])
+            x = normal(now, (), a.dtype)
+            return following, x, 1 + x * c
+
+        start = key_x, torch.zeros_like(a), -torch.ones_like(a)
+        _, x, v = while_loop(lambda inner: inner[2] <= 0, again, start)
+        return rest, x * x, v * v * v, uniform(key_u, (), a.dtype)
+
+    rest, key_boost = split(key)
+    ones = torch.ones_like(a)
+    _, _, v, _ = while_loop(rejected, propose, (rest, ones * 0, ones, ones * 2))
+    u = uniform(key_boost, (), a.dtype)
+    if log:
+        boost = torch.log1p(-u)
+        boost = torch.where(boosted & (boost != 0), boost * (1 / a), 0)
+        return torch.log(d) + torch.log(v) + boost
+    return d * v * torch.where(boosted, (1 - u) ** (1 / a), 1)
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _beta(key: Tensor, a: Tensor, b: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    drawn = [
+        _gamma(k, x, shape=shape, dtype=dtype, log=True)
+        for k, x in zip(split(key), (a, b), strict=True)
+    ]
+    most = torch.maximum(*drawn)
+    first, second = (torch.exp(x - most) for x in drawn)
+    return first / (first + second)
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _t(key: Tensor, df: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    key_n, key_g = split(key)
+    half = df.to(key.device, dtype) / 2
+    drawn = _gamma(key_g, half, shape=shape, dtype=dtype, log=False)
+    return normal(key_n, shape, dtype) * torch.sqrt(half / drawn)
