@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, Self
 from torch import distributed
 
 import xfunc as xf
+
+_STEP = "checkpoint of step"
 
 
 class Restored(NamedTuple):
@@ -75,7 +78,9 @@ class Checkpoints:
         if _is_first():
             self._clean()
         self._damaged.clear()
-        self._pending = xf.sharding.save_checkpoint_async(self.folder / str(step), state, extra)
+        self._pending = xf.sharding.save_checkpoint_async(
+            self.folder / str(step), state, {_STEP: step, "extra": extra}
+        )
 
     def wait(self) -> None:
         """Wait until nothing is being saved.
@@ -91,28 +96,35 @@ class Checkpoints:
             for old in self.steps()[: -self.keep]:
                 _remove(self.folder / str(old))
 
-    def restore(self, target: Any, step: int | None = None) -> Restored:
+    def restore(
+        self,
+        target: Any,
+        step: int | None = None,
+        check: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Restored:
         """Read a checkpoint.
 
         Args:
             target: what the state is and where it shall be; see `xf.sharding.load_checkpoint`.
             step: which one. None: the newest that is not damaged, with a warning for each that is;
                 the next save then renames those to ``<step>.damaged``.
+            check: is given `extra` before the state is read, and may raise an error.
 
         Raises:
             FileNotFoundError: there is none, or none of that step.
-            DamagedCheckpointError: it is damaged; or all are, and this is of the newest.
+            DamagedCheckpointError: it is damaged, or its folder has the name of another step; or
+                all are, and this is of the newest.
         """
         if step is not None:
             if step not in (kept := self.steps()):
                 raise FileNotFoundError(
                     f"{self.folder} has no checkpoint of step {step}: use one of {kept}"
                 )
-            return self._read(target, step)
+            return self._read(target, step, check)
         first = None
         for each in reversed(self.steps()):
             try:
-                return self._read(target, each)
+                return self._read(target, each, check)
             except (xf.errors.DamagedCheckpointError, FileNotFoundError) as error:
                 warnings.warn(f"step {each} is passed over: {error}", stacklevel=2)
                 self._damaged.add(each)
@@ -121,10 +133,22 @@ class Checkpoints:
             f"there is no checkpoint in {self.folder}: give the folder of a run that saved one"
         )
 
-    def _read(self, target: Any, step: int) -> Restored:
+    def _read(
+        self, target: Any, step: int, check: Callable[[dict[str, Any]], None] | None
+    ) -> Restored:
         path = self.folder / str(step)
-        state = xf.sharding.load_checkpoint(path, target)
-        return Restored(step, state, xf.sharding.load_extra(path))
+        extra = xf.sharding.load_extra(path)
+        if _STEP in extra:  # Checkpoints of earlier versions do not say it.
+            if extra[_STEP] != step:
+                raise xf.errors.DamagedCheckpointError(
+                    f"{path} holds the checkpoint of step {extra[_STEP]}: give the folder the name "
+                    f"{extra[_STEP]}, or remove it",
+                    path,
+                )
+            extra = extra["extra"]
+        if check is not None:
+            check(extra)
+        return Restored(step, xf.sharding.load_checkpoint(path, target), extra)
 
     def _clean(self) -> None:
         """Put damaged checkpoints aside, and remove what killed runs left."""

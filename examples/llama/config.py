@@ -19,6 +19,7 @@ from .sharding import AXES, Sharding
 from .train import Recipe
 
 _PRESETS = Path(__file__).parent / "configs"
+_BEGIN, _END = "# All settings of this run, up to the end mark.\n", "# end\n"
 _DEMO = Recipe(model.CONFIGS["demo-1m"], steps=1000, warmup=100)
 
 
@@ -146,12 +147,18 @@ def read(source: str | Path | None = None, pairs: Iterable[str] = (), run: Run =
 def _changed_by(run: Run, source: Path) -> Run:
     path = _PRESETS / f"{source}.yaml" if str(source) in presets() else source
     try:
-        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values: Any = yaml.safe_load(text)
     except FileNotFoundError:
         known = ", ".join(presets())
         raise SettingError(f"there is no file {source}: give one, or one of {known}") from None
     except yaml.YAMLError as error:
         raise SettingError(f"{source} is not YAML; mend it: {error}") from None
+    if text.startswith(_BEGIN) and not text.endswith(_END):
+        raise SettingError(
+            f"{source} is cut off: its last line should be {_END.strip()!r}. Remove it: `fit` with "
+            "the settings of the run writes it again"
+        )
     try:
         return options.changed(run, values or {})
     except SettingError as error:
@@ -161,4 +168,6 @@ def _changed_by(run: Run, source: Path) -> Run:
 def write(run: Run, path: Path) -> None:
     """Write all settings, for `read`."""
     text = yaml.safe_dump(options.plain(run), sort_keys=False)
-    path.write_text(f"# All settings of this run.\n{text}", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(f"{_BEGIN}{text}{_END}", encoding="utf-8")
+    partial.replace(path)

@@ -72,8 +72,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
     reader.tokenizer.check_fits(recipe.model.vocab)
     with Checkpoints(folder / "checkpoints", run.keep) as checkpoints:
         first, state = begin(run, recipe, reader, checkpoints)
-        if hosts.is_first():
-            folder.mkdir(parents=True, exist_ok=True)
+        if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.
             config.write(run, folder / "config.yaml")
             reader.tokenizer.save(folder / "tokenizer")
         size = sum(leaf.numel() for leaf in xf.tree.leaves(state.params))
@@ -81,6 +80,11 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
         with Log(folder, recipe, first, rows, seq, console) as log:
             log.say(f"{size:,} parameters; {reader}")
             log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
+            if first > recipe.steps:
+                log.say(
+                    f"train.steps is {recipe.steps}, and the checkpoint is of step {first}: "
+                    f"nothing is done. Give more than {first} to go on"
+                )
             outcome = _Loop(run, recipe, reader, checkpoints, log).go(first, state)
     console.print(_ENDINGS[outcome.ended].format(outcome.step), soft_wrap=True)
     return outcome
@@ -94,33 +98,36 @@ def begin(run: Run, recipe: Recipe, reader: Reader, checkpoints: Checkpoints) ->
             out_shardings=train.shardings(recipe),
         )
         return 0, init()
-    _check_same(run)
-    step, state, extra = checkpoints.restore(train.abstract_state(recipe, run.torch_dtype))
-    if extra["data"] is not None:  # None: the weights were imported.
-        reader.check(extra["data"])
+
+    def check(extra: dict[str, Any]) -> None:
+        _check_same(run, extra["run"])
+        if extra["data"] is not None:  # None: the weights were imported.
+            reader.check(extra["data"])
+
+    target = train.abstract_state(recipe, run.torch_dtype)
+    step, state, _ = checkpoints.restore(target, check=check)
     return step, state
 
 
-def _check_same(run: Run) -> None:
-    """Raise an error if the checkpoints in the run's folder are of another model."""
-    settings = Path(run.folder, "config.yaml")
-    if not settings.exists():
-        return
-    was, now = map(_made_of, (config.read(settings), run))
-    if changed := [f"{key} was {was[key]}, is {now[key]}" for key in now if was[key] != now[key]]:
+def _check_same(run: Run, saved: dict[str, Any]) -> None:
+    """Raise an error if a checkpoint that was saved with such settings is of another model."""
+    was, now = _made_of(saved), _made_of(options.plain(run))
+    if changed := [
+        f"{key} was {was.get(key)}, is {now[key]}" for key in now if was.get(key) != now[key]
+    ]:
         raise SettingError(
             f"the run in {run.folder} is of another model: {'; '.join(changed)}. "
             "Go on with the settings that it began with, or use another folder"
         )
 
 
-def _made_of(run: Run) -> dict[str, Any]:
-    """The settings that say what a checkpoint holds."""
-    sizes = options.plain(run.train.model)
+def _made_of(run: dict[str, Any]) -> dict[str, Any]:
+    """The settings that say what a checkpoint holds, of all in plain form."""
+    sizes = run["train"]["model"]
     return {
         **{f"train.model.{key}": value for key, value in sizes.items()},
-        "train.optimizer": run.train.optimizer,
-        "dtype": run.dtype,
+        "train.optimizer": run["train"]["optimizer"],
+        "dtype": run["dtype"],
     }
 
 

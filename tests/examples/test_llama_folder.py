@@ -1,6 +1,7 @@
 """A run's folder: who may write to it, and what its files say."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import fit
+from examples.llama import config, fit
+from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
+from examples.llama.options import SettingError
 from examples.llama.owner import FolderInUseError
+from xfunc.errors import DamagedCheckpointError
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,3 +75,44 @@ def test_a_killed_owner_does_not_block(run_of: Callable[..., Run]) -> None:
         process.send_signal(signal.SIGKILL)
     assert Path(run.folder, "owner.json").exists()
     assert fit.fit(run).ended == "done"
+
+
+def test_settings_are_written_with_the_steps_made_with_them(
+    run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("a")
+    fit.fit(run)
+    before = content(Path(run.folder))
+    assert fit.fit(run_of("a", "train.peak_lr=0.9")).step == 8
+    assert fit.fit(run_of("a", "train.steps=4")) == fit.Outcome(8, None, "done")
+    assert "train.steps is 4, and the checkpoint is of step 8: nothing" in capsys.readouterr().out
+    assert content(Path(run.folder)) == before
+    longer = run_of("a", "train.steps=9")
+    fit.fit(longer)
+    assert config.read(Path(run.folder, "config.yaml")) == longer
+
+
+def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) -> None:
+    run = run_of("a", "train.steps=4")
+    fit.fit(run)
+    file = Path(run.folder, "config.yaml")
+    whole = file.read_text()
+    file.write_text(whole[: whole.index("  optimizer")])
+    with pytest.raises(SettingError, match=r"config\.yaml is cut off: .*Remove it: `fit`"):
+        config.read(file)
+    longer = run_of("a", "train.steps=5")
+    assert fit.fit(longer).step == 5
+    assert config.read(file) == longer
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (100, 150):
+            checkpoints.save(step, {"step": step}, {"rows": step})
+    shutil.copytree(tmp_path / "150", tmp_path / "186")
+    message = r"186 holds the checkpoint of step 150: give the folder the name 150"
+    with pytest.warns(UserWarning, match=f"step 186 is passed over: .*{message}"):
+        step, state, extra = Checkpoints(tmp_path).restore({"step": 0})
+    assert (step, state, extra) == (150, {"step": 150}, {"rows": 150})
+    with pytest.raises(DamagedCheckpointError, match=message):
+        Checkpoints(tmp_path).restore({"step": 0}, step=186)
