@@ -1,6 +1,7 @@
 """Train Llama models and use them: `python -m examples.llama COMMAND ...`."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,11 +54,12 @@ def eval_command(argv: Sequence[str]) -> int:
     parser = _weights_parser("eval", eval_command)
     args = parser.parse_intermixed_args(argv)
     found = trained.load(args.folder, args.step, args.config, args.settings)
-    reader = Reader(found.run.data, found.run.folder)
-    reader.tokenizer.check_fits(found.recipe.model.vocab)
+    reader = Reader(found.run.data, found.run.folder, found.recipe.model.vocab)
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, found.run.eval_batches)
     perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
     print(f"{found.name}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
+    if not math.isfinite(loss):
+        raise trained.NotFiniteError("the loss is not finite: the weights have diverged")
     return 0
 
 
@@ -71,6 +73,9 @@ def generate_command(argv: Sequence[str]) -> int:
     add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest (default: 1)")
     add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
     args = parser.parse_intermixed_args(argv)
+    generate.check(args.new, args.temperature, args.top_p)
+    if not -(2**63) <= args.seed < 2**63:
+        raise options.SettingError(f"--seed is {args.seed}: use a number of 64 bits")
     found = trained.load(args.folder, args.step, args.config, args.settings)
     known = tokenizer.load(found.tokenizer)
     if not (texts := args.prompt or sys.stdin.read().splitlines()):
@@ -95,11 +100,13 @@ def generate_command(argv: Sequence[str]) -> int:
 
 def import_command(argv: Sequence[str]) -> int:
     """Make a run of a model in Hugging Face's format, to train it on."""
-    parser = _parser("import-hf", import_command, "one with config.json and safetensors")
+    parser = _parser(
+        "import-hf", import_command, "one with config.json and safetensors", config.TUNING
+    )
     args = parser.parse_intermixed_args(argv)
-    run = config.read(args.config, args.settings)
-    trained.import_published(args.folder, run)
-    print(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml")
+    run = trained.import_published(args.folder, args.config, args.settings)
+    files = "" if run.data.files else " data.files=..."
+    print(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
     return 0
 
 
@@ -130,12 +137,15 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _parser(
-    name: str, command: Callable[..., int], folder: str | None = None
+    name: str,
+    command: Callable[..., int],
+    folder: str | None = None,
+    defaults: config.Run | None = None,
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m examples.llama {name}",
         description=command.__doc__,
-        epilog=f"settings, with their defaults:\n{options.described(config.Run())}",
+        epilog=f"settings, with their defaults:\n{options.described(defaults or config.Run())}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     presets = ", ".join(config.presets())

@@ -68,8 +68,8 @@ class Run:
         mesh: how the devices are laid out.
         dtype: of the weights.
         seed: of the weights before the first step.
-        on_bad: what to do at a step whose loss or gradient is not finite, or whose loss is far
-            above those before it. `skip` leaves the weights as they were, `stop` saves and ends
+        on_bad: what to do at a step whose loss or gradient is not finite, or is a spike, see
+            `train.spike`. `skip` leaves the weights as they were, `stop` saves and ends
             too, `ignore` takes the step.
         save_every: steps from one checkpoint to the next.
         keep: how many checkpoints are kept.
@@ -98,6 +98,8 @@ class Run:
         for name in ("save_every", "keep", "eval_every", "eval_batches"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+        if not 0 <= self.seed < 2**63:
+            raise SettingError(f"seed is {self.seed}: use 0 or more, of at most 63 bits")
         if not self.folder:
             raise SettingError("folder is empty: name the one in which the run is kept")
         if self.data.batch % self.train.plan.microbatches:
@@ -118,9 +120,21 @@ class Run:
                 "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
                 "use train.plan.attention=blockwise"
             )
+        try:
+            self.train.check_warmup()
+        except ValueError as error:
+            raise SettingError(f"train: {error}") from None
         sharding = Sharding.of(self.mesh.axes(devices))
         plan = dataclasses.replace(self.train.plan, sharding=sharding)
         return dataclasses.replace(self.train, plan=plan, skip_bad=self.on_bad != "ignore")
+
+
+# What a run begins with whose weights are imported: small changes, on data that have to be named.
+TUNING = Run(
+    folder="runs/tuned",
+    train=dataclasses.replace(_DEMO, peak_lr=2e-5, weight_decay=0.0),
+    data=DataConfig(files=()),
+)
 
 
 def presets() -> list[str]:

@@ -81,12 +81,12 @@ def read(files: Iterable[str], field: str = "text") -> Iterator[str]:
                 fields = ", ".join(row) if isinstance(row, dict) else "nothing"
                 raise DataError(
                     f"document {number} of {file} has no field {field!r}: "
-                    f"set `field` to what holds the text, of {fields}"
+                    f"set data.field to what holds the text, of {fields}"
                 )
             if not isinstance(row[field], str | None):
                 raise DataError(
                     f"document {number} of {file} has a {type(row[field]).__name__} for {field!r}: "
-                    f"set `field` to what holds the text"
+                    f"set data.field to what holds the text"
                 )
             # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
             yield (row[field] or "").encode(errors="replace").decode()

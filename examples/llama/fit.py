@@ -26,8 +26,16 @@ _HOPELESS = 50  # bad steps in a row, after which it will not get better
 _ENDINGS = {
     "done": "step {} is the last one, and saved",
     "interrupted": "stopped after step {}, which is saved: the same command goes on from there",
-    "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. It is saved, "
-    "and the bad steps changed nothing: go on with a lower train.peak_lr, or on_bad=skip",
+    "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. ",
+}
+
+
+_AFTER_BAD = {
+    "stop": "The weights before it are saved, which it did not change: go on with a lower "
+    "train.peak_lr, or on_bad=skip",
+    "skip": "The last {} steps were all bad and were skipped, so the weights or the data have been "
+    "of no use since before step {}: remove the checkpoints from there on, and go on from an older "
+    "one with a lower train.peak_lr",
 }
 
 
@@ -68,8 +76,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
     folder = Path(run.folder)
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
-    reader = Reader(run.data, folder)
-    reader.tokenizer.check_fits(recipe.model.vocab)
+    reader = Reader(run.data, folder, recipe.model.vocab)
     with Checkpoints(folder / "checkpoints", run.keep) as checkpoints:
         first, state = begin(run, recipe, reader, checkpoints)
         if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.
@@ -86,7 +93,10 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
                     f"nothing is done. Give more than {first} to go on"
                 )
             outcome = _Loop(run, recipe, reader, checkpoints, log).go(first, state)
-    console.print(_ENDINGS[outcome.ended].format(outcome.step), soft_wrap=True)
+    text = _ENDINGS[outcome.ended].format(outcome.step)
+    if outcome.ended == "bad":
+        text += _AFTER_BAD[run.on_bad].format(_HOPELESS, outcome.step - _HOPELESS + 1)
+    console.print(text, soft_wrap=True)
     return outcome
 
 
@@ -205,6 +215,12 @@ class _Late:
         """Read what is unread."""
         if self._unread is None:
             return
+        step, *_ = self._unread
         found, self._unread = self._log.step(*self._unread), None
+        if found.skipped:
+            self._log.say(
+                f"step {step} is skipped: loss {found.loss:.4g}, norm of the gradient "
+                f"{found.grad_norm:.4g}"
+            )
         self._bad = self._bad + 1 if found.skipped else 0
         self.hopeless = self.hopeless or self._bad >= self._patience

@@ -6,6 +6,7 @@ same values, but for rounding, as if it began at 0.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +75,9 @@ def generate(
         stop: tokens that end a text: a row repeats the one that it ends with.
         plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
     """
-    _check(prompt, new, temperature, top_p)
+    if prompt.ndim != 2 or not prompt.shape[1]:
+        raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
+    check(new, temperature, top_p)
     batch, width = prompt.shape
     block = min(plan.block, width)
     prompt = F.pad(prompt, (-width % block, 0))
@@ -103,12 +106,11 @@ def generate(
     return torch.cat([token[:, None], rest.T], 1)
 
 
-def _check(prompt: Tensor, new: int, temperature: float, top_p: float) -> None:
-    if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
+def check(new: int, temperature: float, top_p: float) -> None:
+    """Raise an error if no token can be drawn so."""
     if new < 1:
         raise ValueError(f"new is {new}: make 1 token or more")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature is {temperature}: use 0, for the likeliest token, or more")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p is {top_p}: use a probability, above 0 and up to 1")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -50,7 +51,8 @@ class Log:
         self._file = self._board = None
         if hosts.is_first():
             path = folder / "metrics.jsonl"
-            cut(path, first)
+            for text in cut(path, first):
+                self.say(text)
             self._file = path.open("a", encoding="utf-8")
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
 
@@ -133,15 +135,40 @@ _SHOWN = {
 }
 
 
-def cut(path: Path, step: int) -> None:
-    """Remove the lines of later steps from a file of JSON lines, and what is no whole line."""
+def cut(path: Path, step: int) -> list[str]:
+    """Remove the lines of later steps from a file of JSON lines, and what is no whole line.
+
+    Returns what there is to tell: lines within that are none of ours go too, and the file with
+    them is kept under another name.
+    """
     if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        return []
+    kept, wrong = [], []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if (found := _step_of(line)) is not None:
+            kept += [line] if found <= step else []
+        elif line.endswith("\n"):  # else a killed run was writing it
+            wrong.append(number)
+    told = []
+    if wrong:
+        aside = shutil.copyfile(path, path.with_suffix(".damaged"))
+        numbers = ", ".join(map(str, wrong))
+        told = [f"{path} has lines that no run writes, {numbers}: left out, and kept in {aside}"]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(kept), encoding="utf-8")
     partial.replace(path)
+    return told
+
+
+def _step_of(line: str) -> int | None:
+    """The step that a whole line is of."""
+    try:
+        found = json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        return None
+    step = found.get("step") if isinstance(found, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def chip() -> str | None:

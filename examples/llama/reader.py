@@ -66,6 +66,7 @@ class Reader:
         config: what is read.
         folder: the run's folder: what is made of the data goes to `data` in it, unless `config`
             names a cache.
+        vocab: of the model that is trained, which shall have all tokens; None: of any.
 
     Attributes:
         config: what is read.
@@ -73,7 +74,9 @@ class Reader:
         held_out_batches: how many batches hold all that is held out.
     """
 
-    def __init__(self, config: DataConfig, folder: str | Path) -> None:
+    def __init__(self, config: DataConfig, folder: str | Path, vocab: int | None = None) -> None:
+        if not config.files:
+            raise DataError("data.files is empty: give files, folders or patterns")
         cache = Path(folder, "data") if config.cache is None else Path(config.cache).expanduser()
         files = documents.find(config.files)
         settings = config.field, config.held_out
@@ -90,6 +93,8 @@ class Reader:
         self.tokenizer = tokenizer.load(
             config.tokenizer or cached(cache, files, [*settings, config.vocab], train_tokenizer)
         )
+        if vocab is not None:  # Before all is encoded, which takes long.
+            self.tokenizer.check_fits(vocab)
         self._corpus = corpus.load(
             cached(cache, files, [*settings, self.tokenizer.digest], write_corpus)
         )

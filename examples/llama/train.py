@@ -45,9 +45,9 @@ class Recipe:
         floor: the rate at the last step, as a part of the highest.
         weight_decay: what a step takes off each weight, as a part of it, times the rate.
         clip: the most that the norm of all gradients together may be.
-        skip_bad: whether a step changes nothing whose loss or gradient is not finite, or whose loss
-            is more than `spike` standard deviations above the mean of the last 50 or so.
-        spike: standard deviations above the mean of the last losses, from which one is bad.
+        skip_bad: whether a step changes nothing whose loss or gradient is not finite or a spike.
+        spike: how many standard deviations above the mean of the last 50 or so the loss or the norm
+            of the gradient has to be for a spike; null: however high, it is none.
     """
 
     model: model.Config
@@ -61,24 +61,42 @@ class Recipe:
     weight_decay: float = 0.3
     clip: float = 1.0
     skip_bad: bool = True
-    spike: float = 6.0
+    spike: float | None = None
 
     def __post_init__(self) -> None:
         for name, table in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in table:
                 known = ", ".join(table)
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
+        for name, least in (("steps", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: use {least} or more")
         for name in ("peak_lr", "clip", "spike"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: use more than 0")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}: use a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay is {self.weight_decay}: use 0 or more")
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor is {self.floor}: use a part of the rate, from 0 to 1")
+
+    def check_warmup(self) -> None:
+        """Raise an error if the schedule ends before its warm-up does."""
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"warmup is {self.warmup} steps of {self.steps}: make it shorter than the run"
+            )
 
 
 class Guard(NamedTuple):
-    """What a loss is compared with: the steps counted, running means of losses and squares."""
+    """What a step's loss and norm of the gradient are compared with.
+
+    The steps counted, and running means of the two and of their squares.
+    """
 
     seen: Int[Tensor, ""]
-    mean: Float[Tensor, ""]
-    square: Float[Tensor, ""]
+    mean: Float[Tensor, "2"]
+    square: Float[Tensor, "2"]
 
 
 class State(NamedTuple):
@@ -111,7 +129,7 @@ def init(recipe: Recipe, seed: int | Tensor = 0, dtype: torch.dtype = torch.floa
 @functools.partial(xf.jit, static_argnames="recipe")
 def start(recipe: Recipe, params: model.Params) -> State:
     """The state before the first step, of given parameters."""
-    zero = torch.zeros((), dtype=torch.float32)
+    zero = torch.zeros(2, dtype=torch.float32)
     guard = Guard(torch.zeros((), dtype=torch.int64), zero, zero)
     return State(params, OPTIMIZERS[recipe.optimizer][0](params), guard)
 
@@ -119,10 +137,7 @@ def start(recipe: Recipe, params: model.Params) -> State:
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
 def train_step(state: State, batch: Batch, *, recipe: Recipe) -> tuple[State, Metrics]:
     """Loss and gradient, then the optimizer. The new state takes the memory of the old one."""
-    if recipe.warmup >= recipe.steps:
-        raise ValueError(
-            f"warmup is {recipe.warmup} steps of {recipe.steps}: make it shorter than the run"
-        )
+    recipe.check_warmup()
     loss, grads = gradient(state.params, batch, recipe)
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = SCHEDULES[recipe.schedule](
@@ -139,6 +154,7 @@ def train_step(state: State, batch: Batch, *, recipe: Recipe) -> tuple[State, Me
     new = State(params, opt, guard)
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
+        new = new._replace(guard=guard)  # Where spikes go on, they are none before long.
     else:
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step shall find it as this one did.
@@ -172,19 +188,24 @@ def gradient(
 
 
 def watch(
-    guard: Guard, loss: Float[Tensor, ""], norm: Float[Tensor, ""], spike: float
+    guard: Guard, loss: Float[Tensor, ""], norm: Float[Tensor, ""], spike: float | None
 ) -> tuple[Guard, Bool[Tensor, ""]]:
-    """The guard after a loss, and whether that or the gradient is bad."""
+    """The guard after a step, and whether its loss or gradient is bad."""
+    now = torch.stack([loss, norm])
+    finite = torch.isfinite(now).all()
+    after = Guard(
+        guard.seen + 1,
+        _MEMORY * guard.mean + (1 - _MEMORY) * now,
+        _MEMORY * guard.square + (1 - _MEMORY) * now.square(),
+    )
+    after = xf.tree.map(lambda new, old: torch.where(finite, new, old), after, guard)
+    if spike is None:
+        return after, ~finite
     unbias = 1 - _MEMORY**guard.seen
     mean = guard.mean / unbias
     deviation = (guard.square / unbias - mean.square()).clamp(min=0.0).sqrt()
-    high = (guard.seen >= _SETTLED) & (loss > mean + spike * deviation)
-    after = Guard(
-        guard.seen + 1,
-        _MEMORY * guard.mean + (1 - _MEMORY) * loss,
-        _MEMORY * guard.square + (1 - _MEMORY) * loss.square(),
-    )
-    return after, ~torch.isfinite(loss) | ~torch.isfinite(norm) | high
+    high = (guard.seen >= _SETTLED) & (now > mean + spike * deviation).any()
+    return after, ~finite | high
 
 
 eval_loss = xf.jit(model.loss, static_argnames=("config", "plan"))

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import xfunc as xf
 from xfunc import runtime
 
@@ -16,6 +18,10 @@ from .model import Params
 from .options import SettingError
 from .owner import owned
 from .train import Recipe
+
+
+class NotFiniteError(ValueError):
+    """Weights are infinite or not numbers, so that nothing can be made of them."""
 
 
 class Trained(NamedTuple):
@@ -40,7 +46,9 @@ def load(
         pairs: settings that differ from those.
     """
     if (folder / "config.json").exists():
-        return load_published(folder, config.read(source, pairs))
+        if step is not None:
+            raise SettingError(f"{folder} has one set of weights: leave out --step")
+        return _usable(load_published(folder, source, pairs, Run()))
     if not (folder / "config.yaml").exists():
         raise SettingError(
             f"{folder} has neither the config.yaml of a run nor the config.json of a model: "
@@ -54,28 +62,67 @@ def load(
     target = train.abstract_state(recipe, run.torch_dtype)
     found = Checkpoints(folder / "checkpoints").restore(target, step)
     name = f"step {found.step} of {folder}"
-    return Trained(name, run, recipe, found.state.params, folder / "tokenizer")
+    return _usable(Trained(name, run, recipe, found.state.params, folder / "tokenizer"))
 
 
-def load_published(folder: Path, run: Run) -> Trained:
-    """The weights in a folder in Hugging Face's format; its model and tokenizer are the run's."""
-    made = dataclasses.replace(run.train, model=load_config(folder))
+def load_published(folder: Path, source: str | None, pairs: Iterable[str], base: Run) -> Trained:
+    """The weights in a folder in Hugging Face's format; its model and tokenizer are the run's.
+
+    Args:
+        folder: has config.json and safetensors.
+        source: settings, see `config.read`.
+        pairs: settings that differ from those.
+        base: the settings that neither gives, without the model.
+    """
+    sizes = load_config(folder)
+    base = dataclasses.replace(base, train=dataclasses.replace(base.train, model=sizes))
+    run = config.read(source, pairs, base)
+    if run.train.model != sizes:
+        was, given = options.plain(sizes), options.plain(run.train.model)
+        differ = "; ".join(
+            f"train.model.{key} is {given[key]}, and there it is {was[key]}"
+            for key in was
+            if given[key] != was[key]
+        )
+        raise SettingError(
+            f"the model is that of {folder / 'config.json'}: {differ}. Leave these settings out"
+        )
     data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
-    run = dataclasses.replace(run, train=made, data=data, context=load_context(folder))
+    run = dataclasses.replace(run, data=data, context=load_context(folder))
     recipe = run.recipe(runtime.device_count())
     shardings: Any = train.shardings(recipe)
     _, params = hf.load(folder, run.torch_dtype, shardings.params)
     return Trained(str(folder), run, recipe, params, folder)
 
 
-def import_published(source: Path, run: Run) -> None:
-    """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0."""
-    with owned(Path(run.folder)):
-        _import_published(source, run)
+def _usable(trained: Trained) -> Trained:
+    """The same; raises an error if weights are not finite."""
+    finite = xf.jit(lambda params: xf.tree.map(lambda p: torch.isfinite(p).all(), params))
+    found = xf.tree.leaves(xf.device_get(finite(trained.params)))
+    if wrong := sum(not leaf for leaf in found):
+        raise NotFiniteError(
+            f"{trained.name} has weights that are not finite, in {wrong} of {len(found)} arrays: "
+            "use an older checkpoint, with --step"
+        )
+    return trained
 
 
-def _import_published(source: Path, run: Run) -> None:
-    trained, folder = load_published(source, run), Path(run.folder)
+def import_published(source: Path, given: str | None = None, pairs: Iterable[str] = ()) -> Run:
+    """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0.
+
+    Args:
+        source: has config.json and safetensors.
+        given: settings, see `config.read`.
+        pairs: settings that differ from those; what neither gives is that of `config.TUNING`.
+    """
+    trained = _usable(load_published(source, given, pairs, config.TUNING))
+    folder = Path(trained.run.folder)
+    with owned(folder):
+        _save_as_run(trained, source, folder)
+    return trained.run
+
+
+def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
     start = xf.jit(
         lambda params: train.start(trained.recipe, params),
         out_shardings=train.shardings(trained.recipe),

@@ -417,7 +417,7 @@ def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     elif command == "aot":
         assert "--topology" in printed
     else:
-        assert "train.peak_lr=0.005" in printed
+        assert f"train.peak_lr={'2.0e-05' if command == 'import-hf' else 0.005}" in printed
         assert "train.model=demo-1m" in printed
         assert max(map(len, printed.splitlines())) <= 100
 

@@ -1,0 +1,199 @@
+"""Settings, data and weights that cannot work are refused before anything is done with them."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import __main__ as program
+from examples.llama import config, corpus, fit, metrics, train
+from examples.llama.checkpoints import Checkpoints
+from examples.llama.config import Run
+from examples.llama.documents import DataError
+from examples.llama.options import SettingError
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command; its exit status, and what it prints."""
+
+    def make(*args: object) -> tuple[int, str]:
+        status = program.main([*map(str, args)])
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("train.steps=0", "train: steps is 0: use 1 or more"),
+        ("train.steps=-5", "train: steps is -5: use 1 or more"),
+        ("train.warmup=-3", "train: warmup is -3: use 0 or more"),
+        ("train.weight_decay=-1", r"train: weight_decay is -1\.0: use 0 or more"),
+        ("train.weight_decay=.nan", "train: weight_decay is nan: use 0 or more"),
+        ("train.floor=-2", r"train: floor is -2\.0: use a part of the rate, from 0 to 1"),
+        ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
+        ("train.clip=.nan", "train: clip is nan: use a number above 0"),
+        ("train.spike=0", r"train: spike is 0\.0: use a number above 0"),
+        (f"seed={2**64}", f"seed is {2**64}: use 0 or more, of at most 63 bits"),
+        ("seed=-1", "seed is -1: use 0 or more"),
+    ],
+)
+def test_numbers_out_of_range(pair: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        config.read(pairs=[pair])
+
+
+def test_warmup_is_checked_before_anything_is_made(run_of: Callable[..., Run]) -> None:
+    run = run_of("a", "train.warmup=8")
+    with pytest.raises(SettingError, match="train: warmup is 8 steps of 8: make it shorter"):
+        fit.fit(run)
+    assert not Path(run.folder).exists()
+
+
+def test_the_vocabulary_is_checked_before_documents_are_encoded(
+    run_of: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object) -> None:
+        raise AssertionError("documents are encoded")
+
+    monkeypatch.setattr(corpus, "write", encode)
+    with pytest.raises(DataError, match="the tokenizer has 277 tokens and the model 200"):
+        fit.fit(run_of("a", "train.model.vocab=200", f"data.cache={tmp_path / 'cache'}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--temperature", "nan"), "temperature is nan: use 0, for the likeliest token, or more"),
+        (("--temperature", "inf"), "temperature is inf: use 0"),
+        (("--new", "0"), "new is 0: make 1 token or more"),
+        (("--seed", 2**64), f"--seed is {2**64}: use a number of 64 bits"),
+    ],
+)
+def test_drawing_is_checked_before_weights_are_read(
+    option: tuple[object, ...], message: str, command: Command
+) -> None:
+    status, told = command("generate", "nowhere", "--prompt", "a", *option)
+    assert status == 2
+    assert told.startswith(f"error: {message}")
+
+
+def test_imported_weights(
+    settings: Callable[..., list[str]], command: Command, tmp_path: Path
+) -> None:
+    run, hub, tuned = tmp_path / "run", tmp_path / "hub", tmp_path / "tuned"
+    assert command("fit", *settings("run", "train.steps=4"))[0] == 0
+    assert command("export-hf", run, "--out", hub)[0] == 0
+    for name in ("import-hf", "eval"):
+        status, told = command(name, hub, "train.model.layers=7", f"folder={tuned}")
+        assert status == 2
+        assert "config.json: train.model.layers is 7, and there it is 2. Leave" in told
+    assert not tuned.exists()
+
+    status, told = command("import-hf", hub, f"folder={tuned}", "data.seq=16")
+    assert status == 0
+    assert told.endswith("config.yaml data.files=...\n")
+    written = config.read(tuned / "config.yaml")
+    assert (written.train.peak_lr, written.train.weight_decay) == (2e-5, 0.0)
+    assert (written.data.files, written.data.seq) == ((), 16)
+    status, told = command("fit", "--config", tuned / "config.yaml")
+    assert status == 2
+    assert "data.files is empty: give files, folders or patterns" in told
+    assert command("eval", hub, "--step", 3) == (
+        2,
+        f"error: {hub} has one set of weights: leave out --step\n",
+    )
+
+
+def test_weights_that_are_not_finite(run_of: Callable[..., Run], command: Command) -> None:
+    run = run_of("a", "train.steps=4")
+    fit.fit(run)
+    with Checkpoints(Path(run.folder, "checkpoints")) as checkpoints:
+        target = train.abstract_state(run.recipe(1), run.torch_dtype)
+        _, state, extra = checkpoints.restore(target)
+        state = xf.device_get(state)
+        state.params["norm"][0] = math.nan
+        checkpoints.save(5, state, extra)
+    message = "has weights that are not finite, in 1 of "
+    for argv in (["eval"], ["generate", "--prompt", "a"], ["export-hf", "--out", "never"]):
+        status, told = command(argv[0], run.folder, *argv[1:])
+        assert status == 2
+        assert f"error: step 5 of {run.folder} {message}" in told
+    assert command("eval", run.folder, "--step", 4)[0] == 0
+
+
+# -- steps that are bad -------------------------------------------------------------------------
+
+
+def watched(pairs: list[tuple[float, float]], spike: float | None) -> list[bool]:
+    """Which of some losses with norms are bad."""
+    zero, found = torch.zeros(2), []
+    guard = train.Guard(torch.zeros((), dtype=torch.int64), zero, zero)
+    for loss, norm in pairs:
+        guard, bad = train.watch(guard, torch.tensor(loss), torch.tensor(norm), spike)
+        found.append(bool(bad))
+    return found
+
+
+def test_only_what_is_not_finite_is_bad_unless_spikes_are_asked_for() -> None:
+    usual = [(2.0 + i % 2 / 10, 1.0 + i % 2 / 10) for i in range(60)]
+    cases = [(9.0, 1.0), (2.0, 9.0), (math.nan, 1.0), (2.0, math.inf), (2.0, 1.0)]
+    for case, spikes, always in zip(
+        cases, [True, True, True, True, False], [False, False, True, True, False], strict=True
+    ):
+        assert watched([*usual, case], 6.0) == [False] * 60 + [spikes]
+        assert watched([*usual, case], None) == [False] * 60 + [always]
+
+
+def test_a_loss_that_stays_high_is_no_spike_for_long() -> None:
+    usual = [(2.0 + i % 2 / 10, 1.0) for i in range(60)]
+    found = watched([*usual, *[(4.0, 1.0)] * 20], 6.0)
+    assert found[60]
+    assert not any(found[63:])
+
+
+def test_a_skipped_step_is_told(
+    run_of: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gradient = train.gradient
+
+    def poisoned(params: Any, batch: Any, recipe: train.Recipe) -> Any:
+        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe))
+
+    monkeypatch.setattr(train, "gradient", poisoned)
+    monkeypatch.setattr(fit, "_HOPELESS", 3)
+    xf.clear_caches()
+    assert fit.fit(run_of("a", "save_every=100", "eval_every=100")).ended == "bad"
+    told = capsys.readouterr().out
+    assert "step 1 is skipped: loss inf, norm of the gradient " in told
+    assert "The last 3 steps were all bad and were skipped" in told
+    assert "step 2: remove the checkpoints from there on" in told
+    assert "on_bad=skip" not in told
+    xf.clear_caches()
+
+
+# -- metrics ------------------------------------------------------------------------------------
+
+
+def test_lines_of_metrics_that_no_run_writes(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3)]
+    damaged = [good[0], "garbage\n", good[1], "[1]\n", good[2], '{"step": 4, "lo']
+    file.write_text("".join(damaged))
+    [told] = metrics.cut(file, 2)
+    assert told.startswith(f"{file} has lines that no run writes, 2, 4: left out, and kept in ")
+    assert file.read_text() == good[0] + good[1]
+    assert (tmp_path / "metrics.damaged").read_text() == "".join(damaged)
+    assert metrics.cut(file, 2) == []
