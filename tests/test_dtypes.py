@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.signal import windows
 
 import xfunc as xf
 
@@ -101,3 +102,113 @@ def test_floating_numbers_become_integers_as_on_x86_processors() -> None:
     }
     found = xf.jit(lambda x: [x.to(d) for d in expected])(x)
     assert [f.tolist() for f in found] == [*expected.values()]
+
+
+REDUCTIONS = {
+    "sum": lambda x: x.sum(),
+    "sum of a dimension": lambda x: x.sum(0),
+    "prod": lambda x: x[:3].prod(),
+    "cumprod": lambda x: x.cumprod(0),
+    "mean": lambda x: x.mean(dtype=None if x.is_complex() else torch.float64),
+    "var": lambda x: torch.var_mean(x if x.is_complex() else x.double(), 0),
+    "std": lambda x: (x if x.is_complex() else x.double()).std(),
+    "logsumexp": lambda x: torch.logsumexp(x, 0),
+    "matmul": lambda x: (x @ x, x[:, None] @ x[None], torch.tensordot(x, x, 1)),
+    "addmm": lambda x: torch.addmm(x[0], x[:, None], x[None], beta=2, alpha=3),
+    "addmv": lambda x: torch.addmv(x[:2], x[:4].reshape(2, 2), x[:2]),
+    "trace": lambda x: x[:4].reshape(2, 2).trace(),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2), value=3),
+    "trapezoid": lambda x: torch.trapezoid(x if x.is_complex() else x.double()),
+}
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *COMPLEX], ids=str)
+def test_reductions_and_products_keep_dtypes(dtype: torch.dtype) -> None:
+    x = torch.tensor([1, 2, 3, 1, 0, 2]).to(dtype)
+    x = x * (1 - 2j) + 1j if dtype.is_complex else x
+    found = xf.device_get(xf.jit(lambda x: {k: f(x) for k, f in REDUCTIONS.items()})(x))
+    for name, f in REDUCTIONS.items():
+        for a, b in zip(xf.tree.leaves(found[name]), xf.tree.leaves(f(x)), strict=True):
+            same(a, b, name, 1e-5 if b.dtype in (torch.float32, torch.complex64) else 1e-12)
+
+
+DOUBLE = {
+    "linspace": lambda x: torch.linspace(-1.1, 3.7, 6, dtype=x.dtype),
+    "arange": lambda x: torch.arange(0.1, 3.7, 0.3, dtype=x.dtype),
+    "hamming": lambda x: windows.hamming(5, dtype=x.dtype),
+    "bartlett": lambda x: windows.bartlett(5, dtype=x.dtype),
+    "gelu": torch.nn.functional.gelu,
+    "gelu, tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "logit": lambda x: torch.logit(x.abs() / 10, 0.1),
+    "log2": lambda x: torch.log2(x.abs()),
+    "log10": lambda x: torch.log10(x.abs()),
+    "angle": torch.angle,
+    "threshold": lambda x: torch.nn.functional.threshold(x, 0.1, 0.1),
+    "cov": lambda x: torch.cov(x.reshape(2, 4)),
+    "pinv": lambda x: torch.linalg.pinv(x.reshape(2, 4)),
+}
+
+
+def test_float64_is_not_rounded_to_float32_on_the_way() -> None:
+    x = torch.linspace(-2.3, 3.1, 8, dtype=torch.float64).sin() * 3
+
+    def both(x: torch.Tensor, grad: Any) -> dict[str, Any]:
+        slopes = {k: grad(lambda x, k=k: DOUBLE[k](x).square().sum())(x) for k in list(DOUBLE)[4:]}
+        return {k: f(x) for k, f in DOUBLE.items()} | {
+            f"gradient of {k}": v for k, v in slopes.items()
+        }
+
+    found = xf.device_get(xf.jit(lambda x: both(x, xf.grad))(x))
+    for name, expected in both(x, torch.func.grad).items():
+        same(found[name], expected, name, 1e-12)
+
+
+def test_what_has_no_lowering_for_integers_is_refused_by_name() -> None:
+    x = torch.ones(1, 1, 4, 4, dtype=torch.int64)
+    with pytest.raises(xf.errors.UnsupportedOpError, match="average pooling is not lowered for"):
+        xf.jit(lambda x: torch.nn.functional.avg_pool2d(x, 2))(x)
+
+
+COMPLEX_FUNCTIONS = {
+    "square": lambda z: z * z,
+    "quotient": lambda z: z / (z + 2),
+    "mixed": lambda z: z * z.real + torch.complex(z.imag, z.real),
+    "conjugate": lambda z: z.conj() * z.exp(),
+    "size": lambda z: z.abs() + z.angle(),
+    "einsum": lambda z: torch.einsum("i,j->ij", z, z.conj()),
+    "contraction": lambda z: torch.einsum("ij,jk->ik", z.reshape(2, 2), z.reshape(2, 2)),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "acosh": torch.acosh,
+    "matrix_exp": lambda z: torch.matrix_exp(z.reshape(2, 2)),
+    "number": lambda z: (2 - 1j) * z**3 + z**0.5,
+    "inverse": lambda z: torch.linalg.inv(z.reshape(2, 2)),
+    "mean": lambda z: z.mean() * z.var(),
+    "real matrix": lambda z: torch.arange(4, dtype=torch.float64).reshape(2, 2) @ z.real[:2] + z[2],
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_FUNCTIONS)
+def test_gradients_through_complex_numbers_are_those_of_torch(name: str) -> None:
+    z = torch.tensor([1 + 2j, -0.5 + 1j, 2 - 1j, 0.3 + 0.1j], dtype=torch.complex128)
+
+    def loss(parts: torch.Tensor) -> torch.Tensor:
+        out = COMPLEX_FUNCTIONS[name](torch.view_as_complex(parts))
+        return (out * out.conj()).real.sum() + out.real.sum()
+
+    def loss_of_pairs(parts: torch.Tensor) -> torch.Tensor:
+        out = COMPLEX_FUNCTIONS[name](torch.complex(parts[..., 0], parts[..., 1]))
+        return (out * out.conj()).real.sum() + 2 * out.real.sum()
+
+    parts = torch.view_as_real(z).clone()
+    tangent = torch.ones_like(parts)
+    for f in (loss, loss_of_pairs):
+        same(xf.device_get(xf.grad(f)(parts)), torch.func.grad(f)(parts), "grad", 1e-10)
+        found = xf.device_get(xf.jvp(f, (parts,), (tangent,)))
+        for a, b in zip(found, torch.func.jvp(f, (parts,), (tangent,)), strict=True):
+            same(a, b, "jvp", 1e-10)
+
+
+def test_complex_arguments_are_not_differentiated() -> None:
+    with pytest.raises(TypeError, match=r"which is complex64\[2\], not floating"):
+        xf.grad(lambda z: z.abs().sum())(torch.ones(2, dtype=torch.complex64))

@@ -19,6 +19,7 @@ from xfunc.in_place import IN_PLACE
 from xfunc.indexing import INDEXING
 from xfunc.promotion import PROMOTING
 from xfunc.quantiles import QUANTILES
+from xfunc.ranges import RANGES
 from xfunc.unbatched import UNBATCHED
 
 Tensor = torch.Tensor
@@ -142,6 +143,7 @@ REPLACEMENTS: dict[Any, Any] = {
     torch._weight_norm: weight_norm,
     **PROMOTING,
     **INDEXING,
+    **RANGES,
     **IN_PLACE,
     **FILLING,
     **QUANTILES,

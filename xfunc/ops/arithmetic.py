@@ -47,6 +47,12 @@ def div(x: Operand, y: Operand) -> Tensor:
     return theirs("div.Tensor", x, y) if _is_floating(x, y) else above(_div, x, y)
 
 
+@bare("div.Scalar")
+def div_scalar(x: Tensor, y: float) -> Tensor:
+    real = x.dtype.is_floating_point and not isinstance(y, complex)
+    return theirs("div.Scalar", x, y) if real else above(_div, x, y)
+
+
 @kernel("reciprocal")
 def reciprocal(x: Tensor) -> Tensor:
     return _div(1, x)

@@ -103,3 +103,15 @@ def _filling(name: str, at: int) -> None:
 for _name, _at in {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill.Scalar": 2}.items():
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "XLA"):
         _filling(_name, _at)
+
+
+@bare("constant_pad_nd")
+def constant_pad_nd(x: Tensor, pad: list[int], value: complex = 0) -> Tensor:
+    if not x.is_complex():
+        return theirs("constant_pad_nd", x, pad, value)
+    return above(_padded, x, pad, complex(value))
+
+
+def _padded(x: Tensor, pad: list[int], value: complex) -> Tensor:
+    real = torch.constant_pad_nd(x.real, pad, value.real)
+    return torch.complex(real, torch.constant_pad_nd(x.imag, pad, value.imag))

@@ -222,7 +222,7 @@ def _broadcasting(name: str) -> None:
 
 
 for _name in (
-    "threshold_backward", "hardswish_backward", "hardsigmoid_backward", "gelu_backward",
+    "threshold_backward", "hardswish_backward", "hardsigmoid_backward",
     "hardshrink_backward", "softshrink_backward",
 ):  # fmt: skip
     _broadcasting(_name)

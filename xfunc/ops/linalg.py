@@ -173,12 +173,17 @@ composition("cov")(covariance)  # torch's own looks whether the weights are posi
 
 @kernel("vdot")
 def vdot(x: Tensor, y: Tensor) -> Tensor:
-    return (x.conj().resolve_conj() * y).sum() if x.is_complex() else (x * y).sum()
+    return dot(x.conj().resolve_conj(), y)
 
 
 @kernel("dot")
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum()
+    return (x * y).sum(dtype=x.dtype)
+
+
+@kernel("trace")
+def trace(x: Tensor) -> Tensor:
+    return x.diagonal().sum()
 
 
 @kernel("addmm")
@@ -198,7 +203,7 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 
 @kernel("addbmm")
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _plus(x, (a @ b).sum(0), beta, alpha)
+    return _plus(x, (a @ b).sum(0, dtype=a.dtype), beta, alpha)
 
 
 def _plus(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:

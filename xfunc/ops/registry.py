@@ -31,6 +31,7 @@ _differentiable: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
+_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA).add(torch._C.DispatchKey.XLA)
 _LEVEL = "Functionalize"
 
 
@@ -162,10 +163,24 @@ def install() -> None:
             run = functools.partial(_derived, function, formula)
             library.impl(name, run, "AutogradXLA", with_keyset=True, allow_override=True)
 
+        library.impl("einsum", _einsum(), "AutogradXLA", allow_override=True)
         # See NOTE [composites that have a kernel] in `derivatives`.
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
                 library.impl(name.removeprefix("aten::"), _composite(name), "AutogradXLA")
+
+
+def _einsum() -> Kernel:
+    """torch's own composition for complex numbers, whose gradients torch_xla 2.9 gets wrong."""
+    composed = torch.library.get_kernel("aten::einsum", "AutogradOther")
+    fused = torch.library.get_kernel("aten::einsum", "AutogradXLA")
+
+    def run(equation: str, tensors: list[torch.Tensor], **options: Any) -> Any:
+        inner = composed if any(t.is_complex() for t in tensors) else fused
+        keys = _XLA if inner is composed else _AUTOGRAD
+        return inner.call_boxed(keys, equation, tensors, **options)
+
+    return run
 
 
 def _composite(name: str) -> Kernel:

@@ -59,13 +59,70 @@ def _reduced(name: str) -> Kernel:
     inner = _lifted(name)
 
     def run(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any, **options: Any) -> Any:
-        return inner(x, [*range(x.ndim)] if x.ndim and not dim else dim, *rest, **options)
+        dim = [*range(x.ndim)] if x.ndim and not dim else dim
+        if (dtype := options.get("dtype")) is not None:
+            x = x.to(dtype)
+        if name == "logsumexp" and not (x.is_floating_point() or x.is_complex()):
+            x = x.to(torch.get_default_dtype())
+        if not x.is_complex():
+            return inner(x, dim, *rest, **options)
+        return _COMPLEX.get(name, inner)(x, dim, *rest, **options)
 
     return run
 
 
 def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any) -> bool:
-    return x.ndim > 0 and bool(dim)
+    return x.ndim > 0 and bool(dim) and x.is_floating_point()
+
+
+# NOTE [means of complex numbers]: torch_xla 2.9 knows means and variances of real numbers only.
+
+
+def _mean(x: torch.Tensor, dim: Any, *rest: Any, dtype: Any = None) -> torch.Tensor:
+    return torch.complex(*(p.mean(dim, *rest) for p in (x.real, x.imag)))
+
+
+def _variance(x: torch.Tensor, dim: Any, **options: Any) -> torch.Tensor:
+    return sum((p.var(dim, **options) for p in (x.real, x.imag)), x.real.new_zeros(()))
+
+
+def _deviation(x: torch.Tensor, dim: Any, **options: Any) -> torch.Tensor:
+    return _variance(x, dim, **options).sqrt()
+
+
+def _with_mean(function: Kernel) -> Kernel:
+    def run(x: torch.Tensor, dim: Any, *, keepdim: bool = False, **options: Any) -> Any:
+        return function(x, dim, keepdim=keepdim, **options), _mean(x, dim, keepdim)
+
+    return run
+
+
+def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+    most = x.real.amax(dim, keepdim=True)
+    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
+    found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
+    return found if keepdim else found.squeeze(dim)
+
+
+_COMPLEX: dict[str, Kernel] = {
+    "mean.dim": _mean,
+    "var.correction": _variance,
+    "std.correction": _deviation,
+    "var_mean.correction": _with_mean(_variance),
+    "std_mean.correction": _with_mean(_deviation),
+    "logsumexp": _logsumexp,
+}
+
+
+@kernel("sum", unless=lambda x, *_: x.is_floating_point())
+def total(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x.sum([*range(x.ndim)], dtype=dtype)
+
+
+@kernel("mean")
+def mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    x = x if dtype is None else x.to(dtype)
+    return x.mean([*range(x.ndim)])
 
 
 for _name in _REDUCING:

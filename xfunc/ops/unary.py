@@ -22,11 +22,18 @@ def _floating(name: str) -> Kernel:
         return original(name)(x.to(torch.get_default_dtype()))
 
     def run(x: Tensor) -> Tensor:
+        if x.dtype.is_complex and name == "acosh":
+            return above(_acosh, x)
         if x.dtype.is_floating_point or x.dtype.is_complex:
             return theirs(name, x)
         return above(convert, x)
 
     return run
+
+
+def _acosh(z: Tensor) -> Tensor:
+    # torch_xla 2.9 is on another branch left of zero.
+    return 2 * torch.log(torch.sqrt((z + 1) / 2) + torch.sqrt((z - 1) / 2))
 
 
 for _name in _FLOATING:
@@ -114,3 +121,58 @@ def nan_to_num(
     lowest = x.new_full((), ends.min if neginf is None else neginf)
     y = torch.where(x.isnan(), x.new_full((), nan or 0.0), x)
     return torch.where(x == math.inf, highest, torch.where(x == -math.inf, lowest, y))
+
+
+@bare("gelu")
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    if x.dtype is torch.float64:
+        return above(_gelu, x, approximate)
+    return theirs("gelu", x, approximate=approximate)
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    # torch_xla 2.9 rounds the constants to float32.
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + torch.tanh(inner))
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+@kernel("gelu_backward")
+def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    grad, x = torch.broadcast_tensors(grad, x)
+    if x.dtype is not torch.float64:
+        return original("gelu_backward")(grad, x, approximate=approximate)
+    if approximate == "tanh":
+        scale = math.sqrt(2 / math.pi)
+        inner = torch.tanh(scale * (x + 0.044715 * x * x * x))
+        slope = scale * (1 + 3 * 0.044715 * x * x)
+        return grad * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return grad * (0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density)
+
+
+@kernel("logit")
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return torch.log(x / (1 - x))
+
+
+def _slope(name: str) -> None:
+    """Of complex numbers, torch_xla 2.9 forgets the conjugate."""
+
+    @bare(name)
+    def run(grad: Tensor, out: Tensor) -> Tensor:
+        if grad.is_complex() or out.is_complex():
+            return above(_SLOPES[name], grad, out)
+        return theirs(name, grad, out)
+
+
+_SLOPES: dict[str, Kernel] = {
+    "sigmoid_backward": lambda grad, out: grad * (out * (1 - out)).conj().resolve_conj(),
+    "tanh_backward": lambda grad, out: grad * (1 - out * out).conj().resolve_conj(),
+}
+
+for _name in _SLOPES:
+    _slope(_name)

@@ -12,10 +12,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from xfunc.errors import UnsupportedOpError, report
 from xfunc.literals import literal
+from xfunc.locations import user_location
 from xfunc.ops.registry import below, kernel, original
 
 Tensor = torch.Tensor
+
+
+def refuse_integers(what: str, x: Tensor) -> None:
+    """Raise for an array of integers."""
+    if not x.is_floating_point():
+        raise UnsupportedOpError(
+            report(
+                f"{what} is not lowered for {x.dtype}",
+                "convert to a floating dtype first, and back after it.",
+                at=user_location(),
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +56,14 @@ class Taps:
 
     def read(self, x: Tensor, dim: int) -> Tensor:
         """Apply along a dimension."""
+        whole = all(w in (0, 1) for row in self.weights for w in row)
+        if not (whole or x.is_floating_point()):
+            refuse_integers("resizing by weights", x)
         places, weights = self.tensors(x)
         t, n = places.shape
         shape = (*x.shape[:dim], t, n, *x.shape[dim + 1 :])
         found = x.index_select(dim, places.reshape(-1)).reshape(shape)
-        return (found * weights.reshape(t, n, *(1,) * (x.ndim - dim - 1))).sum(dim)
+        return (found * weights.reshape(t, n, *(1,) * (x.ndim - dim - 1))).sum(dim, dtype=x.dtype)
 
     def add(self, grad: Tensor, dim: int, size: int) -> Tensor:
         """The transpose of `read`, for an input of this size."""
@@ -168,6 +185,7 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
+        refuse_integers("average pooling", x)
         if not (any(padding) or ceil_mode or divisor_override):
             return original(f"avg_pool{spatial}d")(x, kernel_size, stride, (0,))
         # torch_xla 2.9 goes wrong on the rest.
