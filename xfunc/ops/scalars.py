@@ -129,41 +129,6 @@ for _name in _REDUCING:
     kernel(_name, unless=_names_dimensions)(_reduced(_name))
 
 
-def _logsumexp(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    return _reduced("logsumexp")(x, *rest)
-
-
-kernel("logsumexp", unless=lambda x, *rest: x.is_floating_point() and _names_dimensions(x, *rest))(
-    _logsumexp
-)
-
-
-def _spread(name: str) -> Kernel:
-    """Of complex numbers, which torch_xla 2.9 can't: of their parts."""
-
-    def run(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-        if not x.is_complex():
-            return _reduced(name)(x, *rest, **options)
-        parts = [torch.var(part, *rest, **options) for part in torch.view_as_real(x).unbind(-1)]
-        whole = parts[0] + parts[1]
-        return whole.sqrt() if name == "std.correction" else whole
-
-    return run
-
-
-for _name in ("std.correction", "var.correction"):
-    kernel(_name, unless=lambda x, *rest: not x.is_complex() and _names_dimensions(x, *rest))(
-        _spread(_name)
-    )
-
-
-@kernel("mean")
-def mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    # torch_xla 2.9 computes in the dtype of the argument.
-    return torch.mean(x.to(dtype or x.dtype), [*range(x.ndim)])
-
-
 def _by_index(name: str) -> Kernel:
     lifted = _lifted(name)
 
