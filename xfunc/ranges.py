@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from xfunc import filling
+
 
 def _is_number(*xs: Any) -> bool:
     return all(isinstance(x, (int, float)) for x in xs)
@@ -42,7 +44,7 @@ def linspace(start: Any, end: Any, steps: Any, **kwargs: Any) -> torch.Tensor:
     """``torch.linspace``."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if "out" in kwargs or not _is_number(start, end, steps) or not dtype.is_floating_point:
-        return torch.linspace(start, end, steps, **kwargs)
+        return filling.linspace(start, end, steps, **kwargs)
     step = (end - start) / max(steps - 1, 1)
     at = _counted(steps, kwargs)
     # From both ends, as torch does it: the last number is the end.

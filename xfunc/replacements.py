@@ -143,9 +143,9 @@ REPLACEMENTS: dict[Any, Any] = {
     torch._weight_norm: weight_norm,
     **PROMOTING,
     **INDEXING,
-    **RANGES,
     **IN_PLACE,
     **FILLING,
+    **RANGES,
     **QUANTILES,
     **UNBATCHED,
 }
