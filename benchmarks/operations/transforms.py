@@ -141,7 +141,7 @@ def _grads(
 
 def _eager_batch(case: Case, given: dict[str, Any]) -> Any:
     outs = [case(*example) for example in _examples(given)]
-    if len(arrays(outs[0])) != len(xf.tree.leaves(outs[0])):
+    if not case.tensors or len(arrays(outs[0])) != len(xf.tree.leaves(outs[0])):
         raise TypeError("vmap returns tensors only")
     return xf.tree.map(lambda *o: torch.stack(o), *outs)
 
@@ -172,7 +172,10 @@ def _eager_second(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _eager_push(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
-    """By differentiating the pullback, which is linear in the weights, if torch can."""
+    """By differentiating the pullback, which is linear in the weights, if torch can.
+
+    Of some operations, torch takes the derivative in forward mode for zero.
+    """
     xs = _fresh(case, given)
     weights = [w.clone().requires_grad_() for w in given["weights"]]
     try:
