@@ -135,6 +135,11 @@ def watched_here(t: Tensor) -> bool:
     return forward_ad.unpack_dual(t, level=0).tangent is not None
 
 
+def is_watched_at_this_level(t: Tensor) -> bool:
+    """Likewise, as an autograd rule sees it that is being applied."""
+    return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None
+
+
 def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a function that has rules of its own at the innermost level, a grad or jvp.
 

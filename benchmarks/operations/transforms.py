@@ -23,11 +23,14 @@ class Transform:
         ours: from the case and the `inputs`, inside of a program.
         theirs: likewise, in eager torch.
         differentiates: whether it needs derivatives.
+        otherwise: another way to `theirs`, which need not agree: torch's rules for both modes take
+            a function of triangular matrices, for one, for that of others in different ways.
     """
 
     ours: Callable[[Case, dict[str, Any]], Any]
     theirs: Callable[[Case, dict[str, Any]], Any]
     differentiates: bool = True
+    otherwise: Callable[[Case, dict[str, Any]], Any] | None = None
 
 
 def forward_inputs(case: Case) -> dict[str, Any]:
@@ -172,18 +175,24 @@ def _eager_second(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _eager_push(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
-    """By differentiating the pullback, which is linear in the weights, if torch can.
-
-    Of some operations, torch takes the derivative in forward mode for zero.
-    """
+    """By differentiating the pullback, which is linear in the weights, if torch can."""
     xs = _fresh(case, given)
     weights = [w.clone().requires_grad_() for w in given["weights"]]
     try:
         pulled = _grads(case.smooth(given["tensors"], xs), xs, weights, again=True)
         return _grads(pulled, weights, given["tangents"])
     except RuntimeError:
-        f = lambda *xs: case.smooth(given["tensors"], xs)  # noqa: E731
-        return torch.func.jvp(f, tuple(given["reals"]), tuple(given["tangents"]))[1]
+        return _eager_jvp(case, given)
+
+
+def _eager_jvp(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
+    f = lambda *xs: case.smooth(given["tensors"], xs)  # noqa: E731
+    return torch.func.jvp(f, tuple(given["reals"]), tuple(given["tangents"]))[1]
+
+
+def _eager_jvp_of_gradient(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
+    gradient = torch.func.grad(_loss(case, given, given["tensors"]), _all(case.watched))
+    return torch.func.jvp(gradient, tuple(given["reals"]), tuple(given["tangents"]))[1]
 
 
 TRANSFORMS: dict[str, Transform] = {
@@ -208,8 +217,8 @@ TRANSFORMS: dict[str, Transform] = {
         ),
         _eager_batch_of_gradients,
     ),
-    "jvp": Transform(_pushed, _eager_push),
-    "jvp(grad)": Transform(_pushed_gradient, _eager_second),
+    "jvp": Transform(_pushed, _eager_push, otherwise=_eager_jvp),
+    "jvp(grad)": Transform(_pushed_gradient, _eager_second, otherwise=_eager_jvp_of_gradient),
     "grad(grad)": Transform(_second_gradient, _eager_second),
     "vjp": Transform(_pulled, _eager_pull),
     "vmap(vjp)": Transform(_pulled_batch, _eager_pull_batch),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.ops.registry import composition
+from xfunc.ops.registry import batched, composition
 from xfunc.unbatched import distances
 
 Tensor = torch.Tensor
@@ -83,3 +83,36 @@ def max_pool2d(x: Tensor, *args: Any) -> Tensor:
 @composition("max_pool3d")
 def max_pool3d(x: Tensor, *args: Any) -> Tensor:
     return torch.ops.aten.max_pool3d_with_indices(x, *args)[0]
+
+
+@batched("select_scatter")
+def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    # In torch 2.9, the derivative by `src` of a batch comes once for each place along `dim`.
+    places = torch.arange(x.shape[dim], device=x.device)
+    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    here = (places == index % x.shape[dim]).reshape(along)
+    return torch.where(here, src.unsqueeze(dim % x.ndim), x).to(x.dtype)
+
+
+# These have no derivative in forward mode.
+
+
+@composition("cholesky")
+def cholesky(a: Tensor, upper: bool = False) -> Tensor:
+    return torch.linalg.cholesky(a, upper=upper)
+
+
+@composition("ormqr")
+def ormqr(
+    a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    m, k = a.shape[-2], tau.shape[-1]
+    square = torch.nn.functional.pad(a[..., :k], (0, m - k))
+    q = torch.linalg.householder_product(square, tau)
+    q = q.mH if transpose else q
+    return q @ other if left else other @ q
+
+
+@composition("native_dropout_backward")
+def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad * mask * scale

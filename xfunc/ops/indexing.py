@@ -93,18 +93,6 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: s
 _REDUCE = {"add": "sum", "multiply": "prod"}
 
 
-@kernel("index_reduce")
-def index_reduce(
-    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    shape = x.shape
-    x, src = (v if v.ndim else v.reshape(1) for v in (x, src))
-    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
-    places = index.reshape(along).expand(src.shape)
-    kind = reduce.replace("mul", "prod")
-    return scatter_reduce(x, dim, places, src, kind, include_self=include_self).reshape(shape)
-
-
 @kernel("index_put")
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False

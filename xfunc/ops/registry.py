@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from xfunc.derivatives import has_derivative, is_composite
+from xfunc.functorch import is_watched_at_this_level
 
 Kernel = Callable[..., Any]
 
@@ -28,6 +29,8 @@ _unless: dict[str, Callable[..., bool]] = {}
 _bare: set[str] = set()
 _compositions: dict[str, Kernel] = {}
 _differentiable: dict[str, Kernel] = {}
+_when: dict[str, Callable[..., bool]] = {}
+_batched: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
@@ -52,15 +55,36 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
     return put
 
 
-def composition(*names: str) -> Callable[[Kernel], Kernel]:
+def composition(*names: str, when: Callable[..., bool] | None = None) -> Callable[[Kernel], Kernel]:
     """A decorator: these operations are this one's torch operations, in differentiation too.
 
-    For those whose derivative, as torch has it, cannot be lowered.
+    For those whose derivative, as torch has it, is missing, wrong or cannot be lowered.
+
+    Args:
+        names: as of a `kernel`, which it is too if there is no condition.
+        when: for which arguments, if they are being differentiated; torch's rule serves for others.
     """
 
     def put(function: Kernel) -> Kernel:
         _compositions.update(dict.fromkeys(names, function))
-        return kernel(*names)(function)
+        if when is None:
+            return kernel(*names)(function)
+        _when.update(dict.fromkeys(names, when))
+        return function
+
+    return put
+
+
+def batched(*names: str) -> Callable[[Kernel], Kernel]:
+    """A decorator: these operations are this one's torch operations beneath a vmap.
+
+    For those whose batching rule, as torch has it, is missing, wrong or cannot be lowered. It does
+    not know about devices: such an operation is composed of these for tensors of the CPU as well.
+    """
+
+    def put(function: Kernel) -> Kernel:
+        _batched.update(dict.fromkeys(names, function))
+        return function
 
     return put
 
@@ -156,7 +180,11 @@ def install() -> None:
                 _originals[name] = _theirs(name)
             library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
         for name, function in _compositions.items():
-            library.impl(name, function, "AutogradXLA", allow_override=True)
+            if name in _when:
+                function = _chosen(name, function)
+            library.impl(name, function, "AutogradXLA", with_keyset=name in _when)
+        for name, function in _batched.items():
+            library.impl(name, function, "FuncTorchBatched", allow_override=True)
         for name, function in _differentiable.items():
             # The formula is the same for every device.
             formula = torch.library.get_kernel(f"aten::{name}", "AutogradCPU").call_boxed
@@ -179,6 +207,19 @@ def _einsum() -> Kernel:
         inner = composed if any(t.is_complex() for t in tensors) else fused
         keys = _XLA if inner is composed else _AUTOGRAD
         return inner.call_boxed(keys, equation, tensors, **options)
+
+    return run
+
+
+def _chosen(name: str, function: Kernel) -> Kernel:
+    """A composition that serves for some arguments."""
+    rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (a for a in args if isinstance(a, torch.Tensor))
+        if when(*args, **kwargs) and any(map(is_watched_at_this_level, tensors)):
+            return function(*args, **kwargs)
+        return rule.call_boxed(keys, *args, **kwargs)
 
     return run
 

@@ -8,7 +8,8 @@ from xfunc.ops import decomposed, opmath, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
-    "linalg lapack norms windows maxima composed special bessel losses slopes layers".split()
+    "linalg lapack norms windows maxima composed scattered special bessel losses slopes "
+    "layers".split()
 )
 
 

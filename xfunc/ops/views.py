@@ -12,7 +12,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.locations import user_location
 from xfunc.ops.emit import instruction
-from xfunc.ops.registry import kernel, original
+from xfunc.ops.registry import batched, composition, kernel, original
 
 Tensor = torch.Tensor
 
@@ -120,7 +120,9 @@ def as_strided_copy(
     return x.reshape(-1).index_select(0, places).reshape(tuple(size))
 
 
-@kernel("as_strided_scatter")
+# torch's derivative counts what is overwritten too.
+@batched("as_strided_scatter")
+@composition("as_strided_scatter")
 def as_strided_scatter(
     x: Tensor,
     src: Tensor,
@@ -171,6 +173,7 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x
 
 
+@batched("_chunk_cat")
 @kernel("_chunk_cat")
 def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
     dim %= tensors[0].ndim

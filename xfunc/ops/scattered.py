@@ -1,0 +1,116 @@
+"""Products at indices, and bags of embeddings, with derivatives of every order and mode.
+
+torch 2.9 has no second derivative of a product at indices, and takes the one in forward mode for
+zero; of `index_reduce` and bags of embeddings it has none in forward mode.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
+from xfunc.ops.reductions import scan_along
+from xfunc.ops.registry import composition, kernel
+
+Tensor = torch.Tensor
+
+
+def _product(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return torch.where(a[1] == b[1], a[0] * b[0], b[0]), b[1]
+
+
+def _is_product(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **options: bool
+) -> bool:
+    return reduce == "prod" and index.numel() > 0
+
+
+@composition("scatter_reduce.two", when=_is_product)
+def scatter_product(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """By running products over the sources, sorted by their index: no division, so zeros may be."""
+    shape = x.shape
+    x, index, src = (v if v.ndim else v.reshape(1) for v in (x, index, src))
+    src = src[tuple(slice(n) for n in index.shape)]
+    order = torch.argsort(index, dim=dim, stable=True)
+    place, value = index.gather(dim, order), src.gather(dim, order)
+    value, _ = scan_along(_product, (value, place), dim)
+    n = place.shape[dim]
+    later = place.narrow(dim, min(1, n - 1), max(n - 1, 1))
+    last = torch.ones_like(place, dtype=torch.bool)
+    if n > 1:
+        ends = later != place.narrow(dim, 0, n - 1)
+        last = torch.cat([ends, last.narrow(dim, 0, 1)], dim)
+    total = torch.zeros_like(x).scatter_add(dim, place, torch.where(last, value, 0))
+    found = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, place, last.to(torch.int32)) > 0
+    if include_self:
+        return torch.where(found, total * x, x).reshape(shape)
+    return torch.where(found, total, x).reshape(shape)
+
+
+@composition("index_reduce")
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    shape = x.shape
+    x, src = (v if v.ndim else v.reshape(1) for v in (x, src))
+    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
+    places = index.reshape(along).expand(src.shape)
+    kind = reduce.replace("mul", "prod")
+    return torch.scatter_reduce(x, dim, places, src, kind, include_self=include_self).reshape(shape)
+
+
+_MODES = ("sum", "mean", "max")
+
+
+@kernel("_embedding_bag_forward_only")
+@composition("_embedding_bag")
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if scale_grad_by_freq:
+        raise UnsupportedOpError(
+            report(
+                "embedding_bag cannot scale gradients by the frequency of an index in a program",
+                "leave out scale_grad_by_freq, and scale the gradients by torch.bincount outside.",
+                at=user_location(),
+            )
+        )
+    bags, n = offsets.shape[0] - include_last_offset, indices.shape[0]
+    places = torch.arange(n, device=weight.device)
+    bag = torch.searchsorted(offsets[:bags].long(), places, right=True) - 1
+    counts = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices).bool()
+    counts = counts & (bag >= 0) & (places < offsets[-1]) if include_last_offset else counts
+    bag = bag.clamp(min=0)
+    size = torch.zeros(bags, dtype=torch.int64, device=weight.device)
+    size = size.index_add(0, bag, counts.long())
+    rows = weight.index_select(0, indices.long().reshape(-1))
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    zeros = torch.zeros(bags, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    if _MODES[mode] != "max":
+        found = zeros.index_add(0, bag, torch.where(counts[:, None], rows, 0))
+        if _MODES[mode] == "mean":
+            found = found / size.clamp(min=1)[:, None]
+        return found, bag.to(offsets.dtype), size.to(offsets.dtype), size.to(offsets.dtype)
+    # The first of equal maxima gets the derivative.
+    spread = bag[:, None].expand(rows.shape)
+    fixed = torch.where(counts[:, None], rows.detach(), -torch.inf)
+    most = (zeros - torch.inf).scatter_reduce(0, spread, fixed, "amax")
+    hit = (fixed == most.index_select(0, bag)) & counts[:, None]
+    nowhere = torch.full_like(zeros, n, dtype=torch.int64)
+    first = nowhere.scatter_reduce(0, spread, torch.where(hit, places[:, None], n), "amin")
+    chosen = first.clamp(max=max(n - 1, 0))
+    found = torch.where(size[:, None] > 0, rows.gather(0, chosen) if n else zeros, 0)
+    which = indices.index_select(0, chosen.reshape(-1)).reshape(chosen.shape) if n else chosen
+    return found, bag.to(offsets.dtype), size.to(offsets.dtype), which
