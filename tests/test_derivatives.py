@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from benchmarks import operations
 from xfunc import runtime
 from xfunc.errors import UnsupportedOpError
 
@@ -136,3 +137,44 @@ def test_what_no_function_mode_sees_is_refused_by_torchs_warning(bare):
         warnings.simplefilter("ignore")
         with pytest.raises(UnsupportedOpError, match="xfunc_test::twice has no derivative"):
             xf.vmap(xf.grad(hidden))(X)
+
+
+# What torch has no derivative of in some mode or order, or a wrong one, or no batch rule.
+MENDED = """
+    scatter_reduce.prod index_reduce.prod index_reduce.amin nn.functional.embedding_bag
+    cholesky ormqr native_dropout_backward select_scatter cov cdist
+""".split()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MENDED)
+def test_operations_have_derivatives_of_every_kind(name):
+    transforms = tuple(operations.TRANSFORMS)
+    unit = operations.Unit(name, "float64", transforms, samples=1)
+    for found in operations.examine(operations.entries()[name], unit):
+        assert found.status in ("right", "absent"), (found.transform, found.detail)
+
+
+def test_what_is_overwritten_has_no_derivative():
+    """torch's own rule for as_strided_scatter counts it."""
+    x, src = torch.arange(9.0).reshape(3, 3), torch.ones(2, 2)
+
+    def f(x, src):
+        return torch.as_strided_scatter(x, src, (2, 2), (3, 1), 1)
+
+    kept = torch.ones(3, 3)
+    kept[:2, 1:] = 0
+    grads = xf.device_get(xf.grad(lambda x, src: f(x, src).sum(), argnums=(0, 1))(x, src))
+    torch.testing.assert_close(grads, (kept, torch.ones(2, 2)))
+    pushed = xf.device_get(xf.jvp(f, (x, src), (x, 2 * src))[1])
+    torch.testing.assert_close(pushed, torch.where(kept > 0, x, 2))
+    found = xf.device_get(xf.vmap(f)(torch.stack([x, -x]), torch.stack([src, 2 * src])))
+    for each, sign in zip(found, (1, -1), strict=True):
+        expected = torch.where(kept > 0, sign * x, 1.0 if sign > 0 else 2.0)
+        torch.testing.assert_close(each, expected)
+
+
+def test_bags_of_embeddings_refuse_what_they_cannot_do():
+    weight, places = torch.ones(3, 2), torch.tensor([[0, 1]])
+    with pytest.raises(UnsupportedOpError, match="scale gradients by the frequency"):
+        xf.jit(lambda w, i: F.embedding_bag(i, w, scale_grad_by_freq=True))(weight, places)
