@@ -52,11 +52,22 @@ _OPERATION_RULES = (
         "write it with other torch operations, or use xf.map in place of vmap.",
     ),
     (
+        r"vmap: we do not yet support (aten::\w+)",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
         r"derivative for (\S+) is not implemented",
         "no derivative",
         "write it with other torch operations, or give a function that calls it a rule with "
         "xf.custom_vjp.",
     ),
+)
+
+_READS_IN_VMAP = (
+    "vmap: It looks like you're calling .item() on a Tensor",
+    "vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow",
+    "vmap: We do not support batching operators that can support dynamic shape",
 )
 
 
@@ -78,6 +89,18 @@ def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> X
         if found:
             what = f"{found[1].removeprefix('aten::')} has {lacks}"
             return UnsupportedOpError(report(what, repair, function=name, at=at))
+    if any(says in message for says in _READS_IN_VMAP):
+        what = "the code" if func is None else operation_name(func)
+        return ConcretizationError(
+            report(
+                f"{what} reads values of a batch, for a choice, a number or a shape; a traced "
+                "value has no data",
+                "compute with tensors (torch.where instead of `if`, or of x[mask]), or pass what "
+                "is read as a static argument.",
+                function=name,
+                at=at,
+            )
+        )
     if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
         what = "the code" if func is None else operation_name(func)
         return PurityError(

@@ -94,7 +94,11 @@ def examine(op: Any, unit: Unit) -> list[Finding]:
 
 
 def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    case = Case(op, sample)
+    try:
+        case = Case(op, sample)
+    except Exception as error:  # Not an array: sparse, for one.
+        yield from ((t, "absent", f"{type(error).__name__}: {error}") for t in transforms)
+        return
     expected: dict[str, Any] = {}
     for transform in transforms:
         if TRANSFORMS[transform].differentiates and full_name(op) in WITHOUT_DERIVATIVE:

@@ -226,3 +226,26 @@ for _name in (
     "hardshrink_backward", "softshrink_backward",
 ):  # fmt: skip
     _broadcasting(_name)
+
+
+@kernel("linspace", unless=lambda start, end, steps, *rest: steps < 1)
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    # torch_xla 2.9 makes float32 of all dtypes, and says nothing.
+    dtype = dtype or torch.get_default_dtype()
+    place = torch.arange(steps, device=device)
+    if not dtype.is_floating_point:
+        return original("linspace")(start, end, steps, dtype=dtype, device=device)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    place = place.to(wide)
+    step = (end - start) / max(steps - 1, 1)
+    found = torch.where(place < steps // 2, start + step * place, end - step * (steps - 1 - place))
+    return (found if steps > 1 else torch.full_like(place, start)).to(dtype)
