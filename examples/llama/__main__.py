@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def fit_command(argv: Sequence[str]) -> int:
     """Train, from the newest checkpoint in the run's folder or from the beginning."""
     args = _parser("fit", fit_command).parse_intermixed_args(argv)
     outcome = fit.fit(config.read(args.config, args.settings))
-    return int(outcome.ended == "bad")
+    return {"done": 0, "bad": 1, "interrupted": os.EX_TEMPFAIL}[outcome.ended]
 
 
 def eval_command(argv: Sequence[str]) -> int:

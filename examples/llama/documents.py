@@ -24,6 +24,8 @@ _KINDS = {
     ".ndjson": "lines",
     ".parquet": "parquet",
 }
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx")  # as text they would be one document with commas in it
+_BLANK = object()
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
 
@@ -52,6 +54,11 @@ def _files(source: str) -> list[str]:
     else:
         matches = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)
         files = sorted(str(f.absolute()) for f in map(Path, matches) if f.is_file())
+    for file in map(Path, files):
+        if {s.lower() for s in file.suffixes[-2:]} & {*_TABLES} and _kind(file) is None:
+            raise DataError(
+                f"{file} is a table, and none is read but parquet and JSON: write it as JSON lines"
+            )
     if not files:
         endings = " ".join(_KINDS)
         raise DataError(
@@ -76,33 +83,44 @@ def read(files: Iterable[str], field: str = "text") -> Iterator[str]:
         if file == PYTHON_DOCS:
             yield from _python_docs()
             continue
-        for number, row in enumerate(_rows(file, field), 1):
+        unit = _unit(file)
+        for number, row in _rows(file, field):
             if not isinstance(row, dict) or field not in row:
                 fields = ", ".join(row) if isinstance(row, dict) else "nothing"
                 raise DataError(
-                    f"document {number} of {file} has no field {field!r}: "
+                    f"{unit} {number} of {file} has no field {field!r}: "
                     f"set data.field to what holds the text, of {fields}"
                 )
             if not isinstance(row[field], str | None):
                 raise DataError(
-                    f"document {number} of {file} has a {type(row[field]).__name__} for {field!r}: "
+                    f"{unit} {number} of {file} has a {type(row[field]).__name__} for {field!r}: "
                     f"set data.field to what holds the text"
                 )
             # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
             yield (row[field] or "").encode(errors="replace").decode()
 
 
-def _rows(file: str, field: str) -> Iterator[Any]:
+def _unit(file: str) -> str:
+    return "line" if _kind(Path(file)) == "lines" else "document"
+
+
+def _rows(file: str, field: str) -> Iterator[tuple[int, Any]]:
+    """What a file holds, with the number of its line or document; no blank lines."""
     with tempfile.TemporaryDirectory() as locks:  # `datasets` leaves a lock for each file it reads
         number = 0
         try:
             for row in _open(file, field, locks):
+                if _unit(file) == "line":
+                    # `from_json` wants the same fields of the same types all through a file.
+                    row = json.loads(row["text"]) if row["text"] else _BLANK
                 number += 1
-                yield row
+                if row is not _BLANK:
+                    yield number, row
         except Exception as error:
             reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
             raise DataError(
-                f"cannot read {file} after {number} documents: {reason}. Mend it, or leave it out"
+                f"cannot read {file} after {number} {_unit(file)}s: {reason}. "
+                "Mend it, or leave it out"
             ) from error
 
 
@@ -113,9 +131,8 @@ def _open(file: str, field: str, locks: str) -> Iterable[Any]:
     how: dict[str, Any] = {"streaming": True, "cache_dir": locks}
     kind = _kind(Path(file))
     if kind == "lines":
-        # `from_json` wants the same fields of the same types all through a file.
         lines: Any = datasets.Dataset.from_text(file, **how)
-        return (json.loads(line["text"]) for line in lines if line["text"])
+        return lines
     if kind == "json":
         return datasets.Dataset.from_json(file, **how)
     if kind == "parquet":

@@ -76,7 +76,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
     folder = Path(run.folder)
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
-    reader = Reader(run.data, folder, recipe.model.vocab)
+    reader = Reader(run.data, folder, recipe.model.vocab, console.print)
     with Checkpoints(folder / "checkpoints", run.keep) as checkpoints:
         first, state = begin(run, recipe, reader, checkpoints)
         if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.

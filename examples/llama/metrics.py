@@ -1,11 +1,12 @@
 """What a run says of itself: lines of JSON, TensorBoard, and a progress bar."""
 
+import contextlib
 import json
 import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -49,6 +50,7 @@ class Log:
         )
         self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
         self._file = self._board = None
+        self._failure = ""
         if hosts.is_first():
             path = folder / "metrics.jsonl"
             for text in cut(path, first):
@@ -64,7 +66,8 @@ class Log:
         self._progress.stop()
         for writer in (self._file, self._board):
             if writer is not None:
-                writer.close()
+                with self._going_on():
+                    writer.close()
 
     def step(self, step: int, metrics: Metrics, host_ms: float) -> Metrics:
         """Tell of one step, and return its metrics on the host; waits for the device.
@@ -120,10 +123,22 @@ class Log:
             return
         # JSON has no infinities and no NaN.
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
-        self._file.write(json.dumps({"step": step} | finite) + "\n")
-        self._file.flush()
-        for key, value in values.items():
-            self._board.add_scalar(key, value, step)
+        with self._going_on():
+            self._file.write(json.dumps({"step": step} | finite) + "\n")
+            self._file.flush()  # What does not get to the disk stays in the buffer, and gets there
+        with self._going_on():  # when there is room again.
+            for key, value in values.items():
+                self._board.add_scalar(key, value, step)
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Training does not end because what is told of it cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                self.say(f"metrics are not written, and training goes on: {error}")
 
 
 _SHOWN = {

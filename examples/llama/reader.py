@@ -66,6 +66,7 @@ class Reader:
         config: what is read.
         folder: the run's folder: what is made of the data goes to `data` in it, unless `config`
             names a cache.
+        say: is told of what takes long.
         vocab: of the model that is trained, which shall have all tokens; None: of any.
 
     Attributes:
@@ -74,7 +75,13 @@ class Reader:
         held_out_batches: how many batches hold all that is held out.
     """
 
-    def __init__(self, config: DataConfig, folder: str | Path, vocab: int | None = None) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        folder: str | Path,
+        vocab: int | None = None,
+        say: Callable[[str], object] = lambda text: None,
+    ) -> None:
         if not config.files:
             raise DataError("data.files is empty: give files, folders or patterns")
         cache = Path(folder, "data") if config.cache is None else Path(config.cache).expanduser()
@@ -85,9 +92,11 @@ class Reader:
             return documents.split(documents.read(files, config.field), config.held_out)
 
         def train_tokenizer(folder: Path) -> None:
+            say(f"a tokenizer of {config.vocab} tokens is trained on {len(files)} files")
             tokenizer.train((text for text, held in pieces() if not held), config.vocab, folder)
 
         def write_corpus(folder: Path) -> None:
+            say(f"the documents of {len(files)} files are encoded")
             corpus.write(pieces(), self.tokenizer, folder)
 
         self.tokenizer = tokenizer.load(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import __main__ as program
-from examples.llama import config, corpus, fit, metrics, train
+from examples.llama import config, corpus, documents, fit, metrics, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.documents import DataError
@@ -197,3 +198,42 @@ def test_lines_of_metrics_that_no_run_writes(tmp_path: Path) -> None:
     assert file.read_text() == good[0] + good[1]
     assert (tmp_path / "metrics.damaged").read_text() == "".join(damaged)
     assert metrics.cut(file, 2) == []
+
+
+def test_metrics_that_cannot_be_written_do_not_end_training(
+    run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, step: int) -> list[str]:
+        path.symlink_to("/dev/full")
+        return []
+
+    monkeypatch.setattr(metrics, "cut", full)
+    assert fit.fit(run_of("a", "train.steps=4")).ended == "done"
+    told = "metrics are not written, and training goes on: [Errno 28] No space left on device"
+    assert capsys.readouterr().out.count(told) == 1
+
+
+def test_tables_are_refused(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv.gz"):
+        (tmp_path / name).write_text("text\na\n")
+        with pytest.raises(DataError, match=f"{name} is a table, .* write it as JSON lines"):
+            documents.find([str(tmp_path / name)])
+
+
+def test_an_interrupted_run_has_a_status_of_its_own(
+    settings: Callable[..., list[str]], at_step: Callable[..., None], command: Command
+) -> None:
+    at_step(2, lambda: signal.raise_signal(signal.SIGTERM))
+    assert command("fit", *settings("a"))[0] == 75
+    assert command("fit", *settings("a"))[0] == 0
+
+
+def test_what_takes_long_is_told(
+    run_of: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("a", f"data.cache={tmp_path / 'cache'}", "train.steps=3")
+    told = ["a tokenizer of 300 tokens is trained on 1 files", "the documents of 1 files are enc"]
+    for times in (1, 0):  # What is made once is found again.
+        fit.fit(run)
+        out = capsys.readouterr().out
+        assert [out.count(text) for text in told] == [times] * 2

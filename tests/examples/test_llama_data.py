@@ -86,20 +86,20 @@ def test_values_of_another_field_may_change_far_into_a_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b\n', "after 1 documents: Unterminated string"),
-        ("a.jsonl", lines({"text": "a"}, {"body": "b"}), "document 2 of .*no field 'text'.*body"),
-        ("a.jsonl", b'"a"\n', "document 1 of .*no field 'text'.*of nothing"),
+        ("a.jsonl", b'{"text": "a"}\n\n\n{"text": "b\n', "after 3 lines: Unterminated string"),
+        ("a.jsonl", lines({"text": "a"}, {"body": "b"}), "line 2 of .*no field 'text'.*body"),
+        ("a.jsonl", b'"a"\n', "line 1 of .*no field 'text'.*of nothing"),
         (
             "a.jsonl",
             lines({"text": ["a"]}),
-            "document 1 of .*a list for 'text': set data.field",
+            "line 1 of .*a list for 'text': set data.field",
         ),
         ("a.json", b'[{"text": "a"', "after 0 documents: "),
         ("a.parquet", parquet(text=["a"])[:-9], "after 0 documents: Parquet magic bytes not found"),
         ("a.parquet", parquet(b=["a"], a=[1]), "document 1 of .*no field 'text'.*of b, a"),
         ("a.txt", "é".encode("latin-1"), "after 0 documents: 'utf-8' codec can't decode"),
-        ("a.jsonl.gz", gzip.compress(lines({"text": "a"}))[:-9], "after 0 documents: Compressed"),
-        ("a.jsonl.gz", b"text", "after 0 documents: "),
+        ("a.jsonl.gz", gzip.compress(lines({"text": "a"}))[:-9], "after 0 lines: Compressed"),
+        ("a.jsonl.gz", b"text", "after 0 lines: "),
     ],
 )
 def test_unreadable_files(

@@ -488,7 +488,7 @@ def test_sigterm_saves_on_one_mesh_and_another_goes_on(
             assert told, "it ended before step 4"
         process.send_signal(signal.SIGTERM)
         told = process.stdout.read()
-    assert process.returncode == 0
+    assert process.returncode == os.EX_TEMPFAIL
     [stopped] = re.findall(r"stopped after step (\d+), which is saved: the same command", told)
     pairs.append(f"train.steps={int(stopped) + 2}")
     parts, whole = run_of("parts", *pairs), run_of("whole", *pairs)
