@@ -59,7 +59,7 @@ def linspace(
     step = (end - start) / max(steps - 1, 1)
     rising, falling = start + step * place, end - step * (steps - 1 - place)
     found = torch.where(place < max(steps // 2, 1), rising, falling).to(dtype)
-    return found.requires_grad_(requires_grad)
+    return found.requires_grad_() if requires_grad else found  # A transform refuses to be asked.
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:

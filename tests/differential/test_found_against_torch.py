@@ -33,6 +33,14 @@ def test_linspace(dtype: torch.dtype, start: float, end: float, steps: int) -> N
     same(lambda x: (torch.linspace(start, end, steps, dtype=dtype), x + 1), F)
 
 
+def test_linspace_inside_transforms() -> None:
+    def fun(x: Tensor) -> Tensor:
+        return (x * torch.linspace(0, 1, 3)).sum()
+
+    assert xf.grad(fun)(F).tolist() == [0.0, 0.5, 1.0]
+    assert xf.vmap(fun)(F[None]).tolist() == [fun(F).item()]
+
+
 def test_linspace_of_half_precision_in_an_inner_program() -> None:
     """torch_xla says that it is of half precision, and makes it of float32."""
 
