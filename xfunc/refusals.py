@@ -66,6 +66,7 @@ _OPERATION_RULES = (
 
 _READS_IN_VMAP = (
     "vmap: It looks like you're calling .item() on a Tensor",
+    "vmap: It looks like you're either (1) calling .item() on a Tensor",
     "vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow",
     "vmap: We do not support batching operators that can support dynamic shape",
 )

@@ -35,6 +35,11 @@ def _broadcasting(name: str) -> None:
         )
 
 
+@kernel("_prelu_kernel_backward")
+def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0, x * grad)
+
+
 for _name in _POINTWISE:
     if _name not in kernels() and torch._C._dispatch_has_kernel_for_dispatch_key(
         f"aten::{_name}", "XLA"
