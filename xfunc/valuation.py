@@ -34,6 +34,7 @@ import torch
 
 from xfunc import classes, watch
 from xfunc.errors import report, shown
+from xfunc.functorch import is_wrapped
 from xfunc.locations import is_of_user, user_location
 from xfunc.watch import MISSING
 from xfunc.wrappers import Bundle, Wrapper
@@ -126,9 +127,12 @@ class Walk:
         if slot == len(self.tensors):
             self.tensors.append(x)
         kind = type(x)
-        known = kind is torch.Tensor or kind.__module__.startswith("xfunc.")
+        if kind.__module__.startswith("xfunc."):  # a token, which knows its aval only
+            return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
+        known = kind is torch.Tensor
         more = None
-        if x.is_cpu or (x.requires_grad and x.is_leaf):  # It is no traced value.
+        # Of a traced value, only the aval counts: a token of it, later, knows no more.
+        if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and x.is_leaf)):
             more = (x.stride() if x.is_cpu else None, x.requires_grad)
             if x.__dict__ and (known or kind in _TENSORS or is_of_user(kind)):
                 more = (*more, self.state(x))
