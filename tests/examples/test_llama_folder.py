@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import config, fit
+from examples.llama import config, fit, hosts
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.options import SettingError
-from examples.llama.owner import FolderInUseError
+from examples.llama.owner import FolderInUseError, owned
 from xfunc.errors import DamagedCheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,22 @@ def test_a_killed_owner_does_not_block(run_of: Callable[..., Run]) -> None:
         process.send_signal(signal.SIGKILL)
     assert Path(run.folder, "owner.json").exists()
     assert fit.fit(run).ended == "done"
+
+
+def test_the_first_process_owns_the_folder_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    monkeypatch.setattr(hosts, "agree", lambda refused: refused)
+    with owned(folder):
+        assert not folder.exists()
+    monkeypatch.setattr(hosts, "agree", lambda refused: True)  # The first one was refused.
+    with (
+        pytest.raises(FolderInUseError, match="run is in use by another process: wait"),
+        owned(folder),
+    ):
+        raise AssertionError("it is not owned")
 
 
 def test_settings_are_written_with_the_steps_made_with_them(
