@@ -83,13 +83,20 @@ _SAME_VALUE = frozenset(
 )
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
 _thread = threading.local()
-_constants: weakref.WeakSet[Any] = weakref.WeakSet()
+# By identity: a WeakSet asks whether tensors are equal, which reads them.
+_constants: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
 def as_constant(tensor: torch.Tensor) -> torch.Tensor:
     """Mark device data that belongs to a program: no capture wherever it is used."""
-    _constants.add(tensor)
+    key = id(tensor)
+    _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None))
     return tensor
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    known = _constants.get(id(tensor))
+    return known is not None and known() is tensor
 
 
 def current() -> Trace | None:
@@ -316,7 +323,7 @@ class Trace:
             return number_of(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor in _constants:
+        if _is_constant(tensor):
             return tensor
         if self._frozen:
             raise PurityError(
