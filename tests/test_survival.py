@@ -344,13 +344,7 @@ HOSTILE: dict[str, Hostile] = {
         lambda x: torch.repeat_interleave(x, x.long()), UNSUPPORTED, "repeat_interleave"
     ),
     # Operations that torch_xla does on the host.
-    "eig": Hostile(torch.linalg.eig, UNSUPPORTED, "eig", matrix, False),
-    "eigvals": Hostile(lambda x: torch.linalg.eigvals(x), UNSUPPORTED, "eigvals", matrix),
-    "ldl_factor": Hostile(lambda x: torch.linalg.ldl_factor(x), UNSUPPORTED, "ldl", matrix),
     "hash_tensor": Hostile(lambda x: torch.hash_tensor(x), UNSUPPORTED, "hash_tensor"),
-    "eigvals in grad": Hostile(
-        GRAD(lambda x: torch.linalg.eigvals(x).real.sum()), UNSUPPORTED, "eigvals", matrix
-    ),
     # Mutation.
     "add_": Hostile(lambda x: x.add_(1), PURE, "Tensor.add_ changes x"),
     "x[0] = 1": Hostile(_set_item, PURE, "changes x"),

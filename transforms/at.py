@@ -95,11 +95,13 @@ class Place:
 
     def divide(self, values: Any, **options: Unpack[Options]) -> Tensor:
         """``x[index] /= values``, each time that a position is repeated."""
-        return self._x / Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        return self._x.to(by.device) / by
 
     def power(self, values: Any, **options: Unpack[Options]) -> Tensor:
         """``x[index] **= values``, each time that a position is repeated."""
-        return self._x ** Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        return self._x.to(by.device) ** by
 
     def min(self, values: Any, **options: Unpack[Options]) -> Tensor:
         """``x[index] = minimum(x[index], values)``."""

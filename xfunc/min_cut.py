@@ -13,6 +13,7 @@ budget is the problem of Jain et al., "Checkmate", 2020, on the joint graph.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from xfunc.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
 from xfunc.errors import report, shown
@@ -20,7 +21,7 @@ from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.cost import Cost, costs, roofline
 from xfunc.hlo.instances import holding
-from xfunc.joint_graph import FREE, JointGraph
+from xfunc.joint_graph import ELEMENTWISE, FREE, JointGraph
 from xfunc.locations import user_location
 
 _HEAVY = frozenset(("dot", "convolution"))
@@ -86,11 +87,35 @@ def cut_problem(graph: JointGraph) -> CutProblem:
     """What there is to choose from in a joint graph."""
     forward = [i for i in graph.instructions if i.id not in graph.backward]
     known = costs(graph.module)
+    known = known | _fused(forward, known)
     heavy = holding(graph.module.proto, _is_heavy)
     return CutProblem(
         tuple(_node(i, graph, known[i.id], heavy) for i in forward),
         tuple(i.id for i in graph.needed),
     )
+
+
+def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> dict[int, Cost]:
+    """The costs of arithmetic on narrow numbers that are widened for it.
+
+    Such an operation, as torch defines it, computes in float32 from narrow operands to a narrow
+    result. XLA fuses the widening and all between: only narrow numbers go through memory.
+    """
+    narrow: dict[int, float] = {}  # the size of what stands in memory, as a part of the values'
+    for i in instructions:
+        if i.opcode == "convert":
+            before, after = i.operands[0].bytes, i.bytes
+            if before < after:
+                narrow[i.id] = before / after
+        elif i.opcode in ELEMENTWISE or i.opcode == "broadcast":
+            whole = [narrow.get(o.id, 1.0) for o in i.operands if o.bytes >= i.bytes]
+            if whole and max(whole) < 1:
+                narrow[i.id] = max(whole)
+    return {
+        key: dataclasses.replace(cost, bytes_accessed=round(cost.bytes_accessed * part))
+        for key, part in narrow.items()
+        if (cost := known[key])
+    }
 
 
 def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Node:

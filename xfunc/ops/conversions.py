@@ -95,8 +95,8 @@ def _filling(name: str, at: int) -> None:
     @bare(name)
     def run(*args: Any, **options: Any) -> Tensor:
         dtype = args[0].dtype if isinstance(args[0], Tensor) else options.get("dtype")
-        if dtype is torch.bool and not isinstance(args[at], bool):
-            args = (*args[:at], bool(args[at]), *args[at + 1 :])
+        if dtype is torch.bool:  # As a whole number: torch_xla 2.9 uploads a boolean.
+            args = (*args[:at], int(bool(args[at])), *args[at + 1 :])
         return theirs(name, *args, **options)
 
 

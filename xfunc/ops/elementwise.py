@@ -64,17 +64,32 @@ def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
     return body._add(opcode, x.shape, [x, by])[0]
 
 
+def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
+    made = together(*xs)
+    dtype = made[0].dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        # XLA would make code that ends the process.
+        raise UnsupportedOpError(
+            report(
+                f"torch.{name} was given {str(dtype).removeprefix('torch.')}, and shifts integers",
+                "convert with .to(torch.int64) before.",
+                at=user_location(),
+            )
+        )
+    return made
+
+
 @kernel("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
 def left_shift(x: Tensor, by: Tensor | int) -> Tensor:
     # torch_xla 2.9 multiplies by a power of two that need not fit into the dtype.
-    x, by = together(x, by)
+    x, by = _integers("bitwise_left_shift", x, by)
     return instruction(_shift, x, by, opcode="shift-left")
 
 
 @kernel("__rshift__.Scalar", "__rshift__.Tensor", "bitwise_right_shift.Tensor")
 def right_shift(x: Tensor, by: Tensor | int) -> Tensor:
     # torch_xla 2.9 divides, which rounds the wrong way below zero.
-    x, by = together(x, by)
+    x, by = _integers("bitwise_right_shift", x, by)
     opcode = "shift-right-arithmetic" if x.dtype.is_signed else "shift-right-logical"
     return instruction(_shift, x, by, opcode=opcode)
 

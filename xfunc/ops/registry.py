@@ -32,6 +32,7 @@ _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
 _batched: dict[str, Kernel] = {}
 _originals: dict[str, Any] = {}
+lowered_upstream: set[str] = set()  # Those of our names for which torch_xla has a kernel.
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA).add(torch._C.DispatchKey.XLA)
@@ -176,6 +177,8 @@ def install() -> None:
         # torch warns, once in a process, when a kernel replaces another.
         warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
         for name, function in _kernels.items():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
+                lowered_upstream.add(name)
             if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
                 _originals[name] = _theirs(name)
             library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
@@ -254,11 +257,24 @@ def _theirs(name: str) -> Kernel:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         for k in places:
-            if k < len(args) and not isinstance(args[k], torch.Tensor):
-                args = (*args[:k], _scalar(args[k], args), *args[k + 1 :])
+            if k >= len(args):
+                break
+            x = args[k]
+            if not isinstance(x, torch.Tensor):
+                args = (*args[:k], _scalar(x, args), *args[k + 1 :])
+            elif x.ndim == 0 and x.is_cpu and name not in _TRANSFERS:
+                args = (*args[:k], _on_device(x), *args[k + 1 :])
         return call(_XLA, *args, **kwargs)
 
     return run
+
+
+_TRANSFERS = frozenset("_to_copy copy copy_ _local_scalar_dense".split())
+
+
+def _on_device(x: torch.Tensor) -> torch.Tensor:
+    """An array of the CPU without dimensions: torch takes it for a number, on any device."""
+    return torch.full((), x.item(), dtype=x.dtype, device="xla")
 
 
 def _scalar(x: bool | float | complex, others: Sequence[Any]) -> torch.Tensor:
@@ -298,6 +314,8 @@ class _level:
 
 def _wrap(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
+        if x.ndim == 0 and x.is_cpu:
+            return _on_device(x)
         if x.device.type != "xla" or torch._is_functional_tensor(x):
             return x
         return torch._to_functional_tensor(x)

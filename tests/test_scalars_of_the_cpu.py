@@ -1,0 +1,41 @@
+"""An array of the CPU without dimensions is a number to torch, next to arrays of any device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import xfunc as xf
+
+OPERATIONS = """
+    add sub mul div pow remainder fmod maximum minimum fmax fmin atan2 hypot copysign nextafter
+    xlogy logaddexp floor_divide heaviside gcd lcm eq lt ge bitwise_and bitwise_left_shift
+    bitwise_right_shift logical_or true_divide
+""".split()
+INTEGERS = {"gcd", "lcm", "bitwise_and", "bitwise_left_shift", "bitwise_right_shift"}
+FLOATING = {"nextafter", "hypot", "logaddexp"}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_on_either_side(name: str, device: torch.device) -> None:
+    operation = getattr(torch, name)
+    for dtype in (torch.int32, torch.float32):
+        if name in (FLOATING if dtype is torch.int32 else INTEGERS):
+            continue
+        x, two = torch.arange(1, 7).reshape(2, 3).to(dtype), torch.tensor(2, dtype=dtype)
+        there = x.to(device)
+        for found, want in (
+            (operation(there, two), operation(x, two)),
+            (operation(two, there), operation(two, x)),
+            (xf.jit(lambda x, o=operation, t=two: o(x, t))(x), operation(x, two)),
+        ):
+            torch.testing.assert_close(xf.device_get(found), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool])
+@pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
+def test_shifts_of_what_is_no_integer_are_refused(name: str, dtype: torch.dtype) -> None:
+    """XLA ends the process on them."""
+    x = torch.ones(3).to(dtype)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=rf"torch.{name} .* shifts integers"):
+        xf.jit(lambda x: getattr(torch, name)(x, x))(x)
