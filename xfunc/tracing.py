@@ -79,7 +79,10 @@ from xfunc.values import (
 _LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device))
 # What may return its argument as it is: the line that made the value stays.
 _SAME_VALUE = frozenset(
-    (torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach)
+    (
+        *(torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach),
+        torch.Tensor.clone,  # no instruction in HLO
+    )
 )
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
 _thread = threading.local()

@@ -35,7 +35,7 @@ import torch
 from xfunc import classes, watch
 from xfunc.errors import report, shown
 from xfunc.functorch import is_wrapped
-from xfunc.locations import is_of_user, user_location
+from xfunc.locations import in_user_code, is_of_user, user_location
 from xfunc.watch import MISSING
 from xfunc.wrappers import Bundle, Wrapper
 
@@ -84,10 +84,12 @@ class Walk:
         classes: those of the user's of which objects were found, or themselves.
         modules: the Python modules found.
         places: for each place that could be changed, its owner and its content as it is.
+        in_library: whether what is visited is held by a function of a library.
     """
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, str | None], tuple[Any, Hashable]] | None = None
+        self.in_library = False
         self.tensors: list[torch.Tensor] = []
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}
@@ -332,6 +334,8 @@ def _as_pickled(walk: Walk, x: Any) -> Hashable:
 
 
 def _refused(walk: Walk, x: Any) -> Hashable:
+    if walk.in_library:  # which knows what it counts
+        return Same(x)
     raise TypeError(
         report(
             f"a function holds {shown(x)} (a {type(x).__name__}), which gives other values each "
@@ -348,6 +352,14 @@ def _refused(walk: Walk, x: Any) -> Hashable:
 def _function(walk: Walk, x: types.FunctionType) -> Hashable:
     walk.functions.append(x)
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+    before, walk.in_library = walk.in_library, not in_user_code(x.__code__)
+    try:
+        return _function_value(walk, x, cells)
+    finally:
+        walk.in_library = before
+
+
+def _function_value(walk: Walk, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
     return (
         x.__code__,
         Same(x.__globals__),

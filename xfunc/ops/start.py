@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from xfunc.ops import decomposed, opmath, registry
+from xfunc.ops import decomposed, opmath, ordered, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
@@ -19,4 +19,5 @@ def start() -> None:
         importlib.import_module(f"xfunc.ops.{name}")
     decomposed.add()
     opmath.add()
+    ordered.add()
     registry.install()

@@ -1,0 +1,84 @@
+"""Operations on dtypes on which XLA ends the process, and most of which eager torch refuses too.
+
+Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
+Comparison: .LT.C64"), and booleans no products with a sum beside. Here they are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
+from xfunc.ops.registry import Kernel, surround
+
+_ORDERING = """
+    _softmax _log_softmax hardswish hardsigmoid hardtanh relu leaky_relu threshold
+    max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward max_unpool2d max_unpool3d adaptive_max_pool2d
+    adaptive_max_pool3d gcd lcm maximum minimum amax amin topk sort sort.stable kthvalue
+    cummax cummin
+""".split()
+_MEANS = ("scatter_reduce.two", "index_reduce")
+_PRODUCTS = ("addmm", "addmv", "addbmm", "baddbmm")
+
+
+def add() -> None:
+    """Put the refusals around the kernels that there are."""
+    for name in _ORDERING:
+        surround(name, _refusing(_first_complex, "complex numbers have no order"), _no_complex)
+    for name in _MEANS:
+        surround(
+            name,
+            _refusing(_complex_mean, "means of complex numbers have no lowering to XLA"),
+            _no_complex,
+        )
+    for name in _PRODUCTS:
+        surround(name, _refusing(_first_bool, "booleans have no sums of products"), _no_bool)
+
+
+def _first_complex(*args: Any) -> torch.dtype | None:
+    dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
+    return next((d for d in dtypes if d.is_complex), None)
+
+
+def _first_bool(*args: Any) -> torch.dtype | None:
+    dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
+    return next((d for d in dtypes if d is torch.bool), None)
+
+
+def _complex_mean(*args: Any) -> torch.dtype | None:
+    return _first_complex(*args) if "mean" in args[-2:] else None
+
+
+def _no_complex(*args: Any) -> bool:
+    return _first_complex(*args) is None
+
+
+def _no_bool(*args: Any) -> bool:
+    return _first_bool(*args) is None
+
+
+def _refusing(
+    refused: Callable[..., torch.dtype | None], why: str
+) -> Callable[[str, Kernel], Kernel]:
+    def decorate(name: str, function: Kernel) -> Kernel:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            dtype = refused(*args)
+            if dtype is None:
+                return function(*args, **kwargs)
+            raise UnsupportedOpError(
+                report(
+                    f"torch.{name.strip('_').partition('.')[0]} was given "
+                    f"{str(dtype).removeprefix('torch.')}: {why}",
+                    "convert to a floating dtype (x.real, x.abs(), x.float()).",
+                    at=user_location(),
+                )
+            )
+
+        return run
+
+    return decorate
