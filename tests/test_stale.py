@@ -172,12 +172,12 @@ def test_without_the_version_numbers_of_python(
     assert names.same()
     space["missing"] = 1
     assert not names.same()
-    cls = type("C", (), {"k": 1})
+    cls: Any = type("C", (), {"k": 1})
     found = watch.Watch([], [cls])
     assert found.same()
     cls.k = 2
     assert not found.same()
-    base = type("B", (), {"k": 1})
+    base: Any = type("B", (), {"k": 1})
     found = watch.Watch([], [type("D", (base,), {})])
     base.k = 2
     assert not found.same()

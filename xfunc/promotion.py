@@ -61,7 +61,7 @@ _NUMBERS: dict[type, Callable[[], torch.dtype]] = {
 
 def as_said(t: torch.Tensor) -> torch.Tensor:
     """A plain traced tensor that holds what its dtype says: where no operand told of it."""
-    if not t.is_xla:
+    if t.device.type != "xla":
         return t
     held = _HELD.get(runtime.xla()._get_xla_tensor_shape_type(t), t.dtype)
     if held == t.dtype:
