@@ -31,7 +31,8 @@ import torch
 from xfunc import classes, watch
 from xfunc.guards import MAX_STATES, State
 from xfunc.locations import is_of_program, is_of_user, module_is_of_user
-from xfunc.valuation import Same, StateWalk, Walk
+from xfunc.own_classes import Same
+from xfunc.valuation import StateWalk, Walk
 from xfunc.watch import MISSING
 
 Place = tuple[int, str]  # the id of a namespace, and a name in it

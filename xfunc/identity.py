@@ -25,7 +25,8 @@ import torch
 from xfunc import classes
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
-from xfunc.valuation import Same, Walk, is_atom, volatile
+from xfunc.own_classes import Same
+from xfunc.valuation import Walk, is_atom, volatile
 from xfunc.wrappers import Bundle, Wrapper
 
 

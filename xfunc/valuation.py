@@ -15,17 +15,12 @@ of libraries are taken at their word, where they define a hash.
 
 from __future__ import annotations
 
-import array
-import collections
-import contextvars
 import dataclasses
 import enum
 import functools
 import io
 import logging
-import threading
 import types
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -35,40 +30,19 @@ import torch
 from xfunc import classes, watch
 from xfunc.errors import report, shown
 from xfunc.functorch import is_wrapped
-from xfunc.locations import in_user_code, is_of_user, user_location
-from xfunc.watch import MISSING
+from xfunc.locations import is_of_user, user_location
+from xfunc.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.wrappers import Bundle, Wrapper
 
 _MAX_NODES = 1_000_000  # of one function's value
 
 _ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))
 _OPAQUE = (logging.Logger, torch.dtype, torch.device, torch.Generator, io.IOBase)
-_BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _FIXED = (
-    *(tuple, frozenset, range, slice, types.MethodType, *_BUILTIN_METHODS),
+    *(tuple, frozenset, range, slice, types.MethodType, *BUILTIN_METHODS),
     *(types.GenericAlias, types.UnionType),
 )
-_CACHED = type(functools.lru_cache(lambda: None))
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-class Same:
-    """Equal to itself only; keeps its object alive, so that the identity stays unique."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Same and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __repr__(self) -> str:
-        return f"<{type(self.value).__name__} at {id(self.value):#x}>"
 
 
 # See NOTE [volatile places]: (id of the owner, attribute or None) -> the owner, kept alive.
@@ -168,7 +142,7 @@ class Walk:
         kind = type(v)
         if kind in _ATOMS:
             return ((kind, v),)
-        if kind not in _RULES and _is_iterator(kind):  # Its owner is held for something else.
+        if kind not in RULES and _is_iterator(kind):  # Its owner is held for something else.
             return (Same(v),)
         return (self.value(v),)
 
@@ -281,13 +255,13 @@ def _module(walk: Walk, x: types.ModuleType) -> Hashable:
 @functools.lru_cache(4096)
 def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
     """How the value of objects of a class is taken."""
-    if kind in _RULES:
-        return _RULES[kind]
+    if kind in RULES:
+        return RULES[kind]
     if issubclass(kind, Wrapper):
         return _wrapper
     if issubclass(kind, enum.Enum):
         return _member
-    for base, rule in _RULES.items():
+    for base, rule in RULES.items():
         if issubclass(kind, base):
             return functools.partial(_subclass, rule)
     if issubclass(kind, np.generic):
@@ -344,115 +318,3 @@ def _refused(walk: Walk, x: Any) -> Hashable:
             at=user_location(),
         )
     )
-
-
-# -- what objects of Python's own classes consist of ----------------------------------------------
-
-
-def _function(walk: Walk, x: types.FunctionType) -> Hashable:
-    walk.functions.append(x)
-    cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-    before, walk.in_library = walk.in_library, not in_user_code(x.__code__)
-    try:
-        return _function_value(walk, x, cells)
-    finally:
-        walk.in_library = before
-
-
-def _function_value(walk: Walk, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
-    return (
-        x.__code__,
-        Same(x.__globals__),
-        tuple((name, walk.place(c, None, [_content(c)])) for name, c in cells),
-        walk.value(x.__defaults__),
-        walk.value(x.__kwdefaults__),
-        walk.state(x),
-    )
-
-
-def _content(cell: Any) -> Any:
-    found = watch.content(cell)
-    return Ellipsis if found is MISSING else found
-
-
-def _method(walk: Walk, x: Any) -> Hashable:
-    return ("method", walk.value(x.__func__), ("self", walk.value(x.__self__)))
-
-
-def _builtin(walk: Walk, x: Any) -> Hashable:
-    owner = x.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
-        return Same(x)
-    return ("method", x.__name__, ("self", walk.value(owner)))
-
-
-def _partial(walk: Walk, x: functools.partial[Any]) -> Hashable:
-    keywords = tuple((k, walk.value(v)) for k, v in x.keywords.items())
-    return ("partial", walk.value(x.func), walk.all(x.args), keywords)
-
-
-def _sequence(walk: Walk, x: Any) -> Hashable:
-    return (type(x), walk.place(x, None, x))
-
-
-def _tuple(walk: Walk, x: tuple[Any, ...]) -> Hashable:
-    return (type(x), walk.all(x))
-
-
-def _dict(walk: Walk, x: dict[Any, Any]) -> Hashable:
-    items = [part for item in x.items() for part in item]
-    factory = getattr(x, "default_factory", None)
-    return (type(x), walk.place(x, None, items), walk.value(factory))
-
-
-def _set(walk: Walk, x: Any) -> Hashable:
-    return (type(x), walk.place(x, None, sorted(x, key=hash)))
-
-
-def _array(walk: Walk, x: np.ndarray) -> Hashable:
-    if x.dtype == object:
-        return (type(x), x.shape, walk.place(x, None, x.ravel()))
-    return (type(x), x.shape, x.strides, x.dtype.str, x.tobytes())
-
-
-def _bytes(walk: Walk, x: Any) -> Hashable:
-    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
-
-
-def _range(walk: Walk, x: Any) -> Hashable:
-    return (type(x), walk.all((x.start, x.stop, x.step)))
-
-
-def _cached(walk: Walk, x: Any) -> Hashable:
-    return ("cached", walk.value(x.__wrapped__), walk.state(x))
-
-
-def _atom(walk: Walk, x: Any) -> Hashable:
-    base = next(b for b in (str, bytes, int, float, complex) if isinstance(x, b))
-    shown_as: Any = base.__repr__  # Its own class may show it otherwise.
-    return (base, shown_as(x))
-
-
-_RULES: dict[type, Callable[[Walk, Any], Hashable]] = {
-    types.FunctionType: _function,
-    types.MethodType: _method,
-    **dict.fromkeys(_BUILTIN_METHODS, _builtin),
-    functools.partial: _partial,
-    list: _sequence,
-    tuple: _tuple,
-    dict: _dict,
-    collections.deque: _sequence,
-    set: _set,
-    frozenset: _set,
-    np.ndarray: _array,
-    **dict.fromkeys((bytearray, array.array, memoryview), _bytes),
-    **dict.fromkeys((range, slice), _range),
-    types.MappingProxyType: lambda walk, x: ("proxy", walk.all((*x.keys(), *x.values()))),
-    **dict.fromkeys(_VIEWS, lambda walk, x: (type(x).__name__, walk.all(x))),
-    _CACHED: _cached,
-    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(watch.context_value(x))),
-    threading.local: lambda walk, x: (Same(x), walk.state(x)),
-    weakref.ref: lambda walk, x: ("reference", walk.value(x())),
-    **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(watch.referent(x)))),
-    **dict.fromkeys((str, bytes, int, float, complex), _atom),
-}
