@@ -44,11 +44,12 @@ class Same:
 def _function(walk: Any, x: types.FunctionType) -> Hashable:
     walk.functions.append(x)
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-    before, walk.in_library = walk.in_library, not in_user_code(x.__code__)
+    before = walk.refuses
+    walk.refuses = before and in_user_code(x.__code__)
     try:
         return _function_value(walk, x, cells)
     finally:
-        walk.in_library = before
+        walk.refuses = before
 
 
 def _function_value(walk: Any, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:

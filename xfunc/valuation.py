@@ -58,12 +58,13 @@ class Walk:
         classes: those of the user's of which objects were found, or themselves.
         modules: the Python modules found.
         places: for each place that could be changed, its owner and its content as it is.
-        in_library: whether what is visited is held by a function of a library.
+        refuses: whether what cannot be compared is refused, as what a function of the user's holds
+            itself is; objects, and functions of libraries, may hold it for something else.
     """
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, str | None], tuple[Any, Hashable]] | None = None
-        self.in_library = False
+        self.refuses = True
         self.tensors: list[torch.Tensor] = []
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}
@@ -134,9 +135,13 @@ class Walk:
         slots = watch.all_slots(type(x))
         if slots:
             named = {**named, **{n: getattr(x, n) for n in slots if hasattr(x, n)}}
-        if self.places is None and not volatile:
-            return tuple([(n, self._attribute(v)) for n, v in named.items()])
-        return tuple([(n, self.place(x, n, [v], attribute=True)) for n, v in named.items()])
+        before, self.refuses = self.refuses, False
+        try:
+            if self.places is None and not volatile:
+                return tuple([(n, self._attribute(v)) for n, v in named.items()])
+            return tuple([(n, self.place(x, n, [v], attribute=True)) for n, v in named.items()])
+        finally:
+            self.refuses = before
 
     def _attribute(self, v: Any) -> Hashable:
         kind = type(v)
@@ -308,7 +313,7 @@ def _as_pickled(walk: Walk, x: Any) -> Hashable:
 
 
 def _refused(walk: Walk, x: Any) -> Hashable:
-    if walk.in_library:  # which knows what it counts
+    if not walk.refuses:
         return Same(x)
     raise TypeError(
         report(
