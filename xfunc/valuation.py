@@ -249,7 +249,20 @@ def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
         return lambda walk, x: Same(x)
     if issubclass(kind, types.ModuleType):
         return _module
+    if _is_of_xfunc(kind):
+        return lambda walk, x: Same(x)
     return (lambda walk, x: ("class", walk.class_state(x))) if issubclass(kind, type) else None
+
+
+def _is_of_xfunc(kind: type) -> bool:
+    """Whether objects of a class are made by xfunc to be what they are: programs, caches, traces.
+
+    What transforms return to be called does count by what it holds.
+    """
+    if not kind.__module__.startswith("xfunc.") or kind.__module__.startswith("xfunc.transforms."):
+        return False
+    by_value = (Wrapper, *RULES)
+    return kind.__hash__ in (object.__hash__, None) and not issubclass(kind, by_value)
 
 
 def _module(walk: Walk, x: types.ModuleType) -> Hashable:
