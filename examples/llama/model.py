@@ -138,6 +138,12 @@ def shapes(config: Config, dtype: torch.dtype = torch.bfloat16) -> Params:
     return _tree(config, leaf, leaf)
 
 
+def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
+    """Whether weight decay is for each parameter; matrices in layers always decay."""
+    tree = _tree(config, lambda *_: True, lambda *_: norms)
+    return tree | {"embed": embeddings}
+
+
 def _tree(c: Config, matrix: Callable[..., Any], scale: Callable[..., Any]) -> Params:
     kv = c.kv_heads * c.head_dim
     params = {

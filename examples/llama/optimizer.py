@@ -45,22 +45,26 @@ def adamw_update(
     beta2: float = 0.95,
     eps: float = 1e-8,
     weight_decay: float = 0.1,
+    decayed: Tree | None = None,
 ) -> tuple[Tree, AdamWState]:
-    """New parameters and state, by the formula of `torch.optim.AdamW`."""
+    """New parameters and state, by the formula of `torch.optim.AdamW`.
+
+    `decayed` says of each parameter whether it decays; None: all do.
+    """
     step = state.step + 1
     mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * _wide(g), state.mean, grads)
     square = xf.tree.map(
         lambda s, g: beta2 * s + (1 - beta2) * _wide(g).square(), state.square, grads
     )
     # 1 - beta**step, by expm1: the plain difference loses digits in float32 when beta is near one.
-    unbias1 = -torch.expm1(step * math.log(beta1))
-    unbias2 = -torch.expm1(step * math.log(beta2))
+    unbias1, unbias2 = (-torch.expm1(step * math.log(b)) if b else 1.0 for b in (beta1, beta2))
 
-    def update(p: Tensor, m: Tensor, s: Tensor) -> Tensor:
-        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + weight_decay * _wide(p)
+    def update(p: Tensor, m: Tensor, s: Tensor, decay: float) -> Tensor:
+        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * _wide(p)
         return (_wide(p) - lr * change).to(p.dtype)
 
-    return xf.tree.map(update, params, mean, square), AdamWState(step, mean, square)
+    decay = _decay_of(params, weight_decay, decayed)
+    return xf.tree.map(update, params, mean, square, decay), AdamWState(step, mean, square)
 
 
 class AdafactorState(NamedTuple):
@@ -103,13 +107,14 @@ def adafactor_update(
     lr: Rate,
     *,
     weight_decay: float = 0.0,
+    decayed: Tree | None = None,
 ) -> tuple[Tree, AdafactorState]:
     """New parameters and state, without momentum and with the learning rate as it is given.
 
     The squares of a matrix are estimated from the means of its rows and columns, and an update
     whose root mean square is above one is scaled down to it. Both look at the last two dimensions
     only: each layer of stacked weights counts by itself. (The stacked scales of norms,
-    `[layers, hidden]`, count as one matrix.)
+    `[layers, hidden]`, count as one matrix.) `decayed` is that of `adamw_update`.
 
     Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
     """
@@ -132,7 +137,7 @@ def adafactor_update(
     columns = xf.tree.map(column, state.columns, grads)
     squares = xf.tree.map(square, state.squares, grads)
 
-    def update(p: Tensor, g: Tensor, r: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    def update(p: Tensor, g: Tensor, r: Tensor, c: Tensor, s: Tensor, decay: float) -> Tensor:
         if g.ndim > 1:
             relative = (r / r.mean(-1, keepdim=True)).rsqrt()
             change = _wide(g) * relative[..., None] * c.rsqrt()[..., None, :]
@@ -140,11 +145,19 @@ def adafactor_update(
             change = _wide(g) * s.rsqrt()
         matrix = tuple(range(-min(g.ndim, 2), 0))
         rms = change.square().mean(matrix, keepdim=True).sqrt()
-        change = change / rms.clamp(min=1.0) + weight_decay * _wide(p)
+        change = change / rms.clamp(min=1.0) + decay * _wide(p)
         return (_wide(p) - lr * change).to(p.dtype)
 
-    new = xf.tree.map(update, params, grads, rows, columns, squares)
+    decay = _decay_of(params, weight_decay, decayed)
+    new = xf.tree.map(update, params, grads, rows, columns, squares, decay)
     return new, AdafactorState(step, rows, columns, squares)
+
+
+def _decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
+    """The decay of each parameter."""
+    if decayed is None:
+        return xf.tree.map(lambda _: weight_decay, params)
+    return xf.tree.map(lambda _, yes: weight_decay if yes else 0.0, params, decayed)
 
 
 def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, ""]]:
@@ -156,28 +169,73 @@ def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, 
 
 
 def warmup_cosine(
-    step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
+    step: Int[Tensor, ""],
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    floor: float = 0.1,
+    cooldown: float = 0.1,
 ) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, then down a cosine to `floor * peak`."""
+    """The rate after `step` updates: up a line to `peak`, then down a cosine to `floor * peak`.
+
+    Here as in the other schedules, an argument without a use is there so that all are called alike.
+    """
     fall = (1 + torch.cos(math.pi * _fallen(step, warmup, total))) / 2
     return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
 
 
 def warmup_linear(
-    step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
+    step: Int[Tensor, ""],
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    floor: float = 0.1,
+    cooldown: float = 0.1,
 ) -> Float[Tensor, ""]:
     """The rate after `step` updates: up a line to `peak`, then down one to `floor * peak`."""
     fall = 1 - _fallen(step, warmup, total)
     return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
 
 
-def warmup_constant(
-    step: Int[Tensor, ""], *, peak: float, warmup: int, total: int, floor: float = 0.1
+def warmup_stable_decay(
+    step: Int[Tensor, ""],
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    floor: float = 0.1,
+    cooldown: float = 0.1,
 ) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, where it stays.
+    """The rate after `step` updates: up a line to `peak`, where it stays, and down at the end.
 
-    `total` and `floor` change nothing: they are there so that all schedules are called alike.
+    It falls to `floor * peak` in the last steps, `cooldown` of `total`, as 1 - sqrt does.
+
+    Sources: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable
+    Training Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al., Scaling Laws
+    and Compute-Optimal Training Beyond Fixed Training Durations, 2024 (arXiv:2405.18392), for the
+    length and the shape of the last one.
     """
+    fall = 1 - _fallen(step, stable_until(total, cooldown), total).sqrt()
+    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
+
+
+def stable_until(total: int, cooldown: float) -> int:
+    """The step from which on the rate of `warmup_stable_decay` falls."""
+    return total - round(cooldown * total)
+
+
+def warmup_constant(
+    step: Int[Tensor, ""],
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    floor: float = 0.1,
+    cooldown: float = 0.1,
+) -> Float[Tensor, ""]:
+    """The rate after `step` updates: up a line to `peak`, where it stays."""
     return peak * _risen(step, warmup)
 
 

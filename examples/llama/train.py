@@ -13,7 +13,7 @@ import xfunc as xf
 from xfunc import NamedSharding, P
 
 from . import model, optimizer
-from .model import Batch
+from .model import Batch, Params
 from .plan import Plan
 from .sharding import Sharding
 
@@ -24,8 +24,10 @@ OPTIMIZERS = {
 SCHEDULES = {
     "cosine": optimizer.warmup_cosine,
     "linear": optimizer.warmup_linear,
+    "wsd": optimizer.warmup_stable_decay,
     "constant": optimizer.warmup_constant,
 }
+_OF_ADAMW = ("beta1", "beta2", "eps")
 _MEMORY = 0.98  # of the running mean of losses: about the last 50 steps
 _SETTLED = 50  # steps before a loss may count as a spike
 
@@ -39,11 +41,19 @@ class Recipe:
         steps: the length of the schedule.
         plan: how the model is computed.
         optimizer: what makes steps of gradients.
-        schedule: how the rate falls after `warmup` steps; `constant`, it does not.
+        schedule: how the rate falls after `warmup` steps; `wsd`, it is stable, and falls in the
+            last steps, see `cooldown`; `constant`, it does not.
         warmup: steps in which the rate rises to `peak_lr`.
         peak_lr: the highest rate.
         floor: the rate at the last step, as a part of the highest.
+        cooldown: the last part of the steps, in which the rate of `wsd` falls.
+        beta1: how much of its running mean of gradients `adamw` keeps from one step to the next.
+        beta2: how much of that of their squares.
+        eps: what `adamw` adds to the root of that before it divides.
         weight_decay: what a step takes off each weight, as a part of it, times the rate.
+        decay_norms: whether it does from the scales of norms too.
+        decay_embeddings: whether it does from embeddings too; with them, where these are tied,
+            from the matrix that makes logits.
         clip: the most that the norm of all gradients together may be.
         skip_bad: whether a step changes nothing whose loss or gradient is not finite or a spike.
         spike: how many standard deviations above the mean of the last 50 or so the loss or the norm
@@ -58,7 +68,13 @@ class Recipe:
     warmup: int = 50
     peak_lr: float = 5e-3
     floor: float = 0.1
+    cooldown: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
     weight_decay: float = 0.3
+    decay_norms: bool = False
+    decay_embeddings: bool = True
     clip: float = 1.0
     skip_bad: bool = True
     spike: float | None = None
@@ -71,21 +87,65 @@ class Recipe:
         for name, least in (("steps", 1), ("warmup", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: use {least} or more")
-        for name in ("peak_lr", "clip", "spike"):
+        for name in ("peak_lr", "clip", "spike", "eps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: use a number above 0")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay is {self.weight_decay}: use 0 or more")
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor is {self.floor}: use a part of the rate, from 0 to 1")
+        for name, whole in (("floor", "rate"), ("cooldown", "steps")):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: use a part of the {whole}, from 0 to 1"
+                )
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
+        given = [x for x in _OF_ADAMW if getattr(self, x) != getattr(Recipe, x)]
+        if given and self.optimizer != "adamw":
+            raise ValueError(
+                f"{', '.join(given)}: of adamw alone, and the optimizer is {self.optimizer}. Leave "
+                "it out"
+            )
 
     def check_warmup(self) -> None:
-        """Raise an error if the schedule ends before its warm-up does."""
+        """Raise an error if the schedule ends, or falls, before its warm-up ends."""
         if self.warmup >= self.steps:
             raise ValueError(
                 f"warmup is {self.warmup} steps of {self.steps}: make it shorter than the run"
             )
+        stable = optimizer.stable_until(self.steps, self.cooldown)
+        if self.schedule == "wsd" and self.warmup > stable:
+            raise ValueError(
+                f"warmup is {self.warmup} steps of {self.steps}, and cooldown is {self.cooldown}, "
+                f"so that the rate falls from step {stable} on: make one of them shorter"
+            )
+
+    def rate(self, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
+        """The learning rate after so many updates."""
+        return SCHEDULES[self.schedule](
+            step,
+            peak=self.peak_lr,
+            warmup=self.warmup,
+            total=self.steps,
+            floor=self.floor,
+            cooldown=self.cooldown,
+        )
+
+    def update(
+        self, grads: Any, opt: Any, params: Params, lr: Float[Tensor, ""]
+    ) -> tuple[Params, Any]:
+        """The parameters after an update of the optimizer, and its state."""
+        options = {name: getattr(self, name) for name in _OF_ADAMW}
+        return OPTIMIZERS[self.optimizer][1](
+            grads,
+            opt,
+            params,
+            lr,
+            weight_decay=self.weight_decay,
+            decayed=model.decayed(self.model, self.decay_norms, self.decay_embeddings),
+            **(options if self.optimizer == "adamw" else {}),
+        )
 
 
 class Guard(NamedTuple):
@@ -140,16 +200,8 @@ def train_step(state: State, batch: Batch, *, recipe: Recipe) -> tuple[State, Me
     recipe.check_warmup()
     loss, grads = gradient(state.params, batch, recipe)
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
-    lr = SCHEDULES[recipe.schedule](
-        state.opt.step,
-        peak=recipe.peak_lr,
-        warmup=recipe.warmup,
-        total=recipe.steps,
-        floor=recipe.floor,
-    )
-    params, opt = OPTIMIZERS[recipe.optimizer][1](
-        grads, state.opt, state.params, lr, weight_decay=recipe.weight_decay
-    )
+    lr = recipe.rate(state.opt.step)
+    params, opt = recipe.update(grads, state.opt, state.params, lr)
     guard, bad = watch(state.guard, loss.float(), norm, recipe.spike)
     new = State(params, opt, guard)
     if recipe.skip_bad:

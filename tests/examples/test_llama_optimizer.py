@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import get_wsd_schedule
 
 import xfunc as xf
-from examples.llama import optimizer
+from examples.llama import model, optimizer, train
 
 SHAPES: dict[str, Any] = {"matrix": (6, 5), "vector": (5,), "wide": [(3, 8)]}
 
@@ -33,17 +34,22 @@ def assert_updates_match(theirs: Any, reference: list[torch.Tensor], update: Cal
             torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("beta2", [0.95, 0.999])
-def test_adamw_matches_torch(beta2: float) -> None:
+@pytest.mark.parametrize(
+    ("beta1", "beta2", "eps"), [(0.9, 0.95, 1e-8), (0.8, 0.999, 1e-3), (0.0, 0.0, 1e-6)]
+)
+def test_adamw_matches_torch(beta1: float, beta2: float, eps: float) -> None:
     params = random_tree(0)
     reference = [p.clone() for p in xf.tree.leaves(params)]
-    theirs = torch.optim.AdamW(reference, lr=0.1, betas=(0.9, beta2), weight_decay=0.2)
+    groups = [{"params": reference[:1]}, {"params": reference[1:], "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, 0.1, (beta1, beta2), eps, weight_decay=0.2)
     state = optimizer.adamw_init(params)
+    options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.2}
+    decayed = {"matrix": True, "vector": False, "wide": [False]}
 
     def update(grads: Any, step: int) -> Any:
         nonlocal params, state
         params, state = optimizer.adamw_update(
-            grads, state, params, 0.1, beta2=beta2, weight_decay=0.2
+            grads, state, params, 0.1, **options, decayed=decayed
         )
         assert int(state.step) == step
         return params
@@ -139,6 +145,38 @@ def test_zero_gradients_change_only_what_decays(name: str) -> None:
         torch.testing.assert_close(q, 0.95 * p)
 
 
+@pytest.mark.parametrize("name", UPDATES)
+def test_what_does_not_decay_stays(name: str) -> None:
+    init, update = UPDATES[name]
+    params = random_tree(0)
+    grads = xf.tree.map(torch.zeros_like, params)
+    decayed = {"matrix": True, "vector": False, "wide": [True]}
+    new, _ = update(grads, init(params), params, 0.1, weight_decay=0.5, decayed=decayed)
+    assert torch.equal(new["vector"], params["vector"])
+    torch.testing.assert_close(new["matrix"], 0.95 * params["matrix"])
+    torch.testing.assert_close(new["wide"], [0.95 * params["wide"][0]])
+
+
+@pytest.mark.parametrize("optimizer_name", UPDATES)
+@pytest.mark.parametrize(("norms", "embeddings"), [(False, True), (True, False)])
+def test_which_parameters_decay(optimizer_name: str, norms: bool, embeddings: bool) -> None:
+    recipe = train.Recipe(
+        model.Config.tiny(tied=embeddings),
+        steps=9,
+        optimizer=optimizer_name,
+        weight_decay=0.5,
+        decay_norms=norms,
+        decay_embeddings=embeddings,
+    )
+    params = xf.device_get(model.init(recipe.model))
+    grads = xf.tree.map(torch.zeros_like, params)
+    state = UPDATES[optimizer_name][0](params)
+    new, _ = recipe.update(grads, state, params, torch.tensor(0.1))
+    for (path, p), q in zip(xf.tree.leaves_with_path(params), xf.tree.leaves(new), strict=True):
+        kept = ("norm" in path and not norms) or ("embed" in path and not embeddings)
+        torch.testing.assert_close(q, p if kept else 0.95 * p)
+
+
 @pytest.mark.parametrize("limit", [1.0, 100.0])
 def test_clipping_matches_torch(limit: float) -> None:
     grads = {"a": torch.arange(6.0).reshape(2, 3), "b": [torch.full((4,), -3.0)]}
@@ -197,15 +235,39 @@ def test_schedules_match_torch(name: str) -> None:
         torch.testing.assert_close(ours, torch.tensor(3 * rate), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("stable_decay", 0.1), ("constant", 1.0)]
+)
 def test_schedules_stay_where_they_end(name: str, last: float) -> None:
     schedule = getattr(optimizer, f"warmup_{name}")
     lr = schedule(torch.tensor(99), peak=1.0, warmup=5, total=15, floor=0.1)
     torch.testing.assert_close(lr, torch.tensor(last))
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "stable_decay"])
 def test_without_a_warm_up_the_first_rate_is_the_peak(name: str) -> None:
     schedule = getattr(optimizer, f"warmup_{name}")
     for total in (0, 10):
         assert schedule(torch.tensor(0), peak=2.0, warmup=0, total=total, floor=0.1) == 2.0
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+def test_stable_decay_matches_transformers(floor: float) -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=3.0)
+    # Theirs begins at `floor`, and not one step above zero.
+    theirs = get_wsd_schedule(
+        sgd, 6, num_training_steps=41, num_decay_steps=8, decay_type="1-sqrt", min_lr_ratio=floor
+    )
+    kinds = {"peak": 3.0, "warmup": 6, "total": 40, "floor": floor, "cooldown": 0.2}
+    for step in range(45):
+        sgd.step()
+        theirs.step()
+        ours = optimizer.warmup_stable_decay(torch.tensor(step), **kinds)
+        if step >= 5 or not floor:
+            torch.testing.assert_close(float(ours), theirs.get_last_lr()[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_that_falls_before_it_has_risen() -> None:
+    recipe = train.Recipe(model.Config.tiny(), 10, schedule="wsd", warmup=6, cooldown=0.5)
+    with pytest.raises(ValueError, match="so that the rate falls from step 5 on: make one of"):
+        recipe.check_warmup()

@@ -37,8 +37,14 @@ def on_one_device():
     """Losses of plain torch, with its own AdamW."""
     params = xf.tree.map(lambda p: p.requires_grad_(), xf.device_get(model.init(CONFIG)))
     leaves = xf.tree.leaves(params)
+    norms = [leaf for path, leaf in xf.tree.leaves_with_path(params) if "norm" in path]
+    matrices = [leaf for path, leaf in xf.tree.leaves_with_path(params) if "norm" not in path]
     theirs = torch.optim.AdamW(
-        leaves, lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=RECIPE.weight_decay
+        [{"params": norms, "weight_decay": 0.0}, {"params": matrices}],
+        lr=1.0,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=RECIPE.weight_decay,
     )
     losses = []
     with xf.disable_jit():
