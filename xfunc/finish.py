@@ -9,6 +9,7 @@ from xfunc.hlo import Module
 from xfunc.hlo.accumulate import accumulate_wide
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
+from xfunc.hlo.masks import convert_masks
 from xfunc.hlo.names import strip_names
 from xfunc.hlo.narrow import narrow_products
 from xfunc.hlo.tiles import Tiles
@@ -33,6 +34,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
                 divided.write(parameter.proto.sharding)
     strip_names(whole.proto)
     narrow_products(whole.proto)
+    convert_masks(whole.proto)
     accumulate_wide(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)

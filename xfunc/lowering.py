@@ -15,6 +15,7 @@ from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
 from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
+from xfunc.hlo.absent import drop_absent
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.tiles import Tiles
 from xfunc.host_calls import add_end, available, has_host_calls, refuse_host_calls
@@ -201,7 +202,7 @@ def lower(
     for k in sorted(hoisted):
         inputs[k] = len(raw_inputs) + len(consts)
         consts.append(tracing.as_constant(hoisted[k]))
-    hlo = context.hlo()
+    hlo = drop_absent(context.hlo())
     _refuse_generator(name, hlo)
     return with_parameter(
         Lowering(name, hlo, tuple(inputs), tuple(avals), tuple(consts), out_avals)

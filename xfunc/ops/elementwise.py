@@ -10,6 +10,7 @@ import torch
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
+from xfunc.hlo.absent import absent_tangent
 from xfunc.locations import user_location
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import kernel, original
@@ -222,10 +223,14 @@ def conj_physical(x: Tensor) -> Tensor:
 
 
 @kernel("_efficientzerotensor")
-def zeros(size: list[int], **options: Any) -> Tensor:
+def absent(
+    size: list[int], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+) -> Tensor:
     # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
     # zeros on the host and transfer them.
-    return torch.zeros(size, **options)
+    anchor = torch.zeros((), dtype=torch.bool, device=device)
+    dtype = dtype or torch.get_default_dtype()
+    return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
 
 
 def _broadcasting(name: str) -> None:

@@ -1,0 +1,99 @@
+"""What is multiplied by nothing stays nothing, and what is multiplied by zero does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+
+vjp: Any = torch.func.vjp
+INF, NAN = float("inf"), float("nan")
+X = torch.tensor([INF, 2.0, -3.0])
+TWO = torch.full((3,), 2.0)
+
+# Some factor of the result is no function of x, so that x alone decides where the slope is NaN.
+WITH_CONSTANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mul": lambda x: (torch.zeros(3) + 2) * x,
+    "half": lambda x: x.bfloat16() * (torch.ones(3).bfloat16() + 1),
+    "div": lambda x: TWO / x,
+    "matmul": lambda x: x @ torch.ones(3, 3),
+    "matmul, right": lambda x: torch.ones(3, 3) @ x,
+    "bmm": lambda x: torch.bmm(x.expand(2, 3, 3), torch.ones(2, 3, 3)),
+    "einsum": lambda x: torch.einsum("i,ij->j", x, torch.ones(3, 3)),
+    "dot": lambda x: torch.dot(x, TWO),
+    "conv1d": lambda x: F.conv1d(x[None, None], torch.ones(1, 1, 2)),
+    "pow": lambda x: x ** torch.tensor([2, 3, 1]),
+    "atan2": lambda x: torch.atan2(x, TWO),
+    "hypot": lambda x: torch.hypot(x, TWO),
+    "addcmul": lambda x: torch.addcmul(x, TWO, TWO),
+    "lerp": lambda x: torch.lerp(x, TWO, TWO / 4),
+    "layer_norm": lambda x: F.layer_norm(x[1:], (2,), torch.tensor([INF, 1.0])),
+    "cat": lambda x: torch.cat([TWO, TWO * 2]) * torch.cat([x, x]),
+    "sub": lambda x: (TWO - torch.ones(3).cumsum(0)) * x,
+    "sum": lambda x: x * TWO.sum(),
+    "where": lambda x: torch.where(x > 1, TWO, torch.ones(3)) * x,
+    "index_put": lambda x: torch.zeros(3).index_put((torch.tensor([1]),), TWO[0]) * x,
+    "scatter": lambda x: torch.zeros(3).scatter(0, torch.tensor([1]), TWO) * x,
+}
+
+
+def along(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The derivative along ones, by eager torch: the derivative of the pullback, a linear map."""
+    out = f(x)
+    _, push = vjp(lambda ct: vjp(f, x)[1](ct), torch.zeros_like(out))
+    return push((torch.ones_like(x),))[0]
+
+
+@pytest.mark.parametrize("name", WITH_CONSTANTS)
+def test_a_constant_has_no_tangent(name: str) -> None:
+    f = WITH_CONSTANTS[name]
+    want = along(f, X)
+    for batched in (False, True):
+        if batched:
+            found = xf.vmap(lambda t: xf.jvp(f, (X,), (t,))[1])(torch.ones(2, 3))[1]
+        else:
+            found = xf.jvp(f, (X,), (torch.ones(3),))[1]
+        torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
+
+
+def test_zeros_that_are_no_missing_tangent_are_numbers() -> None:
+    zero = torch.zeros(3)
+    found = xf.jvp(lambda x: x * X, (zero,), (zero,))[1]
+    assert xf.device_get(found).isnan().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda mask, x: mask * x,
+        lambda mask, x: mask.to(x.dtype) * x,
+        lambda mask, x: (x == x) * x * mask,
+        lambda mask, x: (mask[None].to(x.dtype) * x.expand(2, -1)).sum(0),
+        lambda mask, x: x.mul(mask).to(torch.complex64),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_truth_value_is_a_factor_and_no_choice(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    mask = torch.tensor([False, True, False, True, False])
+    x = torch.tensor([INF, INF, NAN, NAN, -2.0], dtype=dtype)
+    found = xf.device_get(xf.jit(product)(mask, x))
+    torch.testing.assert_close(found, product(mask, x), equal_nan=True)
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_gradients_of_maxima_that_are_nan(reduce: str) -> None:
+    x = torch.tensor([[1.0, NAN, 2.0], [3.0, 4.0, NAN]])
+    src = torch.tensor([[NAN, 1.0, 2.0], [0.5, -1.0, 5.0]])
+    index = torch.tensor([[0, 1, 1], [0, 1, 0]])
+
+    def f(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        return torch.scatter_reduce(x, 0, index, src, reduce)
+
+    found = xf.vjp(f, x, src)[1](torch.ones(2, 3))
+    want = vjp(f, x, src)[1](torch.ones(2, 3))
+    torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)

@@ -1,0 +1,35 @@
+"""Truth values as floating numbers, of which XLA makes no choices.
+
+XLA takes ``convert(mask) * x`` for ``select(mask, x, 0)``, which is 0 where `x` is infinite or NaN,
+and the product is NaN. By way of an integer, the conversion is not recognised, and costs nothing:
+it is computed where it is used.
+"""
+
+from __future__ import annotations
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fill, fresh_ids
+
+_INEXACT = frozenset((pb.F16, pb.BF16, pb.F32, pb.F64, pb.C64, pb.C128))
+
+
+def convert_masks(proto: pb.HloModuleProto) -> None:
+    """Convert truth values to floating and complex numbers by way of an integer, in place."""
+    ids = fresh_ids(proto)
+    for c in proto.computations:
+        by_id = {i.id: i for i in c.instructions}
+        made: list[pb.HloInstructionProto] = []
+        for i in c.instructions:
+            if i.opcode == "convert" and i.shape.element_type in _INEXACT:
+                mask = by_id[i.operand_ids[0]]
+                if mask.shape.element_type == pb.PRED:
+                    whole = pb.HloInstructionProto()
+                    whole.CopyFrom(i)
+                    whole.id = next(ids)
+                    whole.name = f"convert.{whole.id}"
+                    whole.shape.element_type = pb.S32
+                    made.append(whole)
+                    i.operand_ids[:] = [whole.id]
+            made.append(i)
+        if len(made) > len(by_id):
+            fill(c, made)
