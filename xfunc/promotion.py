@@ -5,6 +5,10 @@ NOTE [dtypes of torch_xla 2.9]: for a tensor and a 0-d tensor of another dtype o
 another dtype than torch says the result has, or says another one than torch would. Reading the
 result of a lazy operation hides that; a program would return it. And it rounds the product of
 `add` and `sub` with an `alpha` in narrow numbers, before it adds it.
+
+NOTE [factors that are tensors]: torch reads the `alpha` of a sum, and the `value` of `addcmul` and
+`addcdiv`, where it is a tensor; a traced one, such as a learning rate of `torch.optim`, has no
+value to read. So it is multiplied with what it is the factor of.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ _BINARY = (
     "__add__ __radd__ __sub__ __rsub__ __pow__ __rpow__ __mod__ __rmod__ __and__ __rand__ __or__ "
     "__ror__ __xor__ __rxor__ __lshift__ __rshift__"
 ).split()
+_FACTORS = ("alpha", "value")
 _IN_PLACE = "add_ sub_ subtract_ pow_ remainder_ fmod_ __iadd__ __isub__ __ipow__".split()
 
 
@@ -88,18 +93,37 @@ def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callab
 
     def call(*args: Any, **kwargs: Any) -> Any:
         named = {k for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
-        named -= {"out", "condition"}
+        named -= {"out", "condition", *_FACTORS}
         places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i != condition]
         tensors = [*(args[i] for i in places), *(kwargs[k] for k in named)]
         if len({t.dtype for t in tensors}) > 1:
             dtype = result_type(tensors)
             args = tuple(a.to(dtype) if i in places else a for i, a in enumerate(args))
             kwargs = {k: v.to(dtype) if k in named else v for k, v in kwargs.items()}
+        if any(isinstance(kwargs.get(k), torch.Tensor) for k in _FACTORS):
+            return _multiplied(func, args, kwargs)
         if "alpha" in kwargs and kwargs.get("out") is None:
             return _scaled(func, args, kwargs)
         return func(*args, **kwargs)
 
     return call
+
+
+def _multiplied(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """See NOTE [factors that are tensors]."""
+    name = next(k for k in _FACTORS if isinstance(kwargs.get(k), torch.Tensor))
+    factor, rest = kwargs[name], {k: v for k, v in kwargs.items() if k != name}
+    place = 0 if func is torch.rsub else 1
+    dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else None
+    if len(args) <= place or dtype is None or factor.ndim:
+        return func(*args, **kwargs)
+    if not torch.can_cast(factor.dtype, dtype):
+        raise RuntimeError(f"{name} is of {factor.dtype}, which can't be cast to {dtype}")
+    given, factor = [*args], factor.to(dtype)
+    if dtype in (torch.bfloat16, torch.float16):
+        given, factor = [_wide(a) for a in args], factor.float()
+    given[place] = given[place] * factor
+    return func(*given, **rest).to(dtype)
 
 
 def number(x: bool | float | complex, dtype: torch.dtype) -> Any:
@@ -129,8 +153,19 @@ def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
             other = other.to(x.dtype)
         if "alpha" in kwargs:
             plain = torch.add if func is torch.Tensor.add_ else torch.sub
-            return x.copy_(_scaled(plain, (x, other), kwargs))
+            return x.copy_(PROMOTING[plain](x, other, **kwargs))
         return func(x, other, *rest, **kwargs)
+
+    return call
+
+
+def _in_place_by(plain: Callable[..., Any], func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, which changes its first argument; by `plain` where a factor is a tensor."""
+
+    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kwargs.get("value"), torch.Tensor):
+            return x.copy_(PROMOTING[plain](x.clone(), *args, **kwargs))
+        return func(x, *args, **kwargs)
 
     return call
 
@@ -143,6 +178,8 @@ def _find(names: Iterable[str]) -> Iterable[Any]:
 PROMOTING: dict[Any, Callable[..., Any]] = {
     **{f: _promoting(f) for f in _find(_BINARY)},
     **{f: _in_place(f) for f in _find(_IN_PLACE)},
+    torch.Tensor.addcmul_: _in_place_by(torch.addcmul, torch.Tensor.addcmul_),
+    torch.Tensor.addcdiv_: _in_place_by(torch.addcdiv, torch.Tensor.addcdiv_),
     torch.where: _promoting(torch.where, condition=0),
     torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
 }

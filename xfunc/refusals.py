@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,8 +72,13 @@ _READS_IN_VMAP = (
 )
 
 
-def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> XfuncError | None:
-    """torch_xla's refusal to execute, as an error of ours; None for any other error."""
+def refusal_of(
+    func: Any, error: Exception, name: str, at: Location | None, given: Iterable[Any] = ()
+) -> XfuncError | None:
+    """torch_xla's refusal to execute, as an error of ours; None for any other error.
+
+    `given` are the arguments of `func` beside the first.
+    """
     if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
     message = str(error)
@@ -126,7 +131,8 @@ def refusal_of(func: Any, error: Exception, name: str, at: Location | None) -> X
     refused = ("Unexpected execution happens", "tensor_data", "HasValue()", "to be on cpu, but it")
     if not any(r in message for r in refused):
         return None
-    if func is not None and purity.reads_sizes(func):
+    numbers = any(isinstance(x, torch.Tensor) and x.ndim == 0 for x in given)
+    if func is not None and (numbers or purity.reads_sizes(func)):
         return ConcretizationError(
             report(
                 f"{operation_name(func)} reads a traced value, as a size, an index or a number; a "

@@ -440,7 +440,8 @@ class Trace:
                 into = kwargs.get("out") is not None
                 out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
         except Exception as error:
-            refusal = refusal_of(func, error, self.name, user_location())
+            beside = (*args[1:], *kwargs.values())
+            refusal = refusal_of(func, error, self.name, user_location(), beside)
             if refusal is None:
                 explain(error, func, args, kwargs, self.name)
                 raise
