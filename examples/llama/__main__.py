@@ -12,6 +12,7 @@ import torch
 import xfunc as xf
 
 from . import aot, config, evaluate, fit, generate, options, tokenizer, trained
+from .finite import NotFiniteError
 from .reader import Reader
 
 _EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
@@ -45,9 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fit_command(argv: Sequence[str]) -> int:
     """Train, from the newest checkpoint in the run's folder or from the beginning."""
-    args = _parser("fit", fit_command).parse_intermixed_args(argv)
-    outcome = fit.fit(config.read(args.config, args.settings))
-    return {"done": 0, "bad": 1, "interrupted": os.EX_TEMPFAIL}[outcome.ended]
+    parser = _parser("fit", fit_command)
+    parser.add_argument(
+        "--new-data",
+        action="store_true",
+        help="go on from a checkpoint though text, order or size of batches are others than its",
+    )
+    args = parser.parse_intermixed_args(argv)
+    outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
+    return {"done": 0, "interrupted": os.EX_TEMPFAIL}.get(outcome.ended, 1)
 
 
 def eval_command(argv: Sequence[str]) -> int:
@@ -60,7 +67,7 @@ def eval_command(argv: Sequence[str]) -> int:
     perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
     print(f"{found.name}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     if not math.isfinite(loss):
-        raise trained.NotFiniteError("the loss is not finite: the weights have diverged")
+        raise NotFiniteError("the loss is not finite: the weights have diverged")
     return 0
 
 
@@ -81,7 +88,8 @@ def generate_command(argv: Sequence[str]) -> int:
     known = tokenizer.load(found.tokenizer)
     if not (texts := args.prompt or sys.stdin.read().splitlines()):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
-    prompts, lengths = generate.pad([known.encode_prompt(text) for text in texts])
+    begun = [known.encode_prompt(text) for text in texts]
+    prompts, lengths = generate.pad(begun)
     tokens = generate.generate(
         found.params,
         prompts,
@@ -94,8 +102,14 @@ def generate_command(argv: Sequence[str]) -> int:
         stop=() if known.end is None else (known.end,),
         plan=found.recipe.plan,
     )
-    for text, row in zip(texts, xf.device_get(tokens).tolist(), strict=True):
-        print(text + known.decode(row))
+    made = xf.device_get(tokens)
+    if (made < 0).any():
+        raise NotFiniteError(
+            f"{found.name} makes logits that are not finite, and nothing can be drawn from them: "
+            "the weights have diverged. Use an older checkpoint, with --step"
+        )
+    for text, before, row in zip(texts, begun, made.tolist(), strict=True):
+        print(text + known.decode_after(before, row))
     return 0
 
 

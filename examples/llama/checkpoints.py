@@ -32,12 +32,13 @@ class Checkpoints:
     Args:
         folder: on a file system that all processes see; made when the first one is saved.
         keep: how many to keep; an older one goes when a newer one is complete.
+        keep_every: one of a step that this divides stays for good; None: none does.
     """
 
-    def __init__(self, folder: str | PathLike[str], keep: int = 3):
+    def __init__(self, folder: str | PathLike[str], keep: int = 3, keep_every: int | None = None):
         if keep < 1:
             raise ValueError(f"keep is {keep}: keep at least 1 checkpoint")
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.keep_every = Path(folder), keep, keep_every
         self._pending: Future[None] | None = None
         self._damaged: set[int] = set()
 
@@ -93,8 +94,7 @@ class Checkpoints:
             return
         pending.result()
         if _is_first():
-            for old in self.steps()[: -self.keep]:
-                _remove(self.folder / str(old))
+            self._remove_old()
 
     def restore(
         self,
@@ -157,8 +157,14 @@ class Checkpoints:
             aside = path.with_suffix(".damaged")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
+        self._remove_old()  # A run that was killed just after a save could not.
         for left in (*self.folder.glob("*.partial"), *self.folder.glob("*.removed")):
             shutil.rmtree(left)
+
+    def _remove_old(self) -> None:
+        for old in self.steps()[: -self.keep]:
+            if self.keep_every is None or old % self.keep_every:
+                _remove(self.folder / str(old))
 
 
 def _remove(path: Path) -> None:

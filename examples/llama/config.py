@@ -13,8 +13,8 @@ import yaml
 from xfunc import runtime
 
 from . import model, options
+from .data_config import DataConfig
 from .options import SettingError
-from .reader import DataConfig
 from .sharding import AXES, Sharding
 from .train import Recipe
 
@@ -72,7 +72,8 @@ class Run:
             `train.spike`. `skip` leaves the weights as they were, `stop` saves and ends
             too, `ignore` takes the step.
         save_every: steps from one checkpoint to the next.
-        keep: how many checkpoints are kept.
+        keep: how many checkpoints are kept, the newest ones.
+        keep_every: steps from one checkpoint that stays for good to the next; null: none does.
         eval_every: steps from one evaluation on held-out data to the next.
         eval_batches: how many batches of held-out data are evaluated, if there are as many.
         context: the longest sequence that other tools allow for an exported model; data.seq if
@@ -89,15 +90,16 @@ class Run:
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
     save_every: int = 500
     keep: int = 3
+    keep_every: int | None = None
     eval_every: int = 250
     eval_batches: int = 16
     context: int = 0
     profile: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "keep", "eval_every", "eval_batches"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+        for name in ("save_every", "keep", "keep_every", "eval_every", "eval_batches"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise SettingError(f"{name} is {value}: use 1 or more")
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"seed is {self.seed}: use 0 or more, of at most 63 bits")
         if not self.folder:

@@ -3,14 +3,13 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt
 
-from .documents import DataError
 from .tokenizer import Tokenizer, slices
 
 _CHUNK = 1 << 22  # characters that are encoded at a time
@@ -31,8 +30,16 @@ class Corpus(NamedTuple):
     fingerprint: str
 
 
-def write(pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer, folder: Path) -> None:
-    """Encode documents, given with whether each is held out, into the files of a corpus."""
+def write(
+    pieces: Iterable[tuple[str, bool]],
+    tokenizer: Tokenizer,
+    folder: Path,
+    tell: Callable[[int, int], object] = lambda documents, tokens: None,
+) -> None:
+    """Encode documents, given with whether each is held out, into the files of a corpus.
+
+    `tell` is given the numbers of documents and of tokens so far, again and again.
+    """
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     begin, end = ([] if t is None else [t] for t in (tokenizer.begin, tokenizer.end))
     fingerprint, ends, sizes = hashlib.sha256(), (array("q"), array("q")), [0, 0]
@@ -50,6 +57,7 @@ def write(pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer, folder: Path
                 if piece.last:
                     ends[piece.held_out].append(sizes[piece.held_out])
                     fingerprint.update(b"\xff%d" % piece.held_out)  # UTF-8 has no byte 255
+            tell(sum(map(len, ends)), sum(sizes))
     np.save(folder / "train.ends.npy", np.array(ends[False], np.int64))
     np.save(folder / "held_out.ends.npy", np.array(ends[True], np.int64))
     about = {"fingerprint": fingerprint.hexdigest(), "dtype": np.dtype(dtype).name}
@@ -64,15 +72,10 @@ def load(folder: Path) -> Corpus:
 
 
 def _part(folder: Path, name: str, dtype: str) -> Part:
-    file, ends = folder / f"{name}.tokens", np.load(folder / f"{name}.ends.npy")
-    expected = (int(ends[-1]) if len(ends) else 0) * np.dtype(dtype).itemsize
-    if file.stat().st_size != expected:
-        raise DataError(
-            f"{file} has {file.stat().st_size} bytes and should have {expected}: "
-            f"delete {folder}, and it is made again"
-        )
-    tokens = np.memmap(file, dtype, mode="r") if expected else np.empty(0, dtype)
-    return Part(tokens, ends)
+    ends = np.load(folder / f"{name}.ends.npy")
+    if not len(ends) or not ends[-1]:  # An empty file cannot be mapped.
+        return Part(np.empty(0, dtype), ends)
+    return Part(np.memmap(folder / f"{name}.tokens", dtype, mode="r"), ends)
 
 
 class _Piece(NamedTuple):

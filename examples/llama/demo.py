@@ -16,8 +16,8 @@ import xfunc as xf
 
 from . import fit, generate, model, tokenizer, train, trained
 from .config import Run
+from .data_config import DataConfig
 from .plan import Plan
-from .reader import DataConfig
 from .train import Recipe
 
 NEW, TEMPERATURE = 100, 0.5
@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sample(found: trained.Trained, prompt: str, seed: int) -> str:
     """The prompt, continued."""
     known = tokenizer.load(found.tokenizer)
-    tokens, lengths = generate.pad([known.encode_prompt(prompt)])
+    begun = known.encode_prompt(prompt)
+    tokens, lengths = generate.pad([begun])
     made = generate.generate(
         found.params,
         tokens,
@@ -76,7 +77,7 @@ def sample(found: trained.Trained, prompt: str, seed: int) -> str:
         lengths=lengths,
         temperature=TEMPERATURE,
     )
-    return prompt + known.decode(xf.device_get(made)[0].tolist())
+    return prompt + known.decode_after(begun, xf.device_get(made)[0].tolist())
 
 
 def save_plot(losses: Sequence[float], path: Path) -> None:

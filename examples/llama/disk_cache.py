@@ -14,20 +14,30 @@ from filelock import FileLock
 
 from .documents import PYTHON_DOCS
 
-_FORMAT = 1  # of what is in the folders; those of another format are not used
+_FORMAT = 2  # of what is in the folders; those of another format are not used
+_SUMS = "sha256.json"
 
 
 def cached(
-    cache: Path, files: Sequence[str], settings: Sequence[Any], write: Callable[[Path], None]
+    cache: Path,
+    files: Sequence[str],
+    settings: Sequence[Any],
+    write: Callable[[Path], None],
+    say: Callable[[str], object] = lambda text: None,
 ) -> Path:
     """The folder that `write` fills from `files` and `settings`, in `cache`, made once.
 
-    Files are known by name, size and time, so that finding the folder reads none of them.
+    Files are known by name, size and time, so that finding the folder reads none of them. What is
+    in the folder is read, and compared with its checksums: if it is damaged, `say` is told, and it
+    is made again.
     """
     made_from = json.dumps([_FORMAT, [_stamp(f) for f in files], *settings])
     folder = cache / hashlib.sha256(made_from.encode()).hexdigest()[:32]
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):  # Of the hosts that share a disk, one does the work.
+        if folder.is_dir() and (damage := _damage(folder)):
+            say(f"{folder} is damaged, and made again: {damage}")
+            shutil.rmtree(folder)
         if not folder.is_dir():
             _make(folder, write)
     return folder
@@ -40,12 +50,29 @@ def _make(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write(partial)
+    sums = {path.name: _sum(path) for path in partial.iterdir()}
+    (partial / _SUMS).write_text(json.dumps(sums), "utf-8")
     try:
         partial.rename(folder)
     except OSError:
         shutil.rmtree(partial)
         if not folder.is_dir():
             raise
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the files of a folder; empty if nothing is."""
+    try:
+        sums = json.loads((folder / _SUMS).read_text("utf-8"))
+        wrong = [name for name, expected in sums.items() if _sum(folder / name) != expected]
+    except (OSError, ValueError, AttributeError) as error:
+        return str(error)
+    return f"the checksums of {', '.join(wrong)} differ" if wrong else ""
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stamp(file: str) -> list[Any]:

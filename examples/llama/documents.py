@@ -1,16 +1,20 @@
 """Documents: from text, JSON and parquet files, or from the language reference inside Python.
 
 A text file is one document, and so are a line of JSON lines and a row of parquet.
-Hugging Face's `datasets` reads them, a file at a time and without a copy of its own on disk.
+Hugging Face's `datasets` reads all but the lines, a file at a time and without a copy of its own on
+disk.
 """
 
+import bz2
 import glob
+import gzip
 import hashlib
 import itertools
 import json
+import lzma
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -25,8 +29,7 @@ _KINDS = {
     ".parquet": "parquet",
 }
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx")  # as text they would be one document with commas in it
-_BLANK = object()
-_COMPRESSED = (".gz", ".bz2", ".xz")
+_COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class DataError(ValueError):
@@ -74,73 +77,91 @@ def _kind(file: Path) -> str | None:
     return _KINDS.get(ending.lower())
 
 
-def read(files: Iterable[str], field: str = "text") -> Iterator[str]:
-    """The documents of files that `find` found; `field` holds them where there are fields.
+def read(
+    files: Iterable[str], field: str = "text", leave_out: Callable[[str], object] | None = None
+) -> Iterator[str]:
+    """The documents of files that `find` found.
 
-    A null is an empty document.
+    Args:
+        files: their names.
+        field: what holds the text where there are fields. A null is an empty document.
+        leave_out: is told of each record that has no text or cannot be read, which is left out;
+            None: the first one is an error. A file that cannot be read on is always one.
     """
     for file in files:
         if file == PYTHON_DOCS:
             yield from _python_docs()
             continue
-        unit = _unit(file)
-        for number, row in _rows(file, field):
-            if not isinstance(row, dict) or field not in row:
-                fields = ", ".join(row) if isinstance(row, dict) else "nothing"
-                raise DataError(
-                    f"{unit} {number} of {file} has no field {field!r}: "
-                    f"set data.field to what holds the text, of {fields}"
-                )
-            if not isinstance(row[field], str | None):
-                raise DataError(
-                    f"{unit} {number} of {file} has a {type(row[field]).__name__} for {field!r}: "
-                    f"set data.field to what holds the text"
-                )
+        unit = "line" if _kind(Path(file)) == "lines" else "document"
+        for number, row in _rows(file, field, unit):
+            try:
+                text = _text(row, field, f"{unit} {number} of {file}")
+            except DataError as error:
+                if leave_out is None:
+                    raise
+                leave_out(str(error))
+                continue
             # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
-            yield (row[field] or "").encode(errors="replace").decode()
+            yield text.encode(errors="replace").decode()
 
 
-def _unit(file: str) -> str:
-    return "line" if _kind(Path(file)) == "lines" else "document"
+def _text(row: Any, field: str, where: str) -> str:
+    """The text of one record: a row, or a line of JSON."""
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"cannot read {where}: {error}. Mend it, or set data.skip_bad=true"
+            ) from error
+    if not isinstance(row, dict) or field not in row:
+        fields = ", ".join(row) if isinstance(row, dict) else "nothing"
+        raise DataError(
+            f"{where} has no field {field!r}: set data.field to what holds the text, of {fields}"
+        )
+    if not isinstance(row[field], str | None):
+        raise DataError(
+            f"{where} has a {type(row[field]).__name__} for {field!r}: "
+            f"set data.field to what holds the text"
+        )
+    return row[field] or ""
 
 
-def _rows(file: str, field: str) -> Iterator[tuple[int, Any]]:
+def _rows(file: str, field: str, unit: str) -> Iterator[tuple[int, Any]]:
     """What a file holds, with the number of its line or document; no blank lines."""
     with tempfile.TemporaryDirectory() as locks:  # `datasets` leaves a lock for each file it reads
         number = 0
         try:
             for row in _open(file, field, locks):
-                if _unit(file) == "line":
-                    # `from_json` wants the same fields of the same types all through a file.
-                    row = json.loads(row["text"]) if row["text"] else _BLANK
                 number += 1
-                if row is not _BLANK:
+                if not isinstance(row, bytes) or row.strip():
                     yield number, row
         except Exception as error:
             reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
             raise DataError(
-                f"cannot read {file} after {number} {_unit(file)}s: {reason}. "
-                "Mend it, or leave it out"
+                f"cannot read {file} after {number} {unit}s: {reason}. Mend it, or leave it out"
             ) from error
 
 
-def _open(file: str, field: str, locks: str) -> Iterable[Any]:
+def _open(file: str, field: str, locks: str) -> Iterator[Any]:
+    kind = _kind(Path(file))
+    if kind == "lines":  # `datasets` wants the same fields of the same types all through a file.
+        with _COMPRESSED.get(Path(file).suffix, open)(file, "rb") as lines:
+            yield from (line.rstrip(b"\r\n") for line in lines)
+        return
     import datasets  # Late: it takes a second, and tokens that are on disk already do without.
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # What it logs, it raises too.
     how: dict[str, Any] = {"streaming": True, "cache_dir": locks}
-    kind = _kind(Path(file))
-    if kind == "lines":
-        lines: Any = datasets.Dataset.from_text(file, **how)
-        return lines
     if kind == "json":
-        return datasets.Dataset.from_json(file, **how)
-    if kind == "parquet":
+        yield from datasets.Dataset.from_json(file, **how)
+    elif kind == "parquet":
         rows = datasets.Dataset.from_parquet(file, **how)
         columns = [field] if field in rows.column_names else None
-        return datasets.Dataset.from_parquet(file, columns=columns, **how)
-    texts: Any = datasets.Dataset.from_text(file, sample_by="document", **how)
-    return ({field: text["text"]} for text in texts)
+        yield from datasets.Dataset.from_parquet(file, columns=columns, **how)
+    else:
+        texts: Any = datasets.Dataset.from_text(file, sample_by="document", **how)
+        yield from ({field: text["text"]} for text in texts)
 
 
 def _python_docs() -> Iterator[str]:

@@ -1,6 +1,8 @@
 """Training from settings to checkpoints: `fit(Run(...))` is the whole program."""
 
 import contextlib
+import functools
+import math
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,17 +17,22 @@ from xfunc import runtime
 from . import config, evaluate, hosts, options, train
 from .checkpoints import Checkpoints
 from .config import Run
+from .finite import check_finite, not_finite
 from .interrupts import Interrupts
 from .metrics import Log
 from .options import SettingError
 from .owner import owned
 from .reader import Reader, prefetch
+from .restored import restore
 from .train import Metrics, Recipe, State
 
 _HOPELESS = 50  # bad steps in a row, after which it will not get better
 _ENDINGS = {
     "done": "step {} is the last one, and saved",
     "interrupted": "stopped after step {}, which is saved: the same command goes on from there",
+    "diverged": "step {} is the last one, and saved, but its weights or their held-out loss are "
+    "not finite: remove checkpoints, and go on from an older one with a lower train.peak_lr, or "
+    "on_bad=skip",
     "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. ",
 }
 
@@ -46,15 +53,16 @@ class Outcome:
     Attributes:
         step: how many steps it has made.
         held_out: the last loss on held-out data, None if there was no evaluation.
-        ended: `done`; `interrupted` by a signal; or `bad`, see `Run.on_bad`.
+        ended: `done`; `interrupted` by a signal; `bad`, see `Run.on_bad`; or `diverged`: done, with
+            weights or a held-out loss that are not finite.
     """
 
     step: int
     held_out: float | None
-    ended: Literal["done", "interrupted", "bad"]
+    ended: Literal["done", "interrupted", "bad", "diverged"]
 
 
-def fit(run: Run, console: Console | None = None) -> Outcome:
+def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> Outcome:
     """Train from the newest checkpoint in the run's folder, or from the beginning.
 
     SIGTERM and SIGINT end it after the step at hand, with a checkpoint.
@@ -62,6 +70,8 @@ def fit(run: Run, console: Console | None = None) -> Outcome:
     Args:
         run: the settings.
         console: to print to.
+        new_data: whether to go on from a checkpoint though text, order or size of batches are
+            others than its. It is noted in the checkpoints from there on.
 
     Raises:
         FolderInUseError: another process trains in the folder.
@@ -69,16 +79,17 @@ def fit(run: Run, console: Console | None = None) -> Outcome:
     recipe = run.recipe(runtime.device_count())
     hosts.join()
     with owned(Path(run.folder)):
-        return _fit(run, recipe, console)
+        return _fit(run, recipe, console, new_data)
 
 
-def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
+def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> Outcome:
     folder = Path(run.folder)
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
-    reader = Reader(run.data, folder, recipe.model.vocab, console.print)
-    with Checkpoints(folder / "checkpoints", run.keep) as checkpoints:
-        first, state = begin(run, recipe, reader, checkpoints)
+    say = functools.partial(console.print, soft_wrap=True)
+    reader = Reader(run.data, folder, recipe.model.vocab, say)
+    with Checkpoints(folder / "checkpoints", run.keep, run.keep_every) as checkpoints:
+        first, state, told = begin(run, recipe, reader, checkpoints, new_data)
         if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.
             config.write(run, folder / "config.yaml")
             reader.tokenizer.save(folder / "tokenizer")
@@ -87,6 +98,8 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
         with Log(folder, recipe, first, rows, seq, console) as log:
             log.say(f"{size:,} parameters; {reader}")
             log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
+            if told:
+                log.say(told)
             if first > recipe.steps:
                 log.say(
                     f"train.steps is {recipe.steps}, and the checkpoint is of step {first}: "
@@ -96,27 +109,33 @@ def _fit(run: Run, recipe: Recipe, console: Console | None) -> Outcome:
     text = _ENDINGS[outcome.ended].format(outcome.step)
     if outcome.ended == "bad":
         text += _AFTER_BAD[run.on_bad].format(_HOPELESS, outcome.step - _HOPELESS + 1)
-    console.print(text, soft_wrap=True)
+    say(text)
     return outcome
 
 
-def begin(run: Run, recipe: Recipe, reader: Reader, checkpoints: Checkpoints) -> tuple[int, State]:
-    """How many steps were made, and the state after them."""
+def begin(
+    run: Run, recipe: Recipe, reader: Reader, checkpoints: Checkpoints, new_data: bool = False
+) -> tuple[int, State, str]:
+    """How many steps were made, the state after them, and what there is to tell of the data."""
     if checkpoints.latest() is None:
         init = xf.jit(
             lambda: train.init(recipe, run.seed, run.torch_dtype),
             out_shardings=train.shardings(recipe),
         )
-        return 0, init()
+        return 0, init(), ""
+    told = ""
 
     def check(extra: dict[str, Any]) -> None:
+        nonlocal told
         _check_same(run, extra["run"])
         if extra["data"] is not None:  # None: the weights were imported.
-            reader.check(extra["data"])
+            told = reader.go_on(extra["data"], new_data)
 
-    target = train.abstract_state(recipe, run.torch_dtype)
-    step, state, _ = checkpoints.restore(target, check=check)
-    return step, state
+    step, state, _ = restore(checkpoints, recipe, run.torch_dtype, check=check)
+    if run.on_bad != "ignore":  # Else no step would be a good one.
+        path = checkpoints.folder / str(step)
+        check_finite(state.params, str(path), "remove it, and it goes on from the one before")
+    return step, state, told
 
 
 def _check_same(run: Run, saved: dict[str, Any]) -> None:
@@ -171,12 +190,20 @@ class _Loop:
                     )
                     self.log.held_out(step, held_out)
                 interrupted = hosts.agree(interrupts.noted) and step < steps
-                if step % run.save_every == 0 or step == steps or interrupted or late.hopeless:
+                if self._is_saved(step) or interrupted or late.hopeless:
                     late.read()
                     self._save(step, state)
                 if interrupted or late.hopeless:
                     return Outcome(step, held_out, "bad" if late.hopeless else "interrupted")
-        return Outcome(step, held_out, "done")
+        late.read()
+        wrong, _ = not_finite(state.params)
+        diverged = wrong or (held_out is not None and not math.isfinite(held_out))
+        return Outcome(step, held_out, "diverged" if diverged else "done")
+
+    def _is_saved(self, step: int) -> bool:
+        run = self.run
+        often = step % run.save_every == 0 or (run.keep_every and step % run.keep_every == 0)
+        return bool(often) or step == self.recipe.steps
 
     def _recording(self, step: int, state: State) -> AbstractContextManager[None]:
         if step not in self.run.profile:
@@ -205,6 +232,7 @@ class _Late:
         self.hopeless = False
         self._log, self._patience, self._bad = log, patience, 0
         self._unread: tuple[int, Metrics, float] | None = None
+        self._last_finite = True
 
     def add(self, step: int, metrics: Metrics, host_ms: float) -> None:
         """Read what is unread, and note these."""
@@ -217,10 +245,17 @@ class _Late:
             return
         step, *_ = self._unread
         found, self._unread = self._log.step(*self._unread), None
+        finite = math.isfinite(found.loss) and math.isfinite(found.grad_norm)
         if found.skipped:
             self._log.say(
                 f"step {step} is skipped: loss {found.loss:.4g}, norm of the gradient "
                 f"{found.grad_norm:.4g}"
             )
+        elif self._last_finite and not finite:
+            self._log.say(
+                f"step {step} is taken, as on_bad=ignore says: loss {found.loss:.4g}, norm of the "
+                f"gradient {found.grad_norm:.4g}"
+            )
+        self._last_finite = finite
         self._bad = self._bad + 1 if found.skipped else 0
         self.hopeless = self.hopeless or self._bad >= self._patience

@@ -61,7 +61,7 @@ def generate(
     stop: tuple[int, ...] = (),
     plan: Plan = Plan(),
 ) -> Int[Tensor, "batch new"]:
-    """The tokens that follow each prompt.
+    """The tokens that follow each prompt; -1 from where logits are not finite.
 
     Args:
         params: as of `model.init`, of any floating dtype.
@@ -175,7 +175,14 @@ def advance(
 def draw(
     key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
 ) -> Int[Tensor, " batch"]:
-    """A token for each row."""
+    """A token for each row; -1 where logits are not finite, so that nothing can be drawn."""
+    finite = torch.isfinite(logits).all(-1)
+    return torch.where(finite, _drawn(key, logits, temperature, top_p), -1)
+
+
+def _drawn(
+    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
+) -> Int[Tensor, " batch"]:
     if temperature == 0:
         return logits.argmax(-1)
     logits = attention.wide(logits) / temperature

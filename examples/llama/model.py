@@ -95,11 +95,11 @@ PUBLISHED = {
     "llama3.1-70b": Config(128256, 8192, 28672, 80, 64, 8, rope_scaling=_3_1),
     "llama3.1-405b": Config(128256, 16384, 53248, 126, 128, 8, rope_scaling=_3_1),
 }
-TINY = {
-    "tiny": Config.tiny(),
-    "tiny-tied": Config.tiny(tied=True),
+TINY = {  # A tokenizer that knows all bytes has 258 tokens or more.
+    "tiny": Config.tiny(512),
+    "tiny-tied": Config.tiny(512, tied=True),
     "tiny-scaled": Config(
-        256, 64, 96, layers=3, heads=4, kv_heads=4, rope_scaling=RopeScaling(original_context=64)
+        512, 64, 96, layers=3, heads=4, kv_heads=4, rope_scaling=RopeScaling(original_context=64)
     ),
 }
 SMALL = {

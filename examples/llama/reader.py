@@ -3,9 +3,8 @@
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +12,17 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from . import corpus, documents, tokenizer
-from .disk_cache import cached
-from .documents import PYTHON_DOCS, DataError
+from . import corpus
+from .data_config import DataConfig
+from .documents import DataError
 from .model import Batch
 from .packing import Epoch, in_order, pack, shuffled
+from .position import Position
+from .prepare import prepare
 
 
 class DataChangedError(DataError):
     """A run would go on with other data, or in another order, than it began with."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What is read, and how much of it a step takes.
-
-    Attributes:
-        files: text, JSON lines and parquet files, folders of them, or patterns; `python-docs` is
-            the language reference inside Python.
-        field: what holds the text in JSON and parquet.
-        tokenizer: a tokenizer.json, or a folder with one; None: one is trained on the data.
-        vocab: tokens of the one that is trained.
-        batch: rows of a batch, of all hosts together.
-        seq: tokens of a row.
-        held_out: the part of the documents that is never trained on.
-        seed: of the order.
-        cache: a folder, which runs may share, for what is made of the data; None: the run's own.
-    """
-
-    files: tuple[str, ...] = (PYTHON_DOCS,)
-    field: str = "text"
-    tokenizer: str | None = None
-    vocab: int = 2048
-    batch: int = 8
-    seq: int = 128
-    held_out: float = 0.1
-    seed: int = 0
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("seq", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
-        if not 0 < self.held_out < 1:
-            raise DataError(f"held_out is {self.held_out}: use a part between 0 and 1")
 
 
 class Reader:
@@ -82,31 +48,7 @@ class Reader:
         vocab: int | None = None,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
-        if not config.files:
-            raise DataError("data.files is empty: give files, folders or patterns")
-        cache = Path(folder, "data") if config.cache is None else Path(config.cache).expanduser()
-        files = documents.find(config.files)
-        settings = config.field, config.held_out
-
-        def pieces() -> Iterator[tuple[str, bool]]:
-            return documents.split(documents.read(files, config.field), config.held_out)
-
-        def train_tokenizer(folder: Path) -> None:
-            say(f"a tokenizer of {config.vocab} tokens is trained on {len(files)} files")
-            tokenizer.train((text for text, held in pieces() if not held), config.vocab, folder)
-
-        def write_corpus(folder: Path) -> None:
-            say(f"the documents of {len(files)} files are encoded")
-            corpus.write(pieces(), self.tokenizer, folder)
-
-        self.tokenizer = tokenizer.load(
-            config.tokenizer or cached(cache, files, [*settings, config.vocab], train_tokenizer)
-        )
-        if vocab is not None:  # Before all is encoded, which takes long.
-            self.tokenizer.check_fits(vocab)
-        self._corpus = corpus.load(
-            cached(cache, files, [*settings, self.tokenizer.digest], write_corpus)
-        )
+        self.tokenizer, self._corpus = prepare(config, Path(folder), vocab, say)
         train, held_out, _ = self._corpus
         if len(train.tokens) < config.seq:
             raise DataError(
@@ -117,8 +59,10 @@ class Reader:
             raise DataError(
                 f"none of {len(train.ends)} documents is held out: "
                 f"use a larger part than {config.held_out}, or more text"
+                if not config.validation
+                else "data.validation has no text: give other files"
             )
-        self.config, self._rows = config, np.arange(config.batch)
+        self.config, self._rows, self._position = config, np.arange(config.batch), Position()
         self._epoch = functools.lru_cache(2)(  # A batch may lie in two.
             lambda number: shuffled(train.ends, config.seq, (config.seed, number))
         )
@@ -134,7 +78,8 @@ class Reader:
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, counted from 0."""
-        numbers = step * self.config.batch + self._rows  # of the rows, over all epochs
+        first = self._position.row_at(step, self.config.batch)
+        numbers = first + self._rows  # of the rows, over all epochs
         epochs, places = np.divmod(numbers, len(self._epoch(0).rows))
         parts = []
         for number in np.unique(epochs):
@@ -153,24 +98,52 @@ class Reader:
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps to go on with the batch of `step`, as plain values for JSON."""
+        return {"step": step, **self._made_of(), **self._position._asdict()}
+
+    def go_on(self, state: dict[str, Any], new_data: bool = False) -> str:
+        """Go on behind the batches of a run with this `state`.
+
+        Args:
+            state: as the method of that name returned it, in this or an earlier version.
+            new_data: whether the data may be other than the run's from here on.
+
+        Returns:
+            What there is to tell of new data.
+
+        Raises:
+            DataChangedError: the data, or their order, is another and need not be; or the
+                tokenizer is, whose numbers the model has learned.
+        """
+        now, step, position = self._made_of(), state["step"], Position.of(state)
+        was = {key: state.get(key) for key in now}
+        differ = [key for key in now if was[key] != now[key]]
+        changed = "; ".join(f"{key} was {was[key]}, is {now[key]}" for key in differ)
+        if not changed:
+            self._position = position
+            return ""
+        if not new_data:
+            raise DataChangedError(
+                f"the data is not that of the checkpoint: {changed}. "
+                f"Go on with the files and settings of the run, or begin another run. To go on "
+                f"with other data or another batch all the same, use fit --new-data"
+            )
+        if "tokenizer" in differ:
+            raise DataChangedError(
+                "the tokenizer is not that of the checkpoint, whose tokens the model has learned: "
+                "set data.tokenizer to the folder `tokenizer` in the run's folder"
+            )
+        self._position = position.changed(step, was, rows_go_on=differ == ["batch"])
+        return f"from step {step + 1} on the data is another: {changed}"
+
+    def _made_of(self) -> dict[str, Any]:
+        """What decides the batches of steps."""
         return {
-            "step": step,
             "text": self._corpus.fingerprint,
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
             "seq": self.config.seq,
             "seed": self.config.seed,
         }
-
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise an error if a run with this `state` had batches in another order."""
-        now = self.state(state["step"])
-        changed = [f"{k} was {state.get(k)}, is {now[k]}" for k in now if state.get(k) != now[k]]
-        if changed:
-            raise DataChangedError(
-                f"the data is not that of the checkpoint: {'; '.join(changed)}. "
-                f"Go on with the files and settings of the run, or begin another run"
-            )
 
     def _pack(self, part: corpus.Part, epoch: Epoch, rows: Int[np.ndarray, " rows"]) -> Batch:
         packed = pack(part.tokens, epoch, rows, self.config.seq)

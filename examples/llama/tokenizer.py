@@ -58,6 +58,13 @@ class Tokenizer:
         """The text of tokens, without special ones."""
         return self.model.decode(tokens)
 
+    def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text that tokens add to those before them.
+
+        Alone they may make another: that of Llama 2 takes the space from the first word of a text.
+        """
+        return self.decode([*before, *tokens])[len(self.decode(before)) :]
+
     def save(self, folder: Path) -> None:
         """Copy it into `folder`, for `load`."""
         folder.mkdir(parents=True, exist_ok=True)

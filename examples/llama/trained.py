@@ -5,23 +5,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 import xfunc as xf
 from xfunc import runtime
 
 from . import config, hf, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
+from .finite import check_finite
 from .hf_config import load_config, load_context
 from .model import Params
 from .options import SettingError
 from .owner import owned
+from .restored import restore
 from .train import Recipe
-
-
-class NotFiniteError(ValueError):
-    """Weights are infinite or not numbers, so that nothing can be made of them."""
 
 
 class Trained(NamedTuple):
@@ -59,8 +55,7 @@ def load(
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
     recipe = run.recipe(runtime.device_count())
-    target = train.abstract_state(recipe, run.torch_dtype)
-    found = Checkpoints(folder / "checkpoints").restore(target, step)
+    found = restore(Checkpoints(folder / "checkpoints"), recipe, run.torch_dtype, step)
     name = f"step {found.step} of {folder}"
     return _usable(Trained(name, run, recipe, found.state.params, folder / "tokenizer"))
 
@@ -97,13 +92,7 @@ def load_published(folder: Path, source: str | None, pairs: Iterable[str], base:
 
 def _usable(trained: Trained) -> Trained:
     """The same; raises an error if weights are not finite."""
-    finite = xf.jit(lambda params: xf.tree.map(lambda p: torch.isfinite(p).all(), params))
-    found = xf.tree.leaves(xf.device_get(finite(trained.params)))
-    if wrong := sum(not leaf for leaf in found):
-        raise NotFiniteError(
-            f"{trained.name} has weights that are not finite, in {wrong} of {len(found)} arrays: "
-            "use an older checkpoint, with --step"
-        )
+    check_finite(trained.params, trained.name, "use an older checkpoint, with --step")
     return trained
 
 

@@ -86,7 +86,11 @@ def test_values_of_another_field_may_change_far_into_a_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n\n\n{"text": "b\n', "after 3 lines: Unterminated string"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n\n{"text": "b\n',
+            "cannot read line 4 of .*a.jsonl: Unterminated string",
+        ),
         ("a.jsonl", lines({"text": "a"}, {"body": "b"}), "line 2 of .*no field 'text'.*body"),
         ("a.jsonl", b'"a"\n', "line 1 of .*no field 'text'.*of nothing"),
         (
@@ -98,7 +102,7 @@ def test_values_of_another_field_may_change_far_into_a_file(tmp_path: Path) -> N
         ("a.parquet", parquet(text=["a"])[:-9], "after 0 documents: Parquet magic bytes not found"),
         ("a.parquet", parquet(b=["a"], a=[1]), "document 1 of .*no field 'text'.*of b, a"),
         ("a.txt", "é".encode("latin-1"), "after 0 documents: 'utf-8' codec can't decode"),
-        ("a.jsonl.gz", gzip.compress(lines({"text": "a"}))[:-9], "after 0 lines: Compressed"),
+        ("a.jsonl.gz", gzip.compress(lines({"text": "a"}))[:-9], "after 1 lines: Compressed"),
         ("a.jsonl.gz", b"text", "after 0 lines: "),
     ],
 )
@@ -351,14 +355,6 @@ def test_runs_may_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "one").exists()
 
 
-def test_files_that_lost_bytes(tmp_path: Path) -> None:
-    Reader(DataConfig(vocab=300), tmp_path)
-    (file,) = tmp_path.rglob("train.tokens")
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"train\.tokens has \d+ bytes and should have \d+: delete"):
-        Reader(DataConfig(vocab=300), tmp_path)
-
-
 def test_a_killed_run_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     def killed(folder: Path) -> None:
         (folder / "half").touch()
@@ -371,7 +367,7 @@ def test_a_killed_run_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="killed"):
         disk_cache.cached(tmp_path, ["python-docs"], [1], killed)
     folder = disk_cache.cached(tmp_path, ["python-docs"], [1], whole)
-    assert [p.name for p in folder.iterdir()] == ["all"]
+    assert {p.name for p in folder.iterdir()} == {"all", "sha256.json"}
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [folder]
 
 
@@ -610,7 +606,7 @@ def test_the_state_goes_through_json(run: Path) -> None:
     r = Reader(config_of(run), run)
     state = json.loads(json.dumps(r.state(12)))
     assert state["step"] == 12
-    Reader(config_of(run), run).check(state)
+    assert Reader(config_of(run), run).go_on(state) == ""
 
 
 def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
@@ -619,15 +615,16 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
         DataChangedError,
         match=r"not that of the checkpoint: seq was 32, is 16; seed was 0, is 7\. Go",
     ):
-        Reader(config_of(run, seq=16, seed=7), run).check(state)
+        Reader(config_of(run, seq=16, seed=7), run).go_on(state)
     other = tmp_path / "a.jsonl"
     other.write_bytes((run / "a.jsonl").read_bytes() + lines({"text": "one more " * 50}))
     with pytest.raises(
         DataChangedError, match=r"text was \w+, is \w+; tokenizer was \w+, is \w+\."
     ):
-        Reader(config_of(run, files=(str(other),)), tmp_path).check(state)
+        Reader(config_of(run, files=(str(other),)), tmp_path).go_on(state)
     other.write_bytes((run / "a.jsonl").read_bytes())
-    Reader(config_of(run, files=(str(other),)), tmp_path).check(state)  # a copy is the same data
+    copy = Reader(config_of(run, files=(str(other),)), tmp_path)
+    assert copy.go_on(state) == ""  # a copy is the same data
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_bad_steps_are_taken_if_told_so(
 ) -> None:
     poison(3)
     run = run_of("a", "on_bad=ignore")
-    assert fit.fit(run).ended == "done"
+    assert fit.fit(run).ended == "diverged"
     assert [loss is None for loss in losses(run)] == [False] * 2 + [True] * (STEPS - 2)
 
 

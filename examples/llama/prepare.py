@@ -1,0 +1,128 @@
+"""From the files of a run to a tokenizer and tokens on disk, each made once."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import corpus, documents, tokenizer
+from .corpus import Corpus
+from .data_config import DataConfig
+from .disk_cache import cached
+from .documents import DataError
+from .tokenizer import Tokenizer
+
+Say = Callable[[str], object]
+
+_EVERY = 10.0  # seconds from one line about what takes long to the next
+_LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, a line each
+_SHOWN = 5  # of these
+
+
+def prepare(
+    config: DataConfig, folder: Path, vocab: int | None, say: Say
+) -> tuple[Tokenizer, Corpus]:
+    """What a `Reader` reads; its arguments are explained there."""
+    if not config.files:
+        raise DataError("data.files is empty: give files, folders or patterns")
+    if (size := config.vocab or vocab) is None:
+        raise DataError("data.vocab is null, and there is no model: say how many tokens to make")
+    cache = folder / "data" if config.cache is None else Path(config.cache).expanduser()
+    source = _Source(config, say)
+
+    def train_tokenizer(folder: Path) -> None:
+        say(f"a tokenizer of {size} tokens is trained on {source}")
+        trained_on = (text for text, held_out in source.pieces() if not held_out)
+        tokenizer.train(_told(trained_on, say), size, folder)
+
+    def write_corpus(folder: Path) -> None:
+        say(f"the documents of {source} are encoded")
+        left_out: list[str] = []
+        tell = _Seldom(say)
+        corpus.write(
+            source.pieces(left_out.append),
+            known,
+            folder,
+            lambda documents, tokens: tell(f"{documents:,} documents, {tokens:,} tokens so far"),
+        )
+        (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
+
+    def made(settings: list[object], write: Callable[[Path], None]) -> Path:
+        return cached(cache, source.files, [*source.settings, *settings], write, say)
+
+    known = tokenizer.load(config.tokenizer or made([size], train_tokenizer))
+    if vocab is not None:  # Before all is encoded, which takes long.
+        known.check_fits(vocab)
+    tokens = made([known.digest], write_corpus)
+    found = corpus.load(tokens)
+    _tell_left_out(tokens / _LEFT_OUT, found, say)
+    return known, found
+
+
+class _Source:
+    """The documents of a run.
+
+    Attributes:
+        files: all that they are read from.
+        settings: what decides, besides the files, which they are.
+    """
+
+    def __init__(self, config: DataConfig, say: Say):
+        self._config, self._say = config, say
+        self._train = documents.find(config.files)
+        self._validation = documents.find(config.validation)
+        if both := sorted({*self._train} & {*self._validation}):
+            raise DataError(
+                f"{', '.join(both)}: both in data.files and in data.validation. What is trained on "
+                "validates nothing: leave it out of one of them"
+            )
+        self.files = [*self._train, *self._validation]
+        self.settings = config.field, config.held_out, len(self._validation), config.skip_bad
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} files"
+
+    def pieces(
+        self, leave_out: Callable[[str], object] = lambda text: None
+    ) -> Iterator[tuple[str, bool]]:
+        """Each document, and whether it is held out."""
+        told = leave_out if self._config.skip_bad else None
+        train, validation = (
+            documents.read(files, self._config.field, told)
+            for files in (self._train, self._validation)
+        )
+        if not self._validation:
+            yield from documents.split(train, self._config.held_out)
+            return
+        yield from ((text, False) for text in train)
+        yield from ((text, True) for text in validation)
+
+
+class _Seldom:
+    """Says something if the last time is long enough ago."""
+
+    def __init__(self, say: Say):
+        self._say, self._last = say, time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._last >= _EVERY:
+            self._say(text)
+            self._last = time.monotonic()
+
+
+def _told(texts: Iterator[str], say: Say) -> Iterator[str]:
+    """The same texts; says how many there were, now and then."""
+    tell, characters = _Seldom(say), 0
+    for number, text in enumerate(texts, 1):
+        yield text
+        characters += len(text)
+        tell(f"{number:,} documents, {characters:,} characters so far")
+
+
+def _tell_left_out(file: Path, found: Corpus, say: Say) -> None:
+    if not (lines := file.read_text("utf-8").splitlines()):
+        return
+    shown = "; ".join(lines[:_SHOWN])
+    if not len(found.train.ends) + len(found.held_out.ends):
+        raise DataError(f"all {len(lines)} records are left out: {shown}")
+    rest = f"; and others, see {file}" if len(lines) > _SHOWN else ""
+    say(f"{len(lines)} records are left out: {shown}{rest}")

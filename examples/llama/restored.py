@@ -1,0 +1,45 @@
+"""The state in a checkpoint, of this version of the program or of an earlier one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import xfunc as xf
+
+from . import train
+from .checkpoints import Checkpoints, Restored
+from .train import Guard, Recipe, State
+
+
+def restore(
+    checkpoints: Checkpoints,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    step: int | None = None,
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> Restored:
+    """Read the state of a recipe whose weights have a dtype; see `Checkpoints.restore`."""
+    target = train.abstract_state(recipe, dtype)
+    try:
+        return checkpoints.restore(target, step, check)
+    except xf.errors.TreeMismatchError as error:
+        try:
+            found = checkpoints.restore(_with_guard_of_losses(target), step, check)
+        except xf.errors.TreeMismatchError:
+            raise error from None
+        return found._replace(state=_with_new_guard(found.state, target))
+
+
+def _with_guard_of_losses(target: Any) -> State:
+    """A target for states from before the guard compared norms of the gradient too."""
+    seen, mean, _ = target.guard
+    scalar: Any = xf.ShapeDtypeStruct((), mean.dtype, mean.sharding)
+    return target._replace(guard=Guard(seen, scalar, scalar))
+
+
+def _with_new_guard(state: State, target: Any) -> State:
+    """The guard counts from here on: what it has to know is of the last 50 steps or so."""
+    guard = xf.tree.map(lambda t: torch.zeros(t.shape, dtype=t.dtype), target.guard)
+    where = xf.tree.map(lambda t: t.sharding, target.guard)
+    return state._replace(guard=xf.device_put(guard, where))
