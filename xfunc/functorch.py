@@ -20,6 +20,8 @@ from torch._functorch.pyfunctorch import (
 )
 from torch.autograd import forward_ad
 
+from xfunc import tree
+
 Tensor = torch.Tensor
 _thread = threading.local()
 
@@ -122,7 +124,10 @@ def takes_own_gradient() -> bool:
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any, Any]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
-    return torch.func.jvp(fun, primals, tangents, has_aux=True)  # pyright: ignore[reportReturnType]
+    made: Any = torch.func.jvp(fun, primals, tangents, has_aux=True)
+    out, dots, aux = made
+    # Some of torch's rules give narrow numbers tangents of float32 (renorm, frexp).
+    return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
 def watched_here(t: Tensor) -> bool:

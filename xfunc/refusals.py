@@ -117,7 +117,7 @@ def refusal_of(
                 at=at,
             )
         )
-    if "Type not supported: ComplexHalf" in message:
+    if any(t in message for t in _COMPLEX_HALF):
         what = "the code" if func is None else operation_name(func)
         return UnsupportedOpError(
             report(
@@ -217,6 +217,7 @@ def _show(x: Any) -> str:
     return "..." if x is ... else type(x).__name__
 
 
+_COMPLEX_HALF = ("Type not supported: ComplexHalf", "input shape type not supported: f16")
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
 _OUT_OF_MEMORY = tuple(

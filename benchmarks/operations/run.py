@@ -110,12 +110,14 @@ def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple
         except Exception as error:
             yield transform, "absent", f"{type(error).__name__}: {error}"
     found = _run(case, tuple(expected))
-    exact = _exact(op, sample, expected) if _is_rough(case) else _again(case, expected)
+    exact = _exact(op, sample, expected) if _is_rough(case) else {}
+    again = _again(case, expected)
     for transform, theirs in expected.items():
         status, result = found[transform]
         if status == "right":
             derivative = TRANSFORMS[transform].differentiates
-            problem = compare(full_name(op), result, theirs, exact.get(transform), derivative)
+            better, other = exact.get(transform), again.get(transform)
+            problem = compare(full_name(op), result, theirs, better, other, derivative)
             status, result = ("right", "") if problem is None else ("wrong", problem)
         yield transform, status, result
 
@@ -231,8 +233,11 @@ class Worker:
     def examine(self, unit: Unit) -> list[Finding] | str:
         """Have a unit examined, or say how the process ended over it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(dataclasses.asdict(unit)) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(dataclasses.asdict(unit)) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return f"exit status {self._process.wait()}"
         try:
             line = self._lines.get(timeout=SECONDS)
         except queue.Empty:

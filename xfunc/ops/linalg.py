@@ -8,7 +8,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
-from xfunc.ops.registry import composition, kernel
+from xfunc.ops.registry import batched, composition, kernel
 from xfunc.unbatched import covariance
 
 Tensor = torch.Tensor
@@ -187,21 +187,25 @@ def trace(x: Tensor) -> Tensor:
 
 
 @kernel("addmm")
+@batched("addmm")  # torch's rule does not make `alpha` and `beta` integers.
 def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("addmv")
+@batched("addmv")
 def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("baddbmm")
+@batched("baddbmm")
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("addbmm")
+@batched("addbmm")
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _plus(x, (a @ b).sum(0, dtype=a.dtype), beta, alpha)
 

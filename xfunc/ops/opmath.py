@@ -27,6 +27,7 @@ _REDUCTIONS = """
     linalg_vector_norm norm.Scalar norm.ScalarOpt_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     logsumexp logcumsumexp _logcumsumexp dot vdot cov cdist pdist dist renorm index_reduce
     scatter_reduce.two _weight_norm_interface _trilinear embedding_dense_backward
+    histc native_batch_norm_backward
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data linalg_matrix_exp
 """
 _LOSSES = """

@@ -94,6 +94,7 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
     terms = 12
     for k in range(terms):
         total = total + torch.pow(q + k, -x)
+    single = total
     a = q + terms
     power = torch.pow(a, -x)
     total = total + power * a / (x - 1) + power / 2
@@ -101,10 +102,13 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
     for k, b in enumerate(_BERNOULLI):
         total = total + b / math.factorial(2 * k + 2) * factor
         factor = factor * (x + 2 * k + 1) * (x + 2 * k + 2) / (a * a)
-    total = torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))
-    pole = (q <= 0) & (q == q.floor())
-    total = torch.where(pole, math.inf, total)
-    return torch.where((q <= 0) & ~pole & (x != x.floor()), math.nan, total)
+    # As torch's own, which ends the sum at a term that is too small to count.
+    total = torch.where(x == math.inf, torch.where(single == 0, math.nan, single), total)
+    below = q <= 0
+    total = torch.where(below & (x != x.floor()), math.nan, total)
+    total = torch.where(below & (q == q.floor()), math.inf, total)
+    # Where there is no sum at all, not even the poles of `q` count.
+    return torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))
 
 
 @kernel("special_zeta")
@@ -113,11 +117,27 @@ def zeta(x: Tensor, q: Tensor) -> Tensor:
     return _zeta(x.double(), q.double()).to(x.dtype)
 
 
+def _trigamma(x: Tensor) -> Tensor:
+    """As torch has it, in the dtype of the result: at a pole, that decides on the large number."""
+    below = x < 0.5
+    sine = torch.sin(math.pi * x)
+    z = torch.where(below, 1 - x, x)
+    shift = torch.zeros_like(z)
+    for _ in range(6):
+        shift = shift + 1 / (z * z)
+        z = z + 1
+    s = 1 / (z * z)
+    found = shift + (1 + 1 / (2 * z) + s * (1 / 6 - s * (1 / 30 - s / 42))) / z
+    return torch.where(below, math.pi**2 / (sine * sine) - found, found)
+
+
 @kernel("polygamma")
 def polygamma(n: int, x: Tensor) -> Tensor:
     y, dtype = wide(x)
     if n == 0:
         return digamma(y).to(dtype)
+    if n == 1:
+        return _trigamma(y.to(dtype))
     sign = -1.0 if n % 2 == 0 else 1.0
     order = torch.full_like(y, n + 1.0)
     return (sign * math.gamma(n + 1) * _zeta(order, y)).to(dtype)

@@ -1,0 +1,44 @@
+"""A part of torch's database of operations each day, in all dtypes and under all transforms.
+
+A day takes a third of the operations, each in one floating or complex dtype and in one of int64 and
+bool, which change from day to day: after fifteen days, each has run in all of its dtypes.
+``python -m benchmarks operations`` runs all at once.
+"""
+
+import datetime
+
+import pytest
+
+from benchmarks import operations
+
+SMOOTH = ["float64", "float32", "complex64", "bfloat16", "float16"]
+EXACT = ["int64", "bool"]
+TRANSFORMS = ["jit", "vmap", "grad", "vmap(grad)", "jvp", "grad(grad)", "vjp"]
+TODAY = datetime.datetime.now(datetime.UTC).date().toordinal()
+
+
+def chosen_on(day):
+    """The operations of a day, each with its dtypes."""
+    third, turn = list(operations.entries())[day % 3 :: 3], day // 3
+    for k, name in enumerate(third):
+        yield name, [SMOOTH[(k + turn) % len(SMOOTH)], EXACT[(k + turn) % len(EXACT)]]
+
+
+def examined(day, part):
+    for name, dtypes in list(chosen_on(day))[part::2]:
+        yield from operations.units(dtypes, TRANSFORMS, [name], samples=1)
+
+
+def test_fifteen_days_take_every_operation_in_every_dtype():
+    taken = {
+        (name, d) for day in range(TODAY, TODAY + 15) for name, ds in chosen_on(day) for d in ds
+    }
+    assert taken == {(name, d) for name in operations.entries() for d in operations.DTYPES}
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("day", [pytest.param(TODAY, id=f"day-{TODAY}")])
+def test_operations_of_the_day_are_right_or_refused_by_name(day, part):
+    found = operations.measure(examined(day, part))
+    assert sum(f.status == "right" for f in found) > 500
+    assert [f for f in found if f.status in ("wrong", "crash", "error")] == []

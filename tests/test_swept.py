@@ -1,0 +1,104 @@
+"""What the sweeps over torch's database found, each as a class of its own, against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+INF, NAN = float("inf"), float("nan")
+
+
+def same(found: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, F32, F64], ids=str)
+def test_zeta_at_its_poles_and_edges(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([-3, -2, -1.5, -1, 0, 0.5, 1, 2, 2.5, 3, 20])
+    edges = [numbers, torch.tensor([INF, NAN])] if dtype.is_floating_point else [numbers]
+    x = torch.cat(edges).to(dtype)
+    pairs = torch.meshgrid(x, x, indexing="ij")
+    same(xf.jit(torch.special.zeta)(*pairs), torch.special.zeta(*pairs))
+
+
+@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("dtype", [torch.int64, F32, F64, BF16, F16], ids=str)
+def test_polygamma_at_its_poles_and_edges(order: int, dtype: torch.dtype) -> None:
+    numbers = torch.tensor([-4, -2, -1.25, -1, -0.5, -0.0, 0, 0.25, 0.5, 1, 2, 3.5, 30])
+    edges = [numbers, torch.tensor([INF, NAN])] if dtype.is_floating_point else [numbers]
+    x = torch.cat(edges).to(dtype)
+    digits = {BF16: 2**-7, F16: 2**-10}.get(dtype, 1e-5)
+    f = lambda x: torch.polygamma(order, x)  # noqa: E731
+    same(xf.jit(f)(x), f(x), rtol=digits, atol=1e-6)
+
+
+I = torch.arange(6).reshape(2, 3) - 2  # noqa: E741
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "addmv": lambda i: torch.addmv(i[:, 0], i, i[0], beta=1.6, alpha=2.7),
+    "addmm": lambda i: torch.addmm(i[:, :2], i, i.T, beta=1.6, alpha=2.7),
+    "baddbmm": lambda i: torch.baddbmm(i[None, :, :2], i[None], i.T[None], beta=1.6, alpha=2.7),
+    "addbmm": lambda i: torch.addbmm(i[:, :2], i[None], i.T[None], beta=0.2, alpha=2.7),
+    "no first": lambda i: torch.addmm(i[:, :2], i, i.T, beta=0.2),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_factors_of_products_of_integers_are_integers_in_a_batch_too(name: str) -> None:
+    f, batch = PRODUCTS[name], torch.stack([I, 2 * I, -I])
+    same(xf.vmap(f)(batch), torch.stack([f(i) for i in batch]), rtol=0, atol=0)
+
+
+TANGENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
+    "frexp": lambda x: torch.frexp(x)[0],
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, 3.5),
+    "softmax": lambda x: x.softmax(0),
+    "cumprod": lambda x: x.cumprod(0),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_narrow_numbers_are_narrow(name: str, dtype: torch.dtype) -> None:
+    f, x = TANGENTS[name], (torch.arange(6.0).reshape(2, 3) / 4 + 0.3)
+    theirs: Any = torch.func.jvp(f, (x.to(dtype).double(),), (torch.ones(2, 3, dtype=F64),))
+    digits = 2**-6 if dtype is BF16 else 2**-9
+    x = x.to(dtype)
+    ours: Any = xf.jvp(f, (x,), (torch.ones_like(x),))
+    same(ours[1], theirs[1].to(dtype), rtol=digits, atol=digits)
+    assert xf.jacfwd(f)(x).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
+def test_places_in_a_histogram_are_not_rounded(dtype: torch.dtype) -> None:
+    for step in (3, 7, 10):
+        x = (torch.arange(300.0) / step).to(dtype)
+        exact = torch.histc(x if dtype is F32 else x.double(), 17).to(dtype)
+        same(xf.jit(lambda x: torch.histc(x, 17))(x), exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [1.5, 3.0, -1.75])
+def test_gradients_of_narrow_batch_norm_are_rounded_once(other: float) -> None:
+    x, w = torch.tensor([[3.25], [other]], dtype=F16), torch.tensor([-2.5], dtype=F16)
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.native_batch_norm(x, w, None, None, None, True, 0.1, 1e-5)[0]
+        return (y * torch.tensor([[1.0], [0.5]], dtype=F16, device=x.device)).sum()
+
+    same(xf.grad(loss)(x, w), torch.func.grad(loss)(x, w), rtol=2**-10, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: torch.complex(x, x), lambda x: torch.view_as_complex(torch.stack([x, x], -1))],
+    ids=["complex", "view_as_complex"],
+)
+def test_complex_numbers_of_float16_are_refused_by_name(f: Callable[..., Any]) -> None:
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
+        xf.jit(f)(torch.ones(2, dtype=F16))
