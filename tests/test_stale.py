@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from stale_cases import CASES, EQUAL, EQUAL_PREAMBLE, PREAMBLE
 
 import xfunc as xf
-from xfunc import watch
+from xfunc import identity, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -29,11 +31,16 @@ def _nested(m: Any) -> Callable[[Any], Any]:
     return lambda x: outer(x) - 1
 
 
+def _held(f: Any) -> Callable[[Any], Any]:
+    return xf.jit(lambda x: f(x))
+
+
 WAYS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
     "jit": lambda m: xf.jit(m.f),
     "vmap": lambda m: lambda x: xf.vmap(m.f)(torch.stack([x, x]))[1],
     "nested": _nested,
     "fresh closure": lambda m: lambda x: xf.jit(lambda y: m.f(y))(x),
+    "held": lambda m: _held(m.f),
 }
 
 
@@ -52,7 +59,7 @@ def test_a_change_is_seen_and_taken_back(name: str, way: str) -> None:
 
     def check() -> Any:
         want = m.f(X)
-        for _ in range(2):
+        for _ in range(3):  # The third time, what the function holds is being watched.
             torch.testing.assert_close(xf.device_get(f(X)), want, rtol=1e-5, atol=1e-6)
         return want
 
@@ -100,6 +107,80 @@ def test_values_that_compare_equal(name: str, way: str) -> None:
         m.g.v = v
         want = m.f(X)
         torch.testing.assert_close(xf.device_get(WAYS[way](m)(X)), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_values_that_compare_equal_in_what_is_watched(name: str) -> None:
+    a, b, compute = EQUAL[name]
+    source = f"def hold(g):\n    def f(x):\n        v = g.v\n        return {compute}\n    return f"
+    m = _module(f"{EQUAL_PREAMBLE}\n{source}")
+    g = types.SimpleNamespace(v=None)
+    f = m.hold(g)
+    jitted = xf.jit(f)
+    for v in [eval(a, vars(m)), eval(b, vars(m))] * 2:
+        g.v = v
+        for _ in range(3):
+            torch.testing.assert_close(xf.device_get(jitted(X)), f(X), rtol=1e-5, atol=1e-6)
+
+
+def _scaled(x: Any, k: float = 2.0, ks: Any = ()) -> Any:
+    return x * (ks[0] if ks else k)
+
+
+def test_keywords_of_a_partial_that_is_held() -> None:
+    p: Any = functools.partial(_scaled, k=2.0)
+    f = xf.jit(lambda x: p(x))
+    for k in (2.0, 2.0, 2.0, 3.0, 3.0, 2.0):
+        p.keywords["k"] = k
+        assert f(X).tolist() == [k, 2 * k, 3 * k]
+    p.__setstate__((_scaled, (), {"ks": [5.0]}, {}))
+    assert f(X).tolist() == [5, 10, 15]
+    assert f.cache_info().traces == 3
+
+
+class _Walks(identity.Walk):
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        _Walks.count += 1
+
+
+def test_what_a_function_holds_is_looked_at_again_only_when_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = types.SimpleNamespace(rate=2.0, more={"bias": [1.0]})
+    f = xf.jit(lambda x: x * settings.rate + settings.more["bias"][0])
+
+    def looks() -> int:
+        _Walks.count = 0
+        f(X)
+        return _Walks.count
+
+    f(X)
+    f(X)
+    monkeypatch.setattr(identity, "Walk", _Walks)
+    assert [looks() for _ in range(5)] == [0] * 5
+    settings.more["bias"][0] = 5.0
+    assert looks() > 0
+    assert f(X).tolist() == [7, 9, 11]
+    for k in range(100):  # What changes at each call is soon looked at, rather than watched.
+        settings.rate = float(k)
+        assert f(X)[0].item() == k + 5.0
+    for _ in range(200):
+        f(X)
+    assert looks() == 0
+
+
+def test_what_is_watched_does_not_keep_the_tensors_of_the_last_step() -> None:
+    batch = {"x": torch.ones(3)}
+    f = xf.jit(lambda x: x + batch["x"])
+    for k in range(5):
+        batch["x"] = torch.full((3,), float(k))
+        assert f(X)[0].item() == k + 1
+    last = weakref.ref(batch["x"])
+    del batch["x"]
+    assert last() is None
 
 
 @pytest.mark.parametrize(

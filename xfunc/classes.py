@@ -17,7 +17,7 @@ from typing import Any
 
 from xfunc.guards import MAX_STATES, State
 from xfunc.locations import is_of_user
-from xfunc.watch import Watch
+from xfunc.watch import Watch, end_watches
 
 _MAX_CLASSES = 4096
 _HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
@@ -89,6 +89,7 @@ class ClassState:
         self._volatile |= changed
         if changed:
             self._own = self._state = None
+            end_watches()
         return bool(changed)
 
     def own(self) -> State:

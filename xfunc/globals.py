@@ -57,7 +57,6 @@ class Globals:
         self._volatile: set[Place] = set()
         self._states: dict[Hashable, State] = {}
         self._state: State | None = None
-        self._namespaces: list[watch.Namespace] = []
 
     def __bool__(self) -> bool:
         return bool(self._now().places)
@@ -80,14 +79,11 @@ class Globals:
 
     def __call__(self) -> State:
         state = self._state
-        return state if state is not None and self._same() else self._look()[1]
+        return state if state is not None and self._watch.same() else self._look()[1]
 
     def _now(self) -> _Reach:
         """What is reached now."""
-        return self._last if self._state is not None and self._same() else self._look()[0]
-
-    def _same(self) -> bool:
-        return all(n.same() for n in self._namespaces) and self._watch.same()
+        return self._last if self._state is not None and self._watch.same() else self._look()[0]
 
     def _look(self) -> tuple[_Reach, State]:
         reach = self._reach()
@@ -106,8 +102,7 @@ class Globals:
         names: dict[int, tuple[dict[str, Any], list[str]]] = {}
         for (key, name), namespace in reach.places.items():
             names.setdefault(key, (namespace, []))[1].append(name)
-        self._namespaces = [watch.Namespace(*found) for found in names.values()]
-        self._watch = reach.walk.watch()
+        self._watch = reach.walk.watch(watch.Namespace(*found) for found in names.values())
 
     def _reach(self) -> _Reach:
         reach = _Reach(self._volatile)

@@ -27,6 +27,7 @@ from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.own_classes import Same
 from xfunc.valuation import Walk, is_atom, volatile
+from xfunc.watch import Watch, end_watches
 from xfunc.wrappers import Bundle, Wrapper
 
 
@@ -58,6 +59,7 @@ def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hasha
     for key, (owner, held) in before.items():
         if key in now and now[key][1] != held:
             volatile[key] = owner
+            end_watches()
     return any(key in volatile for key in before)
 
 
@@ -65,12 +67,16 @@ def let_change(fun: Any) -> bool:
     """Mark all places that a function holds as volatile; whether there are any."""
     places = places_of(fun)
     volatile.update({key: owner for key, (owner, _) in places.items()})
+    end_watches()
     return bool(places)
 
 
 def function_value(fun: Any) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
-    walk = Walk()
+    return _walked(fun, Walk())
+
+
+def _walked(fun: Any, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
     try:
         return walk.value(fun), walk.tensors
     except RecursionError:
@@ -94,6 +100,39 @@ def values_beside(
     for t in held:
         walk.value(t)
     return tuple([(label, walk.value(x)) for label, x in given]), walk.tensors
+
+
+class FunctionValue:
+    """The value of one function, taken again only where something that it holds has changed.
+
+    A function that holds tensors is looked at each time: what is watched is kept alive, and the
+    tensors of the last step are not to be.
+    """
+
+    def __init__(self, fun: Any):
+        self._fun = fun
+        self._watch: Constants | Watch | None = constants(fun)
+        self._found: tuple[Hashable, list[torch.Tensor]] | None = None
+        self._looks = 0
+
+    def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
+        """See `function_value`."""
+        found = self._found
+        if found is not None and self._watch is not None:
+            if self._watch.same():
+                return found
+            self._found = self._watch = None
+        walk = Walk()
+        found = _walked(self._fun, walk)
+        if walk.tensors or walk.skipped:
+            return found
+        # A watch costs more than a look: it is for what is called again, and mostly unchanged.
+        self._looks += 1
+        if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
+            self._watch = walk.watch()
+        if self._watch is not None:
+            self._found = found
+        return found
 
 
 class Constants:
@@ -161,6 +200,7 @@ def root_of(fun: Any) -> Any:
 def forget_changes() -> None:
     """Let places that have changed count by value again."""
     volatile.clear()
+    end_watches()
 
 
 def frozen(fun: Any) -> Any:

@@ -443,11 +443,17 @@ def _graph_name(name: str) -> Iterator[None]:
 # NOTE [scalars of one's own]
 # torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
 # of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
+
+# Of the unsigned ones torch_xla makes signed ones, unless torch's dispatcher is asked.
+_BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
+
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's value on the device (differentiable), in a buffer of its own."""
     if tensor.device == device():
         return tensor
-    if tensor.ndim or tensor.requires_grad or tensor.device.type != "cpu" or is_wrapped(tensor):
+    own_way = not tensor.is_cpu or tensor.layout is not torch.strided or is_wrapped(tensor)
+    if own_way or tensor.requires_grad or tensor.dtype in _BY_DISPATCHER:
         return tensor.to(device())
     return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
 

@@ -82,9 +82,7 @@ class Staged:
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
-        self._constants: Any = identity.constants(self.value)
-        # The value of a function that holds nothing that can change, once it has been taken.
-        self._known_value: tuple[Hashable, list[torch.Tensor]] | None = None
+        self.function_value = identity.FunctionValue(self.value)
 
     @functools.cached_property
     def cache(self) -> FunctionCache:
@@ -106,16 +104,6 @@ class Staged:
         skip = {i for i, _ in fixed}
         accessors = structure.accessors()
         return [path_of(a, self.parameters) for i, a in enumerate(accessors) if i not in skip]
-
-    def function_value(self) -> tuple[Hashable, list[torch.Tensor]]:
-        """See `xfunc.identity.function_value`."""
-        if self._known_value is not None:
-            if self._constants.same():
-                return self._known_value
-            self._constants = identity.constants(self.value)
-        found = identity.function_value(self.value)
-        self._known_value = None if self._constants is None else found
-        return found
 
     def values(
         self, beside: tuple[tuple[Hashable, Any], ...]
@@ -348,11 +336,7 @@ def run_staged(
             if fixed:
                 options["fixed"] = options["beside"] = fixed
         avals = tuple(map(_AVAL, leaves))
-        known, others = staged._known_value, ()
-        if known is None or options or not staged._constants.same():
-            value, others, held = staged.values(options.get("beside", ()))
-        else:
-            value, held = known
+        value, others, held = staged.values(options.get("beside", ()))
         store = staged.cache
         key = (value, structure, avals, static, ambient.modes(), others)
         entry = store.find(key)

@@ -57,6 +57,8 @@ class Walk:
         functions: those found.
         classes: those of the user's of which objects were found, or themselves.
         modules: the Python modules found.
+        things: what was found that can be changed; see `xfunc.watch`.
+        skipped: whether there was a place that does not count; see NOTE [volatile places].
         places: for each place that could be changed, its owner and its content as it is.
         refuses: whether what cannot be compared is refused, as what a function of the user's holds
             itself is; objects, and functions of libraries, may hold it for something else.
@@ -69,6 +71,8 @@ class Walk:
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}
         self.modules: list[types.ModuleType] = []
+        self.things: list[Any] = []
+        self.skipped = False
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._alive: list[Any] = []
@@ -97,7 +101,9 @@ class Walk:
             )
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
-        return self._structure(kind, x)
+        if kind not in _FIXED and not isinstance(x, Wrapper):
+            self.things.append(x)
+        return _rule_of(kind)(self, x)
 
     def tensor(self, x: torch.Tensor) -> Hashable:
         slot = self._slots.setdefault(id(x), len(self.tensors))
@@ -123,8 +129,12 @@ class Walk:
         self.classes[cls] = None
         return state
 
-    def _structure(self, kind: type, x: Any) -> Hashable:
-        return _rule_of(kind)(self, x)
+    def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
+        """A watch on all that was met, and on some namespaces."""
+        states = {c: None for cls in self.classes for c in classes.known(cls).everything}
+        things = [t for state in states for t in state.things]
+        kinds = [k for c in states for k in c.kinds]
+        return watch.Watch([*self.things, *things], kinds, namespaces)
 
     def all(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])
@@ -157,6 +167,7 @@ class Walk:
         """The value of what stands in a place that could be changed."""
         key = (id(owner), label)
         if key in volatile:
+            self.skipped = True
             return Same(owner)
         contents = list(contents)
         if self.places is not None:
@@ -165,15 +176,7 @@ class Walk:
 
 
 class StateWalk(Walk):
-    """A visit of an object's attributes, where tensors and modules count by identity.
-
-    Attributes:
-        things: what was met that can be changed; see `xfunc.watch`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.things: list[Any] = []
+    """A visit of an object's attributes, where tensors and modules count by identity."""
 
     def value(self, x: Any) -> Hashable:
         if isinstance(x, torch.nn.Module):
@@ -185,19 +188,8 @@ class StateWalk(Walk):
         self._seen.clear()
         return self.value(x)
 
-    def watch(self) -> watch.Watch:
-        """A watch on all that was met."""
-        states = {c: None for cls in self.classes for c in classes.known(cls).everything}
-        things = [t for state in states for t in state.things]
-        return watch.Watch([*self.things, *things], [k for c in states for k in c.kinds])
-
     def tensor(self, x: torch.Tensor) -> Hashable:
         return Same(x)
-
-    def _structure(self, kind: type, x: Any) -> Hashable:
-        if kind not in _FIXED and not isinstance(x, Wrapper):
-            self.things.append(x)
-        return super()._structure(kind, x)
 
 
 class ContentWalk(StateWalk):

@@ -1,14 +1,15 @@
 """Seeing quickly whether anything has changed, without taking its value again.
 
-NOTE [watching]: the value of what globals hold is taken once. From then on each call only asks
-whether the same objects stand in the same places: in namespaces, containers, attributes and cells,
-and whether classes are as they were. All comparisons are by identity and run in C, some 20 ns for
-each place.
+NOTE [watching]: the value of what globals and closures hold is taken once. From then on each call
+only asks whether the same objects stand in the same places: in namespaces, containers, attributes
+and cells, and whether classes are as they were. All comparisons are by identity and run in C, some
+20 ns for each place, or 40 for all places that have a number together.
 
 NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
-of every dict. A number that is the same tells in one read that nothing changed. The numbers lie at
-places in memory that are the same in all versions of Python supported; whether they do what is
-expected is tried out when this module is loaded, and where they do not, contents are compared.
+of every dict. A number that is the same tells in one read that nothing changed; where it differs,
+contents are compared, for what changed may not count. The numbers lie at places in memory that are
+the same in all versions of Python supported; whether they do what is expected is tried out when
+this module is loaded, and where they do not, contents are compared.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ _CLASS_VERSION, _DICT_VERSION = 384, 24  # offsets, in bytes
 # The attributes of modules on loan (`xfunc.modules`), as they were before.
 lent: dict[torch.nn.Module, dict[str, Any]] = {}
 
+_turns = 0  # how often all watches were ended
+
 _read = operator.attrgetter("value")
 _dict_of = operator.attrgetter("__dict__")
 _requires_grad = operator.attrgetter("requires_grad")
-_function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
 def _version(kind: Any, x: Any, offset: int) -> Any:
@@ -67,7 +70,23 @@ def _dict_versions_work() -> bool:
         seen.add(tag.value)
     exec("a = 5", d)
     seen.add(tag.value)
-    return len(seen) == 5 and tag.value in seen
+    return len(seen) == 5 and _attribute_versions_work()
+
+
+def _attribute_versions_work() -> bool:
+    x: Any = type("C", (), {})()
+    x.a = None
+    tag = _version(ctypes.c_uint64, x.__dict__, _DICT_VERSION)
+
+    def store(value: Any) -> bool:  # The interpreter replaces this by quicker code as it runs.
+        before = tag.value
+        x.a = value
+        return tag.value != before
+
+    stores = [store(float(k)) for k in range(200)]
+    before = tag.value
+    object.__setattr__(x, "a", 1)
+    return all(stores) and tag.value != before
 
 
 def _touch(cls: type) -> None:
@@ -79,26 +98,31 @@ _class_versions = _class_versions_work()
 _dict_versions = _dict_versions_work()
 
 
-class Namespace:
-    """The values of some names in a dict."""
+def end_watches() -> None:
+    """Let every watch say once more that something has changed: something else counts now."""
+    global _turns
+    _turns += 1
 
-    def __init__(self, names: dict[str, Any], watched: Iterable[str]):
-        self._dict, self._names = names, tuple(watched)
-        self._held = [names.get(n, MISSING) for n in self._names]
-        self._tag = _version(ctypes.c_uint64, names, _DICT_VERSION) if _dict_versions else None
-        self._last = self._tag.value if self._tag is not None else None
+
+class Namespace:
+    """The values of some names in a dict; of all, if none are given."""
+
+    def __init__(self, names: dict[str, Any], watched: Iterable[str] | None = None):
+        self._dict, self._names = names, None if watched is None else tuple(watched)
+        self._all, self._held = tuple(names), list(self._now())
+        self.tag = _version(ctypes.c_uint64, names, _DICT_VERSION) if _dict_versions else None
 
     def same(self) -> bool:
         """Whether all are what they were."""
-        tag = self._tag
-        if tag is not None and tag.value == self._last:
-            return True
-        now = tag.value if tag is not None else None
-        get = self._dict.get
-        if not all(map(operator.is_, [get(n, MISSING) for n in self._names], self._held)):
+        if self._names is None and tuple(self._dict) != self._all:
             return False
-        self._last = now
-        return True
+        return all(map(operator.is_, self._now(), self._held))
+
+    def _now(self) -> Iterable[Any]:
+        if self._names is None:
+            return self._dict.values()
+        get = self._dict.get
+        return [get(n, MISSING) for n in self._names]
 
 
 class Watch:
@@ -107,22 +131,27 @@ class Watch:
     Args:
         things: containers, functions, objects with attributes, tensors.
         classes: whose own attributes count, and those of their bases.
+        namespaces: more that counts.
     """
 
-    def __init__(self, things: Iterable[Any], classes: Iterable[type] = ()):
-        things, self._classes = list(things), list(classes)
-        self._objects = [t for t in things if _has_attributes(t)]
-        self._own_dicts = list(map(_dict_of, self._objects))
-        self._kinds = list(map(type, self._objects))
-        plain = [t for t in things if isinstance(t, dict) and all(type(k) is str for k in t)]
-        self._dicts = [*self._own_dicts, *plain]
-        self._names = list(map(tuple, self._dicts))
-        self._values = [d.values() for d in self._dicts]
-        self._valued = _flat(self._values)
-        self._tensors = [t for t in things if isinstance(t, torch.Tensor)]
-        self._grads = list(map(_requires_grad, self._tensors))
+    def __init__(
+        self,
+        things: Iterable[Any],
+        classes: Iterable[type] = (),
+        namespaces: Iterable[Namespace] = (),
+    ):
+        self._turn = _turns
+        things, self._classes = list({id(t): t for t in things}.values()), list(classes)
         self._functions = [t for t in things if type(t) is types.FunctionType]
         self._parts = _flat(map(_function_parts, self._functions))
+        own = [t for t in things if _has_attributes(t)]
+        self._objects = [t for t in own if type(t) is not types.FunctionType]
+        self._own_dicts = list(map(_dict_of, self._objects))
+        self._kinds = list(map(type, self._objects))
+        dicts = [*map(_dict_of, own), *(t for t in things if _is_plain(t))]
+        self._namespaces = [*map(Namespace, dicts), *namespaces]
+        self._tensors = [t for t in things if isinstance(t, torch.Tensor)]
+        self._grads = list(map(_requires_grad, self._tensors))
         cells = [c for f in self._functions for c in f.__closure__ or ()]
         self._cells = [c for c in cells if content(c) is not MISSING]
         self._contained = list(map(content, self._cells))
@@ -131,41 +160,67 @@ class Watch:
             self._views += _views(t)
         self._lengths = list(map(len, self._views))
         self._held = _flat(self._views)
-        self._tags: list[Any] = []
-        self._numbers: list[int] = []
+        tags: list[Any] = []
         if _class_versions:
             for cls in self._classes:
                 _touch(cls)
-            self._tags = [_version(ctypes.c_uint, c, _CLASS_VERSION) for c in self._classes]
-            self._numbers = list(map(_read, self._tags))
-        by_number = len(self._numbers) == len(self._classes) and all(self._numbers)
+            tags = [_version(ctypes.c_uint, c, _CLASS_VERSION) for c in self._classes]
+        by_number = len(tags) == len(self._classes) and all(map(_read, tags))
         self._contents = None if by_number else self._class_contents()
+        # Of what has a number, that is all there is to look at while it stays the same.
+        self._numbered = [n for n in self._namespaces if n.tag is not None]
+        self._others = [n for n in self._namespaces if n.tag is None]
+        self._tags = [*tags, *(n.tag for n in self._numbered)]
+        self._n_classes = len(tags)
+        self._numbers = list(map(_read, self._tags))
+        rest = (self._others, self._same_others), (self._objects, self._same_objects)
+        rest += (self._functions, self._same_functions), (self._tensors, self._same_tensors)
+        rest += (self._views, self._same_views), (self._contents, self._same_classes)
+        self._checks = [check for what, check in rest if what]
 
     def same(self) -> bool:
         """Whether all hold what they held."""
-        if list(map(_read, self._tags)) != self._numbers:
+        if self._turn != _turns:
             return False
-        if self._contents is not None and not self._same_classes():
+        now = list(map(_read, self._tags))
+        if now != self._numbers and not self._same_again(now):
             return False
-        return self._same_dicts() and (not self._views or self._same_contents())
+        for check in self._checks:  # noqa: SIM110 (a generator would cost more than the checks)
+            if not check():
+                return False
+        return True
 
-    def _same_dicts(self) -> bool:
-        values = itertools.chain.from_iterable(self._values)
-        return not self._dicts or (
-            list(map(tuple, self._dicts)) == self._names
-            and all(map(operator.is_, values, self._valued))
-            and all(map(operator.is_, map(_dict_of, self._objects), self._own_dicts))
-            and all(map(operator.is_, map(type, self._objects), self._kinds))
+    def _same_again(self, now: list[int]) -> bool:
+        n = self._n_classes
+        if now[:n] != self._numbers[:n]:
+            return False
+        pairs = zip(now[n:], self._numbers[n:], self._numbered, strict=True)
+        if not all(new == old or names.same() for new, old, names in pairs):
+            return False
+        self._numbers = now
+        return True
+
+    def _same_others(self) -> bool:
+        return all(n.same() for n in self._others)
+
+    def _same_objects(self) -> bool:
+        return all(map(operator.is_, map(_dict_of, self._objects), self._own_dicts)) and all(
+            map(operator.is_, map(type, self._objects), self._kinds)
         )
 
-    def _same_contents(self) -> bool:
+    def _same_functions(self) -> bool:
+        parts = itertools.chain.from_iterable(map(_function_parts, self._functions))
+        return all(map(operator.is_, parts, self._parts)) and (
+            not self._cells or all(map(operator.is_, map(content, self._cells), self._contained))
+        )
+
+    def _same_tensors(self) -> bool:
+        return list(map(_requires_grad, self._tensors)) == self._grads
+
+    def _same_views(self) -> bool:
         views = self._views
-        return (
-            list(map(len, views)) == self._lengths
-            and all(map(operator.is_, itertools.chain.from_iterable(views), self._held))
-            and list(map(_requires_grad, self._tensors)) == self._grads
-            and all(map(operator.is_, _flat(map(_function_parts, self._functions)), self._parts))
-            and all(map(operator.is_, map(content, self._cells), self._contained))
+        return list(map(len, views)) == self._lengths and all(
+            map(operator.is_, itertools.chain.from_iterable(views), self._held)
         )
 
     def _class_contents(self) -> list[Any]:
@@ -176,6 +231,10 @@ class Watch:
         now, before = self._class_contents(), self._contents
         assert before is not None
         return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, dict) and all(type(k) is str for k in x)
 
 
 def _has_attributes(x: Any) -> bool:
@@ -266,12 +325,11 @@ def referent(proxy: Any) -> Any:
 
 
 def _views(x: Any) -> list[Any]:
-    """Sized iterables that show what stands in a thing, always as it is.
-
-    An empty one stands for a thing that is looked at in another way.
-    """
-    if isinstance(x, types.FunctionType):
-        return [()]
+    """Sized iterables that show what stands in a thing, always as it is."""
+    if isinstance(x, (types.FunctionType, torch.Tensor)):
+        return []
+    if isinstance(x, functools.partial):
+        return [_Look(lambda p: (p.func, *p.args, *p.keywords, *p.keywords.values()), x)]
     if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
         return [x]
     if isinstance(x, dict):
@@ -291,7 +349,5 @@ def _views(x: Any) -> list[Any]:
         return [_Look(lambda r: (r(),), x)]
     if type(x) in weakref.ProxyTypes:
         return [_Look(lambda p: (referent(p),), x)]
-    if isinstance(x, torch.Tensor):
-        return [()]
     names = all_slots(type(x))
     return [_Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)] if names else []
