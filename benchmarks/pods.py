@@ -42,7 +42,7 @@ def measure(name: str) -> list[float]:
     where = Sharding.of(axes, abstract=True)
     # The plain program; the one that fits is printed by `python -m examples.llama.aot`.
     plan = Plan(policy="everything", attention="dense", loss_chunk=4096, sharding=where)
-    recipe = train.Recipe(config, steps=1000, plan=plan)
+    recipe = train.Recipe(config, steps=1000, plan=plan, precision="bfloat16")
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, 1024, 4096)
     runtime.xla()
     xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # all is imported

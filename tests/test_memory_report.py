@@ -220,7 +220,7 @@ def test_a_model_that_fits_nowhere():
     config = model.PUBLISHED["llama3.1-405b"]
     where = sharding.Sharding.of({"fsdp": 64, "tensor": 4}, abstract=True)
     plan = Plan(policy="everything", sharding=where)
-    recipe = train.Recipe(config, steps=100, plan=plan)
+    recipe = train.Recipe(config, steps=100, plan=plan, precision="bfloat16")
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, 64, 4096)
 
     def loss(params, batch):

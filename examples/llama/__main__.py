@@ -91,7 +91,7 @@ def generate_command(argv: Sequence[str]) -> int:
     begun = [known.encode_prompt(text) for text in texts]
     prompts, lengths = generate.pad(begun)
     tokens = generate.generate(
-        found.params,
+        found.computing(),
         prompts,
         xf.random.key(args.seed),
         config=found.recipe.model,
@@ -129,9 +129,16 @@ def export_command(argv: Sequence[str]) -> int:
     """Write trained weights in Hugging Face's format."""
     parser = _weights_parser("export-hf", export_command)
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    parser.add_argument(
+        "--dtype",
+        choices=known,
+        metavar="D",
+        help="float32 or bfloat16 (default: that in which the model was computed)",
+    )
     args = parser.parse_intermixed_args(argv)
     found = trained.load(args.folder, args.step, args.config, args.settings)
-    trained.export_published(found, args.out)
+    trained.export_published(found, args.out, known.get(args.dtype))
     print(f"{found.name} is in {args.out}")
     return 0
 

@@ -1,10 +1,9 @@
 """What a training step takes on TPUs, found by compiling it without them.
 
-    python -m examples.llama.aot --config llama3.1-405b --topology v6e-256 \\
-        --mesh fsdp=64,tensor=4 --batch 256
+    python -m examples.llama aot --config llama3.1-405b-v6e-256 --topology v6e-256
 
-compiles the step for 256 chips, and says what it takes of each: memory, arithmetic and messages.
-With `--plan` it looks for the largest batch that fits.
+compiles the step that `fit` would run with the same settings on these chips, and says what it takes
+of each: memory, arithmetic and messages. With `--plan` it looks for the largest batch that fits.
 """
 
 import argparse
@@ -17,45 +16,57 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import xfunc as xf
-from xfunc.aot import Topology, topology_of
 
-from . import model, planner, show, train
+from . import config, model, options, planner, show, train
+from .config import Run
 from .footprint import Case, footprint
-from .plan import ATTENTION, POLICIES, Plan
+from .plan import ATTENTION, POLICIES
 from .sharding import parse_mesh
+
+# What is measured of a model that is given by its name alone: weights of two bytes, so that figures
+# of one model can be compared.
+_BARE = ("train.optimizer=adafactor", "train.precision=stochastic", "data.seq=8192")
+_FLAGS = {  # and what they set
+    "batch": "data.batch",
+    "seq": "data.seq",
+    "policy": "train.plan.policy",
+    "attention": "train.plan.attention",
+    "loss_chunk": "train.plan.loss_chunk",
+    "optimizer": "train.optimizer",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile and report; the exit status is 1 if nothing fits."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     try:
-        topology = topology_of(args.topology)
-        mesh = args.mesh and planner.Mesh(**parse_mesh(args.mesh))
+        pairs = _pairs(args)
+        case = Case(_run(args, pairs), args.topology, args.what)
+        if not args.plan or _sets(pairs, "mesh"):
+            _ = case.recipe
+        _ = case.chips
     except ValueError as error:
         parser.error(str(error))
-    if mesh and math.prod(mesh) != topology.devices:
-        parser.error(f"--mesh {args.mesh}: {topology.name} has {topology.devices} chips")
-    os.environ.setdefault("PJRT_DEVICE", "CPU")  # A TPU that is here is not needed.
-    width = None if sys.stdout.isatty() else 160  # A file has room for names and lines.
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
-    if args.plan and (args.batch is not None or args.json):
+    if args.plan and (_sets(pairs, "data.batch") or args.json):
         parser.error("--plan finds the batch and prints a table: no --batch, no --json")
-    if not args.plan and (not mesh or args.batch is None):
-        parser.error("give --mesh and --batch, or --plan to look for them")
-    options = dict(args.compiler_option)
+    if not args.plan and _is_bare(args) and not _sets(pairs, "data.batch"):
+        parser.error("give --batch, or --plan to look for the largest")
+    os.environ.setdefault("PJRT_DEVICE", "CPU")  # A TPU that is here is not needed.
+    width = None if sys.stdout.isatty() else 1000  # A file has room for names and lines.
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    given = dict(args.compiler_option)
     with _shard_as(args.shard_as):
         try:
-            if mesh and args.batch:
-                policy = args.policy or ("offload" if _is_large(args.config) else "full")
-                case = _case(args, mesh, policy, args.batch)
-                return _report(console, case, options, as_json=args.json)
-            return _plan(console, args, topology, mesh, options)
+            if not args.plan:
+                return _report(console, case, given, as_json=args.json)
+            return _plan(console, args, case, given, pairs)
         except xf.errors.XfuncError as error:
             print(error, file=sys.stderr)
             return 1
@@ -63,20 +74,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m examples.llama.aot",
+        prog="python -m examples.llama aot",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    presets, models = ", ".join(config.presets()), ", ".join(model.CONFIGS)
     add = parser.add_argument
-    add("--config", required=True, choices=model.CONFIGS, metavar="NAME", help="which model")
+    add(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help=f"settings in YAML, or one of {presets}; or a model alone, one of {models}, which "
+        f"stands for {', '.join(_BARE)}",
+    )
+    add("settings", nargs="*", metavar="key=value", help="settings that differ, as for fit")
     add("--topology", required=True, metavar="NAME", help="such as v6e-256, or v6e:16x16")
-    add("--mesh", metavar="AXIS=N,...", help="such as fsdp=64,tensor=4")
-    add("--batch", type=_count, metavar="ROWS", help="on all chips together")
-    add("--seq", type=_count, default=8192, metavar="TOKENS", help="of a row (default: 8192)")
-    add("--policy", choices=POLICIES, help="default: offload from 7 billion parameters on, or full")
-    add("--attention", choices=ATTENTION, default=Plan.attention)
-    add("--loss-chunk", type=_count, default=Plan.loss_chunk, metavar="TOKENS")
-    add("--optimizer", choices=train.OPTIMIZERS, default="adafactor")
+    add("--mesh", metavar="AXIS=N,...", help="such as fsdp=64,tensor=4: sets mesh")
+    add("--batch", metavar="ROWS", help="on all chips together: sets data.batch")
+    add("--seq", metavar="TOKENS", help="of a row: sets data.seq")
+    add(
+        "--policy",
+        choices=POLICIES,
+        help="sets train.plan.policy (of a model alone: offload from 7 billion parameters on)",
+    )
+    add("--attention", choices=ATTENTION, help="sets train.plan.attention")
+    add("--loss-chunk", metavar="TOKENS", help="sets train.plan.loss_chunk")
+    add("--optimizer", choices=train.OPTIMIZERS, help="sets train.optimizer")
     add("--what", choices=("train", "grad"), default="train", help="the step, or gradients alone")
     add("--no-shard-as", dest="shard_as", action="store_false", help="leave gradients to XLA")
     add(
@@ -92,12 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -105,23 +122,41 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _case(args: argparse.Namespace, mesh: planner.Mesh, policy: str, batch: int) -> Case:
-    return Case(
-        config=args.config,
-        topology=args.topology,
-        mesh=mesh._asdict(),
-        batch=batch,
-        seq=args.seq,
-        policy=policy,
-        attention=args.attention,
-        loss_chunk=args.loss_chunk,
-        optimizer=args.optimizer,
-        what=args.what,
-    )
+# -- settings -----------------------------------------------------------------------------------
 
 
-def _is_large(config: str) -> bool:
-    shapes = xf.tree.leaves(model.shapes(model.CONFIGS[config]))
+def _pairs(args: argparse.Namespace) -> list[str]:
+    """What the command line sets, as `key=value`."""
+    mesh = parse_mesh(args.mesh).items() if args.mesh else ()
+    flags = [(key, getattr(args, name)) for name, key in _FLAGS.items()]
+    return [
+        *(f"mesh.{axis}={size}" for axis, size in mesh),
+        *(f"{key}={value}" for key, value in flags if value is not None),
+        *args.settings,
+    ]
+
+
+def _sets(pairs: Sequence[str], key: str) -> bool:
+    return any(pair.startswith((f"{key}.", f"{key}=")) for pair in pairs)
+
+
+def _is_bare(args: argparse.Namespace) -> bool:
+    """Whether a model is named, and nothing that `fit` would read."""
+    name = args.config
+    return name in model.CONFIGS and name not in config.presets() and not Path(name).exists()
+
+
+def _run(args: argparse.Namespace, pairs: Sequence[str]) -> Run:
+    """The settings, read as `fit` reads them."""
+    if not _is_bare(args):
+        return config.read(args.config, pairs)
+    policy = "offload" if _is_large(args.config) else "full"
+    bare = f"train.model={args.config}", f"train.plan.policy={policy}", *_BARE
+    return config.read(pairs=(*bare, *pairs))
+
+
+def _is_large(name: str) -> bool:
+    shapes = xf.tree.leaves(model.shapes(model.CONFIGS[name]))
     return sum(math.prod(leaf.shape) for leaf in shapes) >= 7e9
 
 
@@ -134,27 +169,32 @@ def _shard_as(on: bool) -> Iterator[None]:
         xf.config.shard_as_in_scan = before
 
 
-def _report(console: Console, case: Case, options: dict[str, str], *, as_json: bool) -> int:
+# -- what is done -------------------------------------------------------------------------------
+
+
+def _report(console: Console, case: Case, given: dict[str, str], *, as_json: bool) -> int:
     # Not measured: the shapes of the arguments, whose trace starts torch_xla.
     _ = case.arguments
     start, memory = time.perf_counter(), _resident()
     lowered = case.lower()
     seconds = time.perf_counter() - start
     staging = show.Staging(seconds, len(lowered.module.to_bytes()), _resident() - memory)
+    plain = {"topology": case.topology, "what": case.what, "run": options.plain(case.run)}
     try:
-        compiled = lowered.compile(f"tpu:{case.topology}", options)
+        compiled = lowered.compile(f"tpu:{case.topology}", given)
     except xf.errors.OutOfMemoryError as error:
         if as_json:
             sizes = {"required": error.required_bytes, "limit": error.limit_bytes}
-            print(json.dumps({"case": dataclasses.asdict(case), "out_of_memory": sizes}))
+            print(json.dumps({"case": plain, "out_of_memory": sizes}))
         else:
             show.out_of_memory(console, case, error)
         return 1
     found, buffers = footprint(case, compiled), compiled.largest_buffers()
     if as_json:
-        parts = {"case": case, "staging": staging, "footprint": found}
+        parts = {"staging": staging, "footprint": found}
         figures: dict[str, Any] = {k: dataclasses.asdict(v) for k, v in parts.items()}
-        figures["footprint"]["hbm"] = found.hbm
+        figures["case"] = plain
+        figures["footprint"] |= {"hbm": found.hbm, "limit": case.chips.memory}
         figures["largest_buffers"] = [dataclasses.asdict(b) for b in buffers]
         print(json.dumps(figures))
     else:
@@ -170,24 +210,38 @@ def _resident() -> int:
 def _plan(
     console: Console,
     args: argparse.Namespace,
-    topology: Topology,
-    mesh: planner.Mesh | None,
-    options: dict[str, str],
+    case: Case,
+    given: dict[str, str],
+    pairs: Sequence[str],
 ) -> int:
-    if topology.memory is None:
-        console.print(f"The memory of a {topology.kind} is not known: plan for another TPU.")
+    run, chips = case.run, case.chips
+    if chips.memory is None:
+        console.print(f"The memory of a {chips.kind} is not known: plan for another TPU.")
         return 1
-    meshes = [mesh] if mesh else planner.meshes(model.CONFIGS[args.config], topology.devices)
-    policies = [args.policy] if args.policy else planner.FROM_SMALL
+    meshes = planner.meshes(run.train.model, chips.devices)
+    if _sets(pairs, "mesh"):
+        meshes = [planner.Mesh(**run.mesh.axes(chips.devices))]
+    policies = [run.train.plan.policy] if _sets(pairs, "train.plan.policy") else planner.FROM_SMALL
+    parts = run.train.plan.microbatches  # The planner's batches are the parts of one.
+
+    def tried(mesh: planner.Mesh, policy: str, batch: int) -> Case:
+        plan = dataclasses.replace(run.train.plan, policy=policy)
+        changed = dataclasses.replace(
+            run,
+            train=dataclasses.replace(run.train, plan=plan),
+            data=dataclasses.replace(run.data, batch=batch * parts),
+            mesh=config.Mesh(**mesh._asdict()),
+        )
+        return dataclasses.replace(case, run=changed)
 
     compiled_any = False
 
     def measure(mesh: planner.Mesh, policy: str, batch: int) -> planner.Trial:
         nonlocal compiled_any
         trial = planner.Trial(mesh, policy, batch, fits=False)
-        case = _case(args, mesh, policy, batch)
         try:
-            compiled = case.lower().compile(f"tpu:{topology.name}", options)
+            each = tried(mesh, policy, batch)
+            compiled = each.lower().compile(f"tpu:{chips.name}", given)
         except xf.errors.OutOfMemoryError as error:
             compiled_any = True
             return trial._replace(hbm=error.required_bytes)
@@ -196,16 +250,17 @@ def _plan(
                 raise  # libtpu may be missing.
             return trial  # It crashes on some programs that are far too large.
         compiled_any = True
-        found = footprint(case, compiled)
+        found = footprint(each, compiled)
         return trial._replace(fits=True, hbm=found.hbm, host=found.host, mfu_bound=found.mfu_bound)
 
-    trials = list(planner.search(meshes, policies, measure, topology.memory))
-    show.trials(console, trials, topology.devices)
+    trials = list(planner.search(meshes, policies, measure, chips.memory))
+    show.trials(console, [t._replace(batch=t.batch * parts) for t in trials], chips)
     best = planner.best(trials)
     if best is None:
         console.print("Nothing fits: take more chips, a shorter sequence, or another mesh.")
         return 1
-    show.command(console, _case(args, best.mesh, best.policy, best.batch))
+    source = None if _is_bare(args) else args.config
+    show.command(console, source, tried(best.mesh, best.policy, best.batch).run)
     return 0
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 
 from xfunc import runtime
@@ -66,7 +65,6 @@ class Run:
         train: the model, and how it is trained.
         data: what it is trained on.
         mesh: how the devices are laid out.
-        dtype: of the weights.
         seed: of the weights before the first step.
         on_bad: what to do at a step whose loss or gradient is not finite, or is a spike, see
             `train.spike`. `skip` leaves the weights as they were, `stop` saves and ends
@@ -85,7 +83,6 @@ class Run:
     train: Recipe = _DEMO
     data: DataConfig = field(default_factory=DataConfig)
     mesh: Mesh = Mesh()
-    dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
     save_every: int = 500
@@ -110,14 +107,9 @@ class Run:
                 f"{self.train.plan.microbatches}: let it divide the batch"
             )
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return getattr(torch, self.dtype)
-
-    def recipe(self, devices: int) -> Recipe:
-        """What is compiled, for so many devices."""
-        if self.train.plan.attention == "splash" and runtime.is_cpu():
+    def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
+        """What is compiled, for so many devices; if `abstract`, for some that need not be there."""
+        if self.train.plan.attention == "splash" and not abstract and runtime.is_cpu():
             raise SettingError(
                 "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
                 "use train.plan.attention=blockwise"
@@ -126,7 +118,7 @@ class Run:
             self.train.check_warmup()
         except ValueError as error:
             raise SettingError(f"train: {error}") from None
-        sharding = Sharding.of(self.mesh.axes(devices))
+        sharding = Sharding.of(self.mesh.axes(devices), abstract=abstract)
         plan = dataclasses.replace(self.train.plan, sharding=sharding)
         return dataclasses.replace(self.train, plan=plan, skip_bad=self.on_bad != "ignore")
 
@@ -175,6 +167,8 @@ def _changed_by(run: Run, source: Path) -> Run:
             f"{source} is cut off: its last line should be {_END.strip()!r}. Remove it: `fit` with "
             "the settings of the run writes it again"
         )
+    if text.startswith(_BEGIN) and "dtype" in values:  # of versions that had two of `PRECISIONS`
+        values["train"]["precision"] = values.pop("dtype")
     try:
         return options.changed(run, values or {})
     except SettingError as error:

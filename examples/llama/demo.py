@@ -69,7 +69,7 @@ def sample(found: trained.Trained, prompt: str, seed: int) -> str:
     begun = known.encode_prompt(prompt)
     tokens, lengths = generate.pad([begun])
     made = generate.generate(
-        found.params,
+        found.computing(),
         tokens,
         xf.random.key(seed),
         config=found.recipe.model,

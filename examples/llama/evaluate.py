@@ -20,7 +20,7 @@ def held_out_loss(params: Params, reader: Reader, recipe: Recipe, batches: int) 
     for i in range(min(batches, reader.held_out_batches)):
         batch = reader.held_out(i)
         counts.append(model.target_count(batch).item())
-        loss = train.eval_loss(params, put(batch, recipe), config=recipe.model, plan=recipe.plan)
+        loss = train.eval_loss(params, put(batch, recipe), recipe=recipe)
         losses.append(loss)
     found = xf.device_get(losses)
     return sum(float(x) * n for x, n in zip(found, counts, strict=True)) / sum(counts)

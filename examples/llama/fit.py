@@ -22,6 +22,7 @@ from .interrupts import Interrupts
 from .metrics import Log
 from .options import SettingError
 from .owner import owned
+from .precision import PRECISIONS
 from .reader import Reader, prefetch
 from .restored import restore
 from .train import Metrics, Recipe, State
@@ -119,7 +120,7 @@ def begin(
     """How many steps were made, the state after them, and what there is to tell of the data."""
     if checkpoints.latest() is None:
         init = xf.jit(
-            lambda: train.init(recipe, run.seed, run.torch_dtype),
+            lambda: train.init(recipe, run.seed),
             out_shardings=train.shardings(recipe),
         )
         return 0, init(), ""
@@ -131,7 +132,7 @@ def begin(
         if extra["data"] is not None:  # None: the weights were imported.
             told = reader.go_on(extra["data"], new_data)
 
-    step, state, _ = restore(checkpoints, recipe, run.torch_dtype, check=check)
+    step, state, _ = restore(checkpoints, recipe, check=check)
     if run.on_bad != "ignore":  # Else no step would be a good one.
         path = checkpoints.folder / str(step)
         check_finite(state.params, str(path), "remove it, and it goes on from the one before")
@@ -156,8 +157,16 @@ def _made_of(run: dict[str, Any]) -> dict[str, Any]:
     return {
         **{f"train.model.{key}": value for key, value in sizes.items()},
         "train.optimizer": run["train"]["optimizer"],
-        "dtype": run["dtype"],
+        "what train.precision keeps": _kept(run),
     }
+
+
+def _kept(run: dict[str, Any]) -> str:
+    """What weights are kept in, by settings in plain form."""
+    # Earlier versions had two precisions only, under another name.
+    numbers = PRECISIONS[run["train"].get("precision") or run["dtype"]]
+    more = " with compensation" if numbers.rounding == "compensated" else ""
+    return str(numbers.weights).removeprefix("torch.") + more
 
 
 @dataclass(frozen=True)

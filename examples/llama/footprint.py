@@ -2,67 +2,50 @@
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import xfunc as xf
-from xfunc.aot import CompiledAhead, topology_of
+from xfunc.aot import CompiledAhead, Topology, topology_of
 from xfunc.hlo.cost import CHIPS
 from xfunc.stages import Lowered
 
 from . import flops, train
 from .collectives import Traffic, traffic
-from .model import CONFIGS, Batch
-from .plan import Plan
-from .sharding import Sharding
+from .config import Run
+from .model import Batch
 from .train import Recipe
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program to compile: which model, how, and for which chips.
+    """A step of a run, to be compiled for chips that need not be there.
 
     Attributes:
-        config: a name of `model.CONFIGS`.
+        run: the settings, as `fit` has them.
         topology: a name such as `v6e-256` or `v6e:16x16`.
-        mesh: sizes of the axes of `sharding.AXES`.
-        batch: rows on all chips together.
-        seq: tokens of a row.
-        policy: see `plan.Plan`.
-        attention: see `plan.Plan`.
-        loss_chunk: see `plan.Plan`.
-        optimizer: a name of `train.OPTIMIZERS`.
         what: `train`, the whole step, or `grad`, whose results are the loss and the gradients.
     """
 
-    config: str
+    run: Run
     topology: str
-    mesh: Mapping[str, int]
-    batch: int
-    seq: int = 8192
-    policy: str = "full"
-    attention: str = "blockwise"
-    loss_chunk: int = 1024
-    optimizer: str = "adafactor"
     what: str = "train"
 
-    @property
+    @functools.cached_property
+    def chips(self) -> Topology:
+        """What the topology names."""
+        return topology_of(self.topology)
+
+    @functools.cached_property
     def recipe(self) -> Recipe:
-        """The recipe of a training of this kind."""
-        plan = Plan(
-            policy=self.policy,
-            attention=self.attention,
-            loss_chunk=self.loss_chunk,
-            sharding=Sharding.of(self.mesh, abstract=True),
-        )
-        return Recipe(CONFIGS[self.config], steps=1000, plan=plan, optimizer=self.optimizer)
+        """What `fit` would compile on these chips."""
+        return self.run.recipe(self.chips.devices, abstract=True)
 
     @functools.cached_property
     def arguments(self) -> tuple[train.State, Batch]:
-        """State and batch of a step, as shapes with shardings."""
-        recipe = self.recipe
-        batch = train.abstract_batch(recipe, self.batch, self.seq)
+        """State and batch of a step of `fit`, as shapes with shardings."""
+        recipe, data = self.recipe, self.run.data
+        batch = train.abstract_batch(recipe, data.batch, data.seq, packed=True)
         return train.abstract_state(recipe), batch
 
     def lower(self) -> Lowered:
@@ -80,7 +63,7 @@ class Footprint:
 
     Attributes:
         parameters: the weights.
-        optimizer: its state.
+        optimizer: its state, with what else a step keeps beside the weights.
         batch: the tokens and targets.
         padding: what the layouts of these add to them.
         temporaries: what lives only while the step runs.
@@ -121,7 +104,7 @@ def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
     memory, (state, batch) = compiled.memory_analysis(), case.arguments
     given = [_bytes(state.params), 0, _bytes(batch)]
     if case.what == "train":
-        given[1] = _bytes((state.opt, state.guard))
+        given[1] = _bytes((state.opt, state.guard, state.compensation))
     text = compiled.as_text()
     sent = None if text is None else traffic(text)
     work = _work(case, sent)
@@ -137,10 +120,11 @@ def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
 
 
 def _work(case: Case, sent: dict[str, Traffic] | None) -> dict[str, Any]:
-    config, tokens = CONFIGS[case.config], case.batch * case.seq
-    model = tokens * flops.per_token(config, case.seq)
-    executed = tokens * flops.executed_per_token(config, case.seq, case.recipe.plan)
-    chip, chips = topology_of(case.topology).kind, math.prod(case.mesh.values())
+    config, seq = case.recipe.model, case.run.data.seq
+    tokens = case.run.data.batch * seq
+    model = tokens * flops.per_token(config, seq)
+    executed = tokens * flops.executed_per_token(config, seq, case.recipe.plan)
+    chip, chips = case.chips.kind, case.chips.devices
     arithmetic = links = bound = None
     if chip in flops.LINKS:
         peak = chips * CHIPS[chip].flops

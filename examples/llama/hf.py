@@ -161,6 +161,7 @@ def save(
     params: Params,
     tokenizer: str | Path | None = None,
     *,
+    dtype: torch.dtype | None = None,
     context: int = 131072,
     max_shard_size: int | str = "5GB",
 ) -> None:
@@ -175,6 +176,7 @@ def save(
         params: the weights, on the CPU or the devices; of a divided one, a layer at a time is put
             together.
         tokenizer: a `tokenizer.json` or the folder of one; what lies beside it comes along.
+        dtype: in which they are stored; None: their own.
         context: how many tokens the model was trained for, which other tools take as a limit.
         max_shard_size: of each file: bytes, or a text such as ``"5GB"``.
 
@@ -189,29 +191,33 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        fields = config_json(config, params["embed"].dtype, context)
+        stored: torch.dtype = dtype or params["embed"].dtype
+        fields = config_json(config, stored, context)
         if tokenizer is not None:
             fields |= _copy_tokenizer(tokenizers.load(tokenizer), partial, config)
         (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
-        _write(partial, config, params, max_shard_size)
+        _write(partial, config, params, stored, max_shard_size)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _write(folder: Path, config: Config, params: Params, max_shard_size: int | str) -> None:
+def _write(
+    folder: Path, config: Config, params: Params, dtype: torch.dtype, max_shard_size: int | str
+) -> None:
     pairs = zip(xf.tree.leaves(hub_names(config)), xf.tree.leaves(params), strict=True)
     parts = [(part, weight) for name, weight in pairs for part in _parts(name, weight.shape)]
     parts.sort(key=lambda pair: -1 if pair[0].layer is None else pair[0].layer)
     by_name = {part.name: (part, weight) for part, weight in parts}
     empty = {
-        name: torch.empty(part.shape, dtype=weight.dtype, device="meta")
-        for name, (part, weight) in by_name.items()
+        name: torch.empty(part.shape, dtype=dtype, device="meta")
+        for name, (part, _) in by_name.items()
     }
     split = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
-        tensors = {name: _fetch(by_name[name][1], by_name[name][0].layer) for name in names}
+        found = ((name, *by_name[name]) for name in names)
+        tensors = {name: _fetch(weight, part.layer).to(dtype) for name, part, weight in found}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -18,13 +18,14 @@ import yaml
 
 from .model import CONFIGS, Config
 from .plan import ATTENTION, POLICIES, Plan
+from .precision import PRECISIONS
 from .train import OPTIMIZERS, SCHEDULES, Recipe
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
 CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
     Plan: {"policy": POLICIES, "attention": ATTENTION},
-    Recipe: {"optimizer": OPTIMIZERS, "schedule": SCHEDULES},
+    Recipe: {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
 }
 DERIVED: dict[type, tuple[str, ...]] = {Plan: ("sharding",), Recipe: ("skip_bad",)}  # not set here
 _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -97,6 +98,19 @@ def plain(settings: Any) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
+def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
+    """The `key=value` with which `override` makes `settings` of `base`."""
+    for key in _kinds(type(settings)):
+        new, old, whole = getattr(settings, key), getattr(base, key), _join(path, key)
+        if new == old:
+            continue
+        name = name_of(new)
+        if dataclasses.is_dataclass(new) and type(new) is type(old) and not name:
+            yield from differing(new, old, whole)
+        else:
+            yield f"{whole}={name or _typed(new)}"
+
+
 def described(settings: Any) -> str:
     """A line for each key, with its value in `settings` and what it means."""
     rows = list(_rows(settings))
@@ -115,9 +129,17 @@ def _rows(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
             continue
         names = NAMED.get(type(value), {})
         if names:
-            name = next((name for name, known in names.items() if known == value), "")
-            yield f"{_join(path, key)}={name}", f"one of {', '.join(names)}; or by its parts:"
+            yield (
+                f"{_join(path, key)}={name_of(value)}",
+                f"one of {', '.join(names)}; or by its parts:",
+            )
         yield from _rows(value, _join(path, key))
+
+
+def name_of(value: Any) -> str:
+    """The name that stands for a whole value, if there is one."""
+    names = NAMED.get(type(value), {})
+    return next((name for name, known in names.items() if known == value), "")
 
 
 def _typed(value: Any) -> str:
@@ -149,6 +171,8 @@ def _meanings(cls: type) -> dict[str, str]:
 
 def _known(name: object, known: Iterable[str], path: str = "") -> str:
     """What to do about a name that is not known."""
+    if name == "dtype" and not path:
+        return f"use train.precision, one of {', '.join(PRECISIONS)}"
     near = difflib.get_close_matches(str(name), known := list(known), n=1)
     return f"did you mean {_join(path, near[0])}?" if near else f"use one of {', '.join(known)}"
 

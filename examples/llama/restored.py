@@ -15,12 +15,11 @@ from .train import Guard, Recipe, State
 def restore(
     checkpoints: Checkpoints,
     recipe: Recipe,
-    dtype: torch.dtype,
     step: int | None = None,
     check: Callable[[dict[str, Any]], None] | None = None,
 ) -> Restored:
-    """Read the state of a recipe whose weights have a dtype; see `Checkpoints.restore`."""
-    target = train.abstract_state(recipe, dtype)
+    """Read the state of a recipe; see `Checkpoints.restore`."""
+    target = train.abstract_state(recipe)
     try:
         return checkpoints.restore(target, step, check)
     except xf.errors.TreeMismatchError as error:

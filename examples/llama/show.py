@@ -1,15 +1,18 @@
 """What `aot` prints."""
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from xfunc.aot import Buffer
+from xfunc.aot import Buffer, Topology
 from xfunc.errors import OutOfMemoryError
 
+from . import config, options
+from .config import Run
 from .footprint import Case, Footprint
 from .planner import Mesh, Trial
 
@@ -43,6 +46,8 @@ def report(
         f"this process grew by {staging.growth_bytes / 1e6:.0f} MB\n"
     )
     console.print(f"HBM per chip: {_gib(found.hbm)} GiB")
+    if case.chips.memory is not None:
+        console.print(f"limit per chip: {_gib(case.chips.memory)} GiB")
     console.print(f"host per chip: {_gib(found.host)} GiB")
     kinds = _table("of a chip's HBM", "GiB")
     kinds.add_row("parameters", _gib(found.parameters))
@@ -54,7 +59,7 @@ def report(
     console.print("", kinds, "", sep="\n")
     largest = _table("largest buffers", "GiB")
     largest.add_column(overflow="fold")
-    largest.add_column(no_wrap=True)
+    largest.add_column(overflow="fold")
     for b in buffers:
         where = f"{os.path.relpath(b.file)}:{b.line}" if b.file else ""
         made = "" if b.kind == "argument" else b.op_name
@@ -91,7 +96,7 @@ def out_of_memory(console: Console, case: Case, error: OutOfMemoryError) -> None
     console.print(f"\n{error}")
 
 
-def trials(console: Console, found: Iterable[Trial], chips: int) -> None:
+def trials(console: Console, found: Iterable[Trial], chips: Topology) -> None:
     """All that a search for the largest batch compiled."""
     columns = "rows", "a chip", "HBM, GiB", "host, GiB", "MFU at most"
     table = _table("mesh", "policy", *columns)
@@ -102,37 +107,35 @@ def trials(console: Console, found: Iterable[Trial], chips: int) -> None:
             _mesh(t.mesh),
             t.policy,
             str(t.batch),
-            f"{t.batch / chips:g}",
+            f"{t.batch / chips.devices:g}",
             "?" if t.hbm is None else _gib(t.hbm),
             _gib(t.host) if t.fits else "",
             "" if t.mfu_bound is None else f"{t.mfu_bound:.0%}",
             "" if t.fits else "does not fit",
         )
     console.print(table, "", sep="\n")
+    if chips.memory is not None:
+        console.print(f"limit per chip: {_gib(chips.memory)} GiB")
 
 
-def command(console: Console, case: Case) -> None:
+def command(console: Console, source: str | None, run: Run) -> None:
     """How to train with what a search found."""
-    mesh = [f"mesh.{axis}={n}" for axis, n in case.mesh.items() if n > 1]
-    settings = [
-        f"train.model={case.config}",
-        f"train.optimizer={case.optimizer}",
-        f"train.plan.policy={case.policy}",
-        f"train.plan.attention={case.attention}",
-        f"train.plan.loss_chunk={case.loss_chunk}",
-        f"data.batch={case.batch}",
-        f"data.seq={case.seq}",
-        "dtype=bfloat16",
-    ]
-    console.print(f"python -m examples.llama fit {' '.join(mesh + settings)}")
+    base = config.read(source)
+    given = [] if source is None else ["--config", source]
+    text = shlex.join([*given, *options.differing(run, base)])
+    console.print(f"python -m examples.llama fit {text}")
 
 
 def _heading(console: Console, case: Case) -> None:
-    mesh = _mesh(Mesh(**case.mesh))
-    what = f"a step with {case.optimizer}" if case.what == "train" else "gradients"
+    run, recipe = case.run, case.recipe
+    name = options.name_of(recipe.model) or "a model"
+    what = f"a step with {recipe.optimizer}" if case.what == "train" else "gradients"
+    mesh = _mesh(Mesh(**run.mesh.axes(case.chips.devices)))
+    parts = recipe.plan.microbatches
     console.print(
-        f"{case.config}, {what}, on {case.topology} as {mesh}: {case.batch} rows of {case.seq}, "
-        f"{case.policy}, {case.attention}"
+        f"{name}, {what} in {recipe.precision}, on {case.topology} as {mesh}: "
+        f"{run.data.batch} rows of {run.data.seq}{f' in {parts} parts' if parts > 1 else ''}, "
+        f"{recipe.plan.policy}, {recipe.plan.attention}"
     )
 
 
@@ -143,8 +146,8 @@ def _mesh(mesh: Mesh) -> str:
 
 def _table(first: str, *numbers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in numbers:
+    table.add_column(first, overflow="fold")
+    for name in numbers:  # What cannot be wrapped is the last to be made narrow.
         table.add_column(name, justify="right", no_wrap=True)
     return table
 

@@ -15,6 +15,7 @@ from xfunc import NamedSharding, P
 from . import model, optimizer
 from .model import Batch, Params
 from .plan import Plan
+from .precision import PRECISIONS, Precision
 from .sharding import Sharding
 
 OPTIMIZERS = {
@@ -40,6 +41,10 @@ class Recipe:
         model: the sizes.
         steps: the length of the schedule.
         plan: how the model is computed.
+        precision: what weights are kept in, and what is computed in. `float32`: all; `mixed`:
+            weights in float32, the model in bfloat16; `stochastic`, `compensated`: all in bfloat16
+            but the optimizer, whose updates are rounded at random, or whose rounding errors are
+            kept; `bfloat16`: the same without, where small updates are lost.
         optimizer: what makes steps of gradients.
         schedule: how the rate falls after `warmup` steps; `wsd`, it is stable, and falls in the
             last steps, see `cooldown`; `constant`, it does not.
@@ -63,6 +68,7 @@ class Recipe:
     model: model.Config
     steps: int
     plan: Plan = Plan()
+    precision: str = "float32"
     optimizer: str = "adamw"
     schedule: str = "cosine"
     warmup: int = 50
@@ -80,7 +86,8 @@ class Recipe:
     spike: float | None = None
 
     def __post_init__(self) -> None:
-        for name, table in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        tables = ("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)
+        for name, table in tables:
             if getattr(self, name) not in table:
                 known = ", ".join(table)
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
@@ -107,6 +114,11 @@ class Recipe:
                 f"{', '.join(given)}: of adamw alone, and the optimizer is {self.optimizer}. Leave "
                 "it out"
             )
+
+    @property
+    def numbers(self) -> Precision:
+        """What `precision` names."""
+        return PRECISIONS[self.precision]
 
     def check_warmup(self) -> None:
         """Raise an error if the schedule ends, or falls, before its warm-up ends."""
@@ -165,6 +177,7 @@ class State(NamedTuple):
     params: model.Params
     opt: Any
     guard: Guard
+    compensation: model.Params | None = None  # see `Precision.kept`
 
 
 class Metrics(NamedTuple):
@@ -177,13 +190,13 @@ class Metrics(NamedTuple):
     skipped: Bool[Tensor, ""]
 
 
-def init(recipe: Recipe, seed: int | Tensor = 0, dtype: torch.dtype = torch.float32) -> State:
-    """The state before the first step, on the device.
+def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
+    """The state before the first step, on the device: the same weights in every precision.
 
     On a mesh, let each device make its part: ``xf.jit(lambda: init(recipe),
     out_shardings=shardings(recipe))()``.
     """
-    return start(recipe, model.init(recipe.model, seed, dtype))
+    return start(recipe, model.init(recipe.model, seed))
 
 
 @functools.partial(xf.jit, static_argnames="recipe")
@@ -191,7 +204,10 @@ def start(recipe: Recipe, params: model.Params) -> State:
     """The state before the first step, of given parameters."""
     zero = torch.zeros(2, dtype=torch.float32)
     guard = Guard(torch.zeros((), dtype=torch.int64), zero, zero)
-    return State(params, OPTIMIZERS[recipe.optimizer][0](params), guard)
+    opt = OPTIMIZERS[recipe.optimizer][0](params)
+    numbers = recipe.numbers
+    params, compensation = numbers.kept(numbers.wide(params, None), opt.step)
+    return State(params, opt, guard, compensation)
 
 
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
@@ -201,9 +217,11 @@ def train_step(state: State, batch: Batch, *, recipe: Recipe) -> tuple[State, Me
     loss, grads = gradient(state.params, batch, recipe)
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = recipe.rate(state.opt.step)
-    params, opt = recipe.update(grads, state.opt, state.params, lr)
+    wide = recipe.numbers.wide(state.params, state.compensation)
+    wide, opt = recipe.update(grads, state.opt, wide, lr)
+    params, compensation = recipe.numbers.kept(wide, opt.step)
     guard, bad = watch(state.guard, loss.float(), norm, recipe.spike)
-    new = State(params, opt, guard)
+    new = State(params, opt, guard, compensation)
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
         new = new._replace(guard=guard)  # Where spikes go on, they are none before long.
@@ -219,6 +237,7 @@ def gradient(
 ) -> tuple[Float[Tensor, ""], model.Params]:
     """The mean loss of a batch and its gradient, found for one part of the batch after another."""
     plan, count = recipe.plan, model.target_count(batch)
+    params = recipe.numbers.computing(params)  # Once: what devices gather is in this dtype, too.
     parts = plan.microbatches
     of_part = xf.value_and_grad(model.loss)
     if parts == 1:
@@ -260,7 +279,11 @@ def watch(
     return after, ~finite | high
 
 
-eval_loss = xf.jit(model.loss, static_argnames=("config", "plan"))
+@functools.partial(xf.jit, static_argnames="recipe")
+def eval_loss(params: model.Params, batch: Batch, *, recipe: Recipe) -> Float[Tensor, ""]:
+    """The mean loss of a batch, computed as in training."""
+    params = recipe.numbers.computing(params)
+    return model.loss(params, batch, recipe.model, recipe.plan)
 
 
 # -- where the state lies -----------------------------------------------------------------------
@@ -272,30 +295,34 @@ def shardings(recipe: Recipe) -> State:
     return xf.tree.map(lambda leaf: leaf.sharding, abstract_state(recipe))
 
 
-def abstract_state(recipe: Recipe, dtype: torch.dtype = torch.bfloat16) -> State:
+def abstract_state(recipe: Recipe) -> State:
     """The shapes and shardings of a state that need not fit anywhere, to lower a step for."""
     sharding = recipe.plan.sharding
     if sharding is None:
         raise ValueError("the recipe's plan has no sharding: give it Plan(sharding=...)")
-    shapes = model.shapes(recipe.model, dtype)
-    weights = sharding.params(tied=recipe.model.tied)
-    placed = xf.tree.map(lambda a, s: xf.ShapeDtypeStruct(a.shape, dtype, s), shapes, weights)
+    shapes = model.shapes(recipe.model, recipe.numbers.weights)
+    placed = xf.tree.map(_on, shapes, sharding.params(tied=recipe.model.tied))
     made = xf.eval_shape(lambda params: start(recipe, params), shapes)
     opt = type(made.opt)(
         *(_beside(name, part, placed, sharding) for name, part in made.opt._asdict().items())
     )
-    guard = xf.tree.map(
-        lambda a: xf.ShapeDtypeStruct(a.shape, a.dtype, sharding.on_mesh(P())), made.guard
-    )
-    return State(placed, opt, guard)
+    guard = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.guard)
+    return State(placed, opt, guard, made.compensation and placed)
 
 
-def abstract_batch(recipe: Recipe, rows: int, seq: int) -> Batch:
-    """The shapes and shardings of a batch of one document a row."""
+def abstract_batch(recipe: Recipe, rows: int, seq: int, *, packed: bool = False) -> Batch:
+    """The shapes and shardings of a batch.
+
+    Args:
+        recipe: what is trained.
+        rows: on all devices together.
+        seq: tokens of a row.
+        packed: whether rows hold several documents, as those of `Reader`; or one each.
+    """
     sharding = recipe.plan.sharding
     where = None if sharding is None else sharding.on_mesh(sharding.batch)
     tokens: Any = xf.ShapeDtypeStruct((rows, seq), torch.int32, where)
-    return Batch(tokens, tokens)
+    return Batch(tokens, tokens, tokens if packed else None)
 
 
 def _on(a: Any, sharding: NamedSharding) -> xf.ShapeDtypeStruct:

@@ -29,6 +29,10 @@ class Trained(NamedTuple):
     params: Params
     tokenizer: Path  # a folder that has one
 
+    def computing(self) -> Params:
+        """The weights as the model is computed with them."""
+        return xf.jit(self.recipe.numbers.computing)(self.params)
+
 
 def load(
     folder: Path, step: int | None = None, source: str | None = None, pairs: Iterable[str] = ()
@@ -55,7 +59,7 @@ def load(
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
     recipe = run.recipe(runtime.device_count())
-    found = restore(Checkpoints(folder / "checkpoints"), recipe, run.torch_dtype, step)
+    found = restore(Checkpoints(folder / "checkpoints"), recipe, step)
     name = f"step {found.step} of {folder}"
     return _usable(Trained(name, run, recipe, found.state.params, folder / "tokenizer"))
 
@@ -86,7 +90,7 @@ def load_published(folder: Path, source: str | None, pairs: Iterable[str], base:
     run = dataclasses.replace(run, data=data, context=load_context(folder))
     recipe = run.recipe(runtime.device_count())
     shardings: Any = train.shardings(recipe)
-    _, params = hf.load(folder, run.torch_dtype, shardings.params)
+    _, params = hf.load(folder, recipe.numbers.weights, shardings.params)
     return Trained(str(folder), run, recipe, params, folder)
 
 
@@ -124,7 +128,14 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
     config.write(trained.run, folder / "config.yaml")
 
 
-def export_published(trained: Trained, folder: Path) -> None:
-    """Write weights and tokenizer in Hugging Face's format."""
+def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write weights and tokenizer in Hugging Face's format.
+
+    Args:
+        trained: the weights.
+        folder: a new one.
+        dtype: in which they are stored; None: that in which the model was computed.
+    """
+    dtype = dtype or trained.recipe.numbers.arithmetic
     model, context = trained.recipe.model, max(trained.run.context, trained.run.data.seq)
-    hf.save(folder, model, trained.params, trained.tokenizer, context=context)
+    hf.save(folder, model, trained.params, trained.tokenizer, dtype=dtype, context=context)

@@ -199,7 +199,7 @@ from examples.llama.sharding import Sharding
 
 plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}))
 recipe = train.Recipe(model.TINY["tiny"], steps=100, plan=plan)
-target = train.abstract_state(recipe, torch.float32)
+target = train.abstract_state(recipe)
 with Checkpoints(sys.argv[1]) as checkpoints:
     step, state, extra = checkpoints.restore(target)
     for leaf, wanted in zip(xf.tree.leaves(state), xf.tree.leaves(target), strict=True):

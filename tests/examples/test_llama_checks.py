@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite(run_of: Callable[..., Run], command: Comman
     run = run_of("a", "train.steps=4")
     fit.fit(run)
     with Checkpoints(Path(run.folder, "checkpoints")) as checkpoints:
-        target = train.abstract_state(run.recipe(1), run.torch_dtype)
+        target = train.abstract_state(run.recipe(1))
         _, state, extra = checkpoints.restore(target)
         state = xf.device_get(state)
         state.params["norm"][0] = math.nan

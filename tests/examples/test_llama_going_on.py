@@ -42,7 +42,7 @@ def checkpoints_of(run: Run) -> Checkpoints:
 
 def state_of(run: Run) -> tuple[train.State, dict[str, Any]]:
     """The newest state, on the host, and what was saved beside it."""
-    _, state, extra = restore(checkpoints_of(run), run.recipe(1), run.torch_dtype)
+    _, state, extra = restore(checkpoints_of(run), run.recipe(1))
     return xf.device_get(state), extra
 
 

@@ -46,7 +46,7 @@ def losses(run: Run) -> list[Any]:
 
 def saved(run: Run, step: int | None = None) -> Any:
     """The state in a checkpoint, on the host."""
-    target = train.abstract_state(run.recipe(1), run.torch_dtype)
+    target = train.abstract_state(run.recipe(1))
     found = Checkpoints(Path(run.folder, "checkpoints")).restore(target, step)
     return xf.device_get(found.state)
 
@@ -62,7 +62,7 @@ def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
     pairs = (
         "train.model=llama3.1-8b train.model.layers=2 train.model.rope_scaling.factor=4 "
         "train.peak_lr=3e-4 data.files=*.txt data.tokenizer=null profile=[3,5] mesh.tensor=2 "
-        "on_bad=stop dtype=bfloat16 folder=2024"
+        "on_bad=stop train.precision=mixed folder=2024"
     )
     run = config.read(pairs=pairs.split())
     assert run.train.model.layers == 2
@@ -72,7 +72,7 @@ def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
     assert run.train.peak_lr == 3e-4
     assert (run.data.files, run.data.tokenizer) == (("*.txt",), None)
     assert (run.profile, run.on_bad, run.folder) == ((3, 5), "stop", "2024")
-    assert run.torch_dtype == torch.bfloat16
+    assert run.train.precision == "mixed"
     config.write(run, tmp_path / "config.yaml")
     assert config.read(tmp_path / "config.yaml") == run
 
@@ -103,6 +103,8 @@ def test_a_later_setting_wins(tmp_path: Path) -> None:
         ("data.files=[1]", r"data\.files\[0\] is 1: give a text"),
         ("on_bad=sto", "on_bad is 'sto': did you mean stop"),
         ("keep=0", "keep is 0: use 1 or more"),
+        ("train.precision=half", r"train\.precision is 'half': use one of float32, mixed, stoch"),
+        ("dtype=bfloat16", r"no setting dtype: use train\.precision, one of float32, mixed, stoch"),
         ("steps", "cannot read 'steps': write key=value"),
     ],
 )

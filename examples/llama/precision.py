@@ -1,0 +1,88 @@
+"""In which dtypes weights are kept and a model is computed, and how updates reach the weights.
+
+bfloat16 has 8 significant bits: an update of less than 1/512 of a weight is lost when their sum is
+rounded to the nearest, however often it comes. Of `PRECISIONS` all but the last keep it. Optimizers
+compute in float32: `wide` makes the weights that they are given, `kept` puts away what they return.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import BFloat16, Float32, Int
+from torch import Tensor
+
+import xfunc as xf
+
+Tree: TypeAlias = Any  # a pytree of tensors
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A way to keep weights and to compute.
+
+    Attributes:
+        weights: the dtype that they are kept in.
+        arithmetic: the dtype in which the model is computed.
+        rounding: how updated weights become bfloat16: to the `nearest`; `stochastic`, up or down by
+            chance, so that their mean is right; or `compensated`, to the nearest, where what that
+            leaves out is kept beside them for the next update (Kahan summation).
+    """
+
+    weights: torch.dtype
+    arithmetic: torch.dtype
+    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
+
+    def computing(self, params: Tree) -> Tree:
+        """The weights as the model is computed with them."""
+        if self.arithmetic == self.weights:
+            return params
+        return xf.tree.map(lambda p: p.to(self.arithmetic), params)
+
+    def wide(self, params: Tree, compensation: Tree) -> Tree:
+        """The weights as they are updated: in float32 at least."""
+        if self.weights == torch.float32:
+            return params
+        if compensation is None:
+            return xf.tree.map(torch.Tensor.float, params)
+        return xf.tree.map(lambda p, c: p.float() + c.float(), params, compensation)
+
+    def kept(self, wide: Tree, step: Int[Tensor, ""]) -> tuple[Tree, Tree]:
+        """Weights as they are kept, and what their rounding left out, or None.
+
+        Args:
+            wide: the weights.
+            step: how many updates made them: what `stochastic` draws depends on nothing else, so
+                that a run which is interrupted goes on as it would have.
+        """
+        if self.weights == torch.float32:
+            return wide, None
+        if self.rounding == "stochastic":
+            leaves, treedef = xf.tree.flatten(wide)
+            keys = xf.random.split(xf.random.fold_in(xf.random.key(0), step), len(leaves))
+            made = [stochastic(w, key) for w, key in zip(leaves, keys, strict=True)]
+            return xf.tree.unflatten(treedef, made), None
+        params = xf.tree.map(lambda w: w.to(self.weights), wide)
+        if self.rounding == "nearest":
+            return params, None
+        return params, xf.tree.map(lambda w, p: (w - p).to(p.dtype), wide, params)
+
+
+PRECISIONS = {
+    "float32": Precision(torch.float32, torch.float32),
+    "mixed": Precision(torch.float32, torch.bfloat16),
+    "stochastic": Precision(torch.bfloat16, torch.bfloat16, "stochastic"),
+    "compensated": Precision(torch.bfloat16, torch.bfloat16, "compensated"),
+    "bfloat16": Precision(torch.bfloat16, torch.bfloat16),
+}
+
+
+def stochastic(x: Float32[Tensor, "*shape"], key: Int[Tensor, "2"]) -> BFloat16[Tensor, "*shape"]:
+    """`x` rounded to one of the two nearest numbers of bfloat16, so that its mean is `x`.
+
+    bfloat16 is the upper half of a float32. A random lower half, added to the bits of a number,
+    carries into the upper one as often as the number is near the next.
+    """
+    noise = xf.random.bits(key, tuple(x.shape)) & 0xFFFF
+    rounded = ((x.view(torch.int32) + noise) & -0x10000).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded, x).bfloat16()
