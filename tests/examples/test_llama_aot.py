@@ -1,5 +1,6 @@
 """The Llama example's report of what a step takes on TPUs: formulas, traffic, search, command."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -8,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import xfunc as xf
-from examples.llama import aot, collectives, flops, model, plan, planner
+from examples.llama import aot, collectives, config, flops, model, options, plan, planner, show
 from examples.llama.collectives import Traffic
+from examples.llama.config import Run
+from examples.llama.footprint import Case, Footprint
 from examples.llama.planner import Mesh, Trial
 from xfunc.analysis import MemoryAnalysis
+from xfunc.aot import Buffer
 from xfunc.stages import Lowered
 
 # Formulas
@@ -265,13 +270,15 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([*TINY, "--batch", "4"], "give --mesh and --batch, or --plan to look for them"),
-        ([*TINY, *MESH], "give --mesh and --batch, or --plan to look for them"),
+        ([*TINY, *MESH], "give --batch, or --plan to look for the largest"),
         ([*TINY, *MESH, "--plan", "--batch", "4"], "--plan finds the batch"),
-        ([*TINY, "--mesh", "fsdp=8"], "--mesh fsdp=8: v6e:2x2 has 4 chips"),
+        ([*TINY, *MESH, "--plan", "data.batch=4"], "--plan finds the batch"),
+        ([*TINY, "--mesh", "fsdp=8"], "mesh is data 1 x fsdp 8 x tensor 1, and the devices are 4"),
+        ([*TINY, "train.stepz=9"], "there is no setting train.stepz: did you mean train.steps?"),
+        (["--config", "tinny", *TINY[2:]], "there is no file tinny: give one, or one of"),
         ([*TINY, "--mesh", "model=4"], "cannot read 'model=4' as an axis"),
         ([*TINY[:3], "v6e-5"], "unknown target 'v6e-5'"),
-        ([*TINY, *MESH, "--batch", "0"], "'0' is no number from 1 on"),
+        ([*TINY, *MESH, "--batch", "0"], "data: batch is 0: use 1 or more"),
         ([*TINY, "--compiler-option", "a"], "'a' is not of the form NAME=VALUE"),
     ],
 )
@@ -293,7 +300,8 @@ def test_report(
     sizes = [2 * math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes)]
     norms = 2 * (2 * 2 * 32 + 32)
     assert found["parameters"] == (sum(sizes) - norms) / 4 + norms / 2
-    assert found["batch"] == 2 * (2 * 64 * 4)
+    assert found["batch"] == 3 * (2 * 64 * 4)  # with the documents
+    assert found["limit"] == int(31.25 * 2**30)
     parts = ("parameters", "optimizer", "batch", "padding", "temporaries")
     assert found["hbm"] == sum(found[part] for part in parts)
     assert found["host"] >= 2 * (2 * 64 * 32 * 2) / 2  # the layers' inputs, a part of the features
@@ -310,6 +318,7 @@ def test_report(
     lines = capsys.readouterr().out.splitlines()
     assert f"HBM per chip: {found['hbm'] / 2**30:.2f} GiB" in lines
     assert f"host per chip: {found['host'] / 2**30:.2f} GiB" in lines
+    assert "limit per chip: 31.25 GiB" in lines
     assert len(list(tmp_path.rglob("*.zip"))) == 1
 
 
@@ -378,9 +387,72 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert aot.main([*TINY, *MESH, *given]) == 0
     assert tried == [("tpu:v6e:2x2", {"a": "b"}, rows) for rows in (2, 4, 20)]
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-1] == (
-        "python -m examples.llama fit mesh.fsdp=2 mesh.tensor=2 train.model=tiny "
-        "train.optimizer=adafactor train.plan.policy=offload train.plan.attention=blockwise "
-        "train.plan.loss_chunk=1024 data.batch=20 data.seq=64 dtype=bfloat16"
-    )
+    command = printed.splitlines()[-1].split()
+    assert command[:4] == ["python", "-m", "examples.llama", "fit"]
+    # What is printed are the settings of the best.
+    run = config.read(pairs=command[4:])
+    assert (run.data.batch, run.data.seq, run.mesh) == (20, 64, config.Mesh(1, 2, 2))
+    assert (run.train.model, run.train.plan.policy) == (model.TINY["tiny"], "offload")
+    assert (run.train.optimizer, run.train.precision) == ("adafactor", "stochastic")
     assert "30.00" in printed
+
+
+def test_settings_are_those_of_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "train: {model: tiny, precision: mixed, plan: {microbatches: 2, block: 32}}\n"
+        "data: {batch: 16, seq: 64}\n"
+    )
+    seen: list[tuple[Any, ...]] = []
+
+    def compile(lowered: Lowered, *_: Any) -> None:
+        seen.append((*(aval.dtype for aval in lowered.traced.in_avals[-3:]),))
+        out_of_memory()
+
+    monkeypatch.setattr(Lowered, "compile", compile)
+    given = ["--config", str(file), "--topology", "v6e:2x2", "--seq", "32", "train.clip=2"]
+    assert aot.main([*given, "--json"]) == 1
+    assert seen == [(torch.int32,) * 3]  # tokens, targets and documents
+    found = json.loads(capsys.readouterr().out)["case"]
+    run = config.read(file, ["data.seq=32", "train.clip=2"])
+    assert found == {"topology": "v6e:2x2", "what": "train", "run": options.plain(run)}
+    assert aot.main(given) == 1
+    heading = (
+        "tiny, a step with adamw in mixed, on v6e:2x2 as fsdp=4: 16 rows of 32 in 2 parts, full"
+    )
+    assert heading in capsys.readouterr().out
+
+    # The planner keeps the parts, and its command the file.
+    assert aot.main([*given, "--plan", "--policy", "full"]) == 1
+    assert "fsdp=4 full 8 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_settings_that_differ_are_told_as_one_would_type_them() -> None:
+    pairs = ["train.model=llama3.1-8b", "mesh.tensor=2", "data.files=[a, b]", "train.spike=6.0"]
+    run = config.read(pairs=pairs)
+    assert sorted(options.differing(run, Run())) == sorted(pairs)
+    pairs += ["train.model.layers=2", "train.model.rope_scaling=null", "train.plan.policy=dots"]
+    run = config.read(pairs=pairs)
+    told = [*options.differing(run, Run())]
+    assert config.read(pairs=told) == run
+    assert "train.model.layers=2" in told
+
+
+@pytest.mark.parametrize("width", [100, 1000])
+def test_long_names_leave_the_sizes_in_sight(width: int) -> None:
+    run = config.read(pairs=["train.model=tiny", "data.batch=4"])
+    case = Case(run, "v6e:2x2")
+    sizes = [3 << 30] + [0] * 6
+    found = Footprint(*sizes, None, 1.0, 1.0, None, None, None)
+    name = "xfunc__scan.block/" + "while/body/closed_call/" * 20
+    large = Buffer(
+        5 << 30, "temporary", "bf16[64,16384,8192]", "fusion.1", name, "/some/" * 20 + "x.py", 7
+    )
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
+    show.report(console, case, show.Staging(1.0, 1, 1), found, [large])
+    [line] = [line for line in out.getvalue().splitlines() if "temporary bf16" in line]
+    assert line.split()[2] == "5.00"
+    assert "parameters                    3.00" in out.getvalue()

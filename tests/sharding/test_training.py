@@ -88,8 +88,9 @@ def test_50_steps(way):
         assert found.tiles(x.ndim) == s.tiles(x.ndim)
 
 
-def test_adafactor_is_the_same_on_a_mesh():
-    recipe = dataclasses.replace(RECIPE, optimizer="adafactor", peak_lr=1e-2)
+@pytest.mark.parametrize("precision", ["float32", "stochastic", "compensated"])
+def test_adafactor_is_the_same_on_a_mesh(precision):
+    recipe = dataclasses.replace(RECIPE, optimizer="adafactor", peak_lr=1e-2, precision=precision)
     sharding = Sharding.of({"fsdp": 2, "tensor": 4})
     divided = dataclasses.replace(recipe, plan=dataclasses.replace(recipe.plan, sharding=sharding))
     found = []
@@ -101,4 +102,5 @@ def test_adafactor_is_the_same_on_a_mesh():
             state, metrics = train.train_step(state, batch, recipe=one)
             losses.append(metrics.loss.cpu())
         found.append(torch.stack(losses))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+    rtol = 1e-5 if precision == "float32" else 2e-3  # Sums of bfloat16 numbers depend on the order.
+    torch.testing.assert_close(*found, rtol=rtol, atol=0)
