@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import xfunc as xf
 from xfunc import runtime
 

@@ -148,7 +148,7 @@ def test_a_state_whose_guard_knew_losses_only(run_of: Callable[..., Run], comman
     whole, earlier = run_of("whole"), run_of("earlier")
     fit.fit(whole)
     fit.fit(run_of("earlier", "train.steps=8", "save_every=4", "keep=9"))
-    state, extra = restore(checkpoints_of(earlier), earlier.recipe(1), torch.float32, 4)[1:]
+    state, extra = restore(checkpoints_of(earlier), earlier.recipe(1), 4)[1:]
     state = xf.device_get(state)
     mean, square = torch.tensor(5.0), torch.tensor(25.0)
     with checkpoints_of(run_of("old")) as checkpoints:
