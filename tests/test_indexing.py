@@ -98,3 +98,49 @@ def test_under_transforms() -> None:
 
     assert cumulative(x).tolist() == x.cumsum(0).tolist()
     assert xf.grad(lambda x: cumulative(x).sum())(x).tolist() == [4.0, 3.0, 2.0, 1.0]
+
+
+ROWS = torch.tensor([1, 1, 0], dtype=torch.int32)
+MIXED: dict[str, tuple[Any, ...]] = {
+    "two dtypes": (ROWS, torch.tensor([[0], [2]])),
+    "three": (torch.tensor([1]), ROWS, ROWS.to(torch.int32) + 1),
+    "apart": (ROWS, slice(None), torch.tensor([0, 1, 2])),
+    "a list": ([True, False], slice(None), ROWS[:1]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_indices_of_several_dtypes(name: str) -> None:
+    x, at = torch.arange(24.0).reshape(2, 3, 4), MIXED[name]
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        y[at] = x[at] + 100
+        return x[at], y
+
+    want = f(x)
+    for found in (xf.jit(f)(x), xf.jvp(f, (x,), (x,))[0]):
+        torch.testing.assert_close(xf.device_get(found), want)
+
+
+def test_what_is_put_is_of_the_dtype_of_the_tensor() -> None:
+    def f(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(3).index_put((at,), x)
+
+    x = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"float32\[3\] is of another dtype \(float64\[1\]\)"):
+        xf.jit(f)(x, torch.tensor([1]))
+    found = xf.jit(f)(torch.ones(0, dtype=torch.float64), torch.ones(0, dtype=torch.int64))
+    assert not found.any()
+
+
+def test_constants_that_are_uploaded_reach_the_linear_function() -> None:
+    """torch makes a tensor of a list of truth values, which is no input of the program."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[[True, False, True],] *= 2
+        return y
+
+    x = torch.ones(3)
+    assert xf.linearize(f, x)[1](x).tolist() == [2.0, 1.0, 2.0]

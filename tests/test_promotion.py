@@ -86,3 +86,63 @@ def test_result_type_of_many() -> None:
     assert result_type([whole, torch.tensor(2), half]) == torch.bfloat16
     assert result_type([scalar, torch.tensor(1.0, dtype=torch.float64)]) == torch.float64
     assert result_type([whole, torch.tensor(1j)]) == torch.complex64
+
+
+Tensor = torch.Tensor
+COUNTED: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
+    "sum": lambda x, d: x.sum(dtype=d),
+    "sum of rows": lambda x, d: torch.sum(x, 1, dtype=d),
+    "sum of input": lambda x, d: torch.sum(input=x, dtype=d),
+    "prod": lambda x, d: x.prod(dtype=d),
+    "prod of rows": lambda x, d: torch.prod(x, 1, dtype=d),
+    "cumsum": lambda x, d: x.cumsum(1, dtype=d if d is not torch.bool else torch.int16),
+    "cumprod": lambda x, d: torch.cumprod(x, 1, dtype=d if d is not torch.bool else torch.int16),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted_is_converted_first(name: str, dtype: torch.dtype) -> None:
+    """And has no derivative: torch's formulas fail."""
+    x = torch.tensor([[-1.5, 2.75, 0.5], [0.75, 3.9, -2.2]])
+    reduce = COUNTED[name]
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = reduce(x, dtype)
+        return (x * found.sum()).sum(), found
+
+    want, counted = f(x)
+    value, grad = xf.value_and_grad(f, has_aux=True)(x)
+    torch.testing.assert_close(xf.device_get(value), (want, counted))
+    torch.testing.assert_close(grad.cpu(), counted.sum().float().expand(2, 3))
+    dot = xf.jvp(lambda x: f(x)[0], (x,), (torch.ones(2, 3),))[1]
+    torch.testing.assert_close(dot.cpu(), counted.sum() * 6.0)
+
+
+PUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "slice_scatter": lambda x, y: torch.slice_scatter(x, y[:1], 0, 1, 2),
+    "select_scatter": lambda x, y: torch.select_scatter(x, y[0], 0, 1),
+    "diagonal_scatter": lambda x, y: torch.diagonal_scatter(x, y.diagonal()),
+    "as_strided_scatter": lambda x, y: torch.as_strided_scatter(x, y[0], (3,), (2,)),
+    "masked_fill": lambda x, y: torch.masked_fill(x, x == 1, y[0, 0].to(x.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", PUT)
+@pytest.mark.parametrize(
+    ("into", "dtype"),
+    [
+        (torch.float32, torch.bool),
+        (torch.float16, torch.float32),
+        (torch.int32, torch.float32),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_what_is_put_into_a_tensor_takes_its_dtype(
+    name: str, into: torch.dtype, dtype: torch.dtype
+) -> None:
+    x, y = torch.arange(9).reshape(3, 3).to(into), (torch.arange(9).reshape(3, 3) / 4).to(dtype)
+    want = PUT[name](x, y)
+    for found in (xf.jit(PUT[name])(x, y), xf.vmap(PUT[name])(x[None], y[None])[0]):
+        assert found.dtype == want.dtype
+        assert torch.equal(found.cpu(), want)

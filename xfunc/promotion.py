@@ -175,11 +175,43 @@ def _find(names: Iterable[str]) -> Iterable[Any]:
         yield from (getattr(place, n) for n in names if hasattr(place, n))
 
 
+def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction with a `dtype`, to which torch converts before it reduces.
+
+    For integers, torch_xla 2.9 reduces first; and torch differentiates the result as if it were of
+    floating numbers, and fails.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype")
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            if args and isinstance(args[0], torch.Tensor):
+                args = (args[0].to(dtype), *args[1:])
+            elif isinstance(kwargs.get("input"), torch.Tensor):
+                kwargs = {**kwargs, "input": kwargs["input"].to(dtype)}
+        return func(*args, **kwargs)
+
+    return call
+
+
+def _putting(func: Callable[..., Any]) -> Callable[..., Any]:
+    """What puts `src` into a tensor; torch_xla 2.9 would give the result the dtype of `src`."""
+
+    def call(input: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return func(input, src.to(input.dtype), *args, **kwargs)
+
+    return call
+
+
+_PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
+
 PROMOTING: dict[Any, Callable[..., Any]] = {
     **{f: _promoting(f) for f in _find(_BINARY)},
     **{f: _in_place(f) for f in _find(_IN_PLACE)},
     torch.Tensor.addcmul_: _in_place_by(torch.addcmul, torch.Tensor.addcmul_),
     torch.Tensor.addcdiv_: _in_place_by(torch.addcdiv, torch.Tensor.addcdiv_),
+    **{f: _reducing(f) for f in _find("sum prod cumsum cumprod".split())},
+    **{f: _putting(f) for f in _find(_PUTTING)},
     torch.where: _promoting(torch.where, condition=0),
     torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
 }

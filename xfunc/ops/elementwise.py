@@ -233,21 +233,6 @@ def absent(
     return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
 
 
-def _broadcasting(name: str) -> None:
-    """torch_xla 2.9 gives the result the shape of the input, to which the gradient may be wider."""
-
-    @kernel(name)
-    def run(grad: Tensor, x: Tensor, *rest: Any, **options: Any) -> Tensor:
-        return original(name)(*torch.broadcast_tensors(grad, x), *rest, **options)
-
-
-for _name in (
-    "threshold_backward", "hardswish_backward", "hardsigmoid_backward",
-    "hardshrink_backward", "softshrink_backward",
-):  # fmt: skip
-    _broadcasting(_name)
-
-
 @kernel("linspace", unless=lambda start, end, steps, *rest: steps < 1)
 def linspace(
     start: float,

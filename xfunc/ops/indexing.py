@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from xfunc.avals import short
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
 from xfunc.ops.registry import below, composition, kernel, original
@@ -93,10 +94,35 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: s
 _REDUCE = {"add": "sum", "multiply": "prod"}
 
 
+def _alike_or_few(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
+    return len({i.dtype for i in indices if i is not None}) < 2
+
+
+def _long(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    # torch_xla 2.9 fails on integers of several dtypes.
+    return [i.long() if i is not None and i.dtype is torch.int32 else i for i in indices]
+
+
+@kernel("index.Tensor", unless=_alike_or_few)
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return original("index.Tensor")(x, _long(indices))
+
+
 @kernel("index_put")
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
+    if values.dtype != x.dtype:
+        if not values.numel() or any(i is not None and not i.numel() for i in indices):
+            return x.clone()  # torch asks for one dtype where there is something to put.
+        raise TypeError(
+            report(
+                f"what is put at indices of {short(x)} is of another dtype ({short(values)})",
+                "convert it: x[i] = y.to(x.dtype).",
+                at=user_location(),
+            )
+        )
+    indices = _long(indices)
     (mask, *others) = [i for i in indices if i is not None]
     if mask.dtype is torch.bool and not others:
         before = next(k for k, i in enumerate(indices) if i is not None)

@@ -1,4 +1,7 @@
-"""Derivatives of activations whose operands differ in shape.
+"""Derivatives of activations: where they have a kink, and whose operands differ in shape.
+
+At a kink torch takes the slope of one side, and of NaN that of what is not cut off; torch_xla 2.9
+often takes the other.
 
 A batch of tangents or cotangents meets inputs that are not batched, in a Jacobian for example.
 torch's kernels broadcast the two; those of torch_xla 2.9 fail.
@@ -38,6 +41,32 @@ def _broadcasting(name: str) -> None:
 @kernel("_prelu_kernel_backward")
 def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0, x * grad)
+
+
+@kernel("threshold_backward")
+def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
+    return torch.where(x <= threshold, 0, grad)
+
+
+@kernel("hardtanh_backward")
+def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((x <= low) | (x >= high), 0, grad)
+
+
+@kernel("hardsigmoid_backward")
+def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where((x > -3) & (x < 3), grad / 6, 0)
+
+
+@kernel("hardswish_backward")
+def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0, torch.where(x < 3, grad * (x / 3 + 0.5), grad))
+
+
+@kernel("log_sigmoid_backward")
+def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    small = torch.exp(-x.abs())  # torch_xla 2.9 divides by the exponential of -x
+    return grad * torch.where(x < 0, 1, small) / (1 + small)
 
 
 for _name in _POINTWISE:

@@ -171,13 +171,25 @@ def jacrev(fun: Fun) -> Fun:
 
 
 def jacfwd(fun: Fun) -> Fun:
-    """The same, of the dtype of the result."""
-    return lambda x: jacrev(fun)(x).to(fun(x).dtype)
+    """The same column by column, of the dtype of the result; it differs beside NaN and infinities.
+
+    There a product with an entry of a unit that is zero is NaN, and stands in a row or a column.
+    """
+
+    def jacobian(x: Tensor) -> Tensor:
+        units = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
+        out = fun(x)
+        columns = [jvp(fun, (x,), (unit,))[1].detach() for unit in units]
+        if not columns:
+            return jacrev(fun)(x).to(out.dtype)
+        return torch.stack(columns, -1).reshape(*out.shape, *x.shape).to(out.dtype)
+
+    return jacobian
 
 
 def hessian(fun: Fun) -> Fun:
     """The derivative of the gradient."""
-    return jacrev(jacrev(fun))
+    return jacfwd(jacrev(fun))
 
 
 # -- rules of the user's own ------------------------------------------------------------------

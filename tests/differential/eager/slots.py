@@ -151,6 +151,22 @@ class Slots:
         x, w, n = self.first, self._writer, max(self._size(), 1)
         return f"({w.literal(torch.int64, x.shape)} % {n})"
 
+    def slot_once(self) -> str:
+        """The same, each position once: of several values for one, torch keeps any.
+
+        Its gradients are wrong then, as its manual says.
+        """
+        x, w, n = self.first, self._writer, self._size()
+        rows = [w.random.sample(range(n), n) for _ in range(x.numel() // max(n, 1))]
+        places = torch.tensor(rows, dtype=torch.int64)
+        if x.ndim:
+            d = self._dimension % x.ndim
+            rest = [s for k, s in enumerate(x.shape) if k != d]
+            places = places.reshape(*rest, n).movedim(-1, d)
+        else:
+            places = places.reshape(())
+        return f"torch.tensor({places.tolist()}, dtype=torch.int64).reshape({tuple(x.shape)})"
+
     def slot_index(self) -> str:
         """An index of the first."""
         text, self._there = index(self._writer, self.first)

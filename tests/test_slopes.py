@@ -1,0 +1,112 @@
+"""Derivatives where they jump: at kinks, at ties, at the ends of the numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+vjp: Any = torch.func.vjp
+INF, NAN = float("inf"), float("nan")
+
+KINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "threshold": lambda x: F.threshold(x, 1.0, 7.0),
+    "hardtanh": F.hardtanh,
+    "hardtanh from -3 to 2": lambda x: F.hardtanh(x, -3.0, 2.0),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "celu": F.celu,
+    "selu": F.selu,
+    "logsigmoid": F.logsigmoid,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+    "abs": torch.abs,
+    "clamp": lambda x: x.clamp(-1, 2),
+    "clamp, minimum": lambda x: x.clamp(min=0),
+    "sgn": torch.sgn,
+    "frac": torch.frac,
+}
+POINTS = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 6.0, 20.0, -20.0])
+ENDS = torch.tensor([1e30, -1e30, INF, -INF])  # NaN: torch gives now 0, now 1, by the size of x
+
+TIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "clamp, minimum": lambda x, y: torch.clamp(x, min=y),
+    "clamp, maximum": lambda x, y: torch.clamp(x, max=y),
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+    "clamp, crossed": lambda x, y: torch.clamp(x, y + 1, y),
+    "clamp to one": lambda x, y: torch.clamp(x, y, y),
+    "amax": lambda x, y: torch.stack([x, y]).amax(0),
+    "max": lambda x, y: torch.stack([x, y]).max(0).values,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "logaddexp": torch.logaddexp,
+    "xlogy": torch.xlogy,
+    "l1_loss": lambda x, y: F.l1_loss(x, y, reduction="none"),
+    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
+    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    "logcumsumexp": lambda x, y: torch.logcumsumexp(torch.stack([x, y]), 0)[1],
+}
+
+
+def modes(f: Callable[..., Tensor], *args: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Slopes of an elementwise function by its arguments: in reverse mode, and in forward mode."""
+
+    def both(*args: Tensor) -> Any:
+        out, pull = xf.vjp(f, *args)
+        forward = []
+        for k, a in enumerate(args):
+            single = lambda v, k=k: f(*args[:k], v, *args[k + 1 :])  # noqa: E731
+            forward.append(xf.jvp(single, (a,), (torch.ones_like(a),))[1])
+        return list(pull(torch.ones_like(out))), forward
+
+    return xf.device_get(xf.jit(both)(*args))
+
+
+def slopes(f: Callable[..., Tensor], *args: Tensor) -> list[Tensor]:
+    """The same by eager torch, whose reverse mode is the one that it documents."""
+    out, pull = vjp(f, *args)
+    return list(pull(torch.ones_like(out)))
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_slopes_at_kinks(name: str) -> None:
+    x = torch.cat([POINTS, ENDS])
+    want = slopes(KINKS[name], x)
+    for found in modes(KINKS[name], x):
+        torch.testing.assert_close(found, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", TIES)
+def test_slopes_at_ties(name: str, dtype: torch.dtype) -> None:
+    x, y = (t.flatten() for t in torch.meshgrid(POINTS, POINTS[:9] + 0, indexing="ij"))
+    x, y = x.to(dtype), y.to(dtype)
+    want = slopes(TIES[name], x, y)
+    close: dict[str, Any] = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {}
+    for found in modes(TIES[name], x, y):
+        torch.testing.assert_close(found, want, equal_nan=True, **close)
+
+
+@pytest.mark.parametrize("name", ["fmax", "fmin", "maximum", "minimum", "max"])
+def test_slopes_beside_nan(name: str) -> None:
+    x, y = torch.tensor([NAN, 1.0, NAN, 2.0]), torch.tensor([1.0, NAN, NAN, 2.0])
+    want = slopes(TIES[name], x, y)
+    for found in modes(TIES[name], x, y):
+        torch.testing.assert_close(found, want, equal_nan=True)
