@@ -243,6 +243,8 @@ class TestForiLoop:
         torch.testing.assert_close(dot.cpu(), 4 * X**4)
 
     def test_wrong_bounds(self) -> None:
+        with pytest.raises(ValueError, match=r"has unroll=2, and a traced bound"):
+            xf.fori_loop(0, torch.tensor(3), lambda i, v: v * 2, X, unroll=2)
         with pytest.raises(TypeError, match=r"(?s)the upper bound is 2\.5 \(a float\), no integer"):
             xf.fori_loop(0, 2.5, lambda i, y: y, X)
         with pytest.raises(TypeError, match=r"(?s)the lower bound is float64\[\], no integer"):
@@ -299,14 +301,16 @@ class TestAssociativeScan:
         )
 
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(xf.errors.TreeMismatchError, match=r"(?s)xs\[0\]: 3\n  xs\[1\]: 2"):
+        with pytest.raises(
+            xf.errors.TreeMismatchError, match=r"(?s)elems\[0\]: 3\n  elems\[1\]: 2"
+        ):
             xf.associative_scan(lambda a, b: a, (X, X[:2]))
         with pytest.raises(
             xf.errors.TreeMismatchError, match=r"(?s)result: float64\[\] instead of"
         ):
             xf.associative_scan(lambda a, b: (a + b).sum(), X)
         with pytest.raises(
-            xf.errors.TreeMismatchError, match=r"(?s)axis=2, but xs is float64\[3\]"
+            xf.errors.TreeMismatchError, match=r"(?s)axis=2, but elems is float64\[3\]"
         ):
             xf.associative_scan(torch.add, X, axis=2)
 

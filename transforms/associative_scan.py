@@ -15,26 +15,26 @@ from xfunc.staging import Transform
 from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
 
 
-def associative_scan(f: Fun, xs: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """``[x0, f(x0, x1), f(f(x0, x1), x2), ...]`` along an axis.
+def associative_scan(fn: Fun, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """``[x0, fn(x0, x1), fn(fn(x0, x1), x2), ...]`` along an axis.
 
     Args:
-        f: an associative function of two trees like `xs`, vectorised along `axis`: it is called
+        fn: an associative function of two trees like `elems`, vectorised along `axis`: it is called
             with slices that hold many elements, and combines them element by element.
-        xs: a tree of tensors of one size along `axis`.
+        elems: a tree of tensors of one size along `axis`.
         reverse: whether to combine from the end.
         axis: the axis to scan over.
 
     Returns:
-        A tree like `xs`: element i combines the elements up to i. Work is linear in the length n;
-        the depth is about ``2 log2(n)`` calls of `f`.
+        A tree like `elems`: element i combines those up to i. Work is linear in the length n; the
+        depth is about ``2 log2(n)`` calls of `fn`.
 
     Raises:
-        TreeMismatchError: the leaves of `xs` differ in length, or `f` changes shapes or dtypes.
+        TreeMismatchError: the leaves of `elems` differ in length, or `fn` changes shapes or dtypes.
 
     Source: ``jax.lax.associative_scan``; Blelloch, "Prefix Sums and Their Applications", 1990.
     """
-    return AssociativeScan(f, bool(reverse), axis)(xs)
+    return AssociativeScan(fn, bool(reverse), axis)(elems)
 
 
 class AssociativeScan(Transform):
@@ -48,7 +48,7 @@ class AssociativeScan(Transform):
         name = f"associative_scan of {function_name(self.fun)}"
         xs = as_tensors(xs)
         leaves, self_tree = tree.flatten(xs)
-        labels = labels_in(xs, "xs")
+        labels = labels_in(xs, "elems")
         leaves = arrays(leaves, name, labels)
         for x, label in zip(leaves, labels, strict=True):
             if type(self._axis) is not int or not -x.ndim <= self._axis < x.ndim:

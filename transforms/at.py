@@ -194,7 +194,7 @@ class Indexed(Transform):
             )
         values = values.reshape(values.shape[max(values.ndim - rest, 0) :])
         new = self.fun(x) if self._kind.startswith("apply") else _COMBINE[self._kind](x, values)
-        return torch.where(mask.reshape(*mask.shape, *(1,) * rest), new, x)
+        return torch.where(mask.reshape((*mask.shape, *(1,) * rest)), new, x)
 
     def _places(self, x: Tensor, arrays: list[Tensor]) -> tuple[Tensor | None, Any]:
         """Positions in the indexed dimensions together, flat, and which are in bounds."""
@@ -242,7 +242,7 @@ class Indexed(Transform):
             rows = scattered(rows, places, valid, values, self._kind)
         front = tuple(range(len(self._where.arrays)))
         shape = [x.shape[d] for d in self._where.arrays]
-        return rows.reshape(*shape, *rows.shape[1:]).movedim(front, self._where.arrays)
+        return rows.reshape((*shape, *rows.shape[1:])).movedim(front, self._where.arrays)
 
     def _applied(self, rows: Tensor, places: Tensor, valid: Tensor) -> Tensor:
         if self._kind == "apply once" or places.shape[0] == 1:
@@ -276,7 +276,7 @@ class Indexed(Transform):
                 found = torch.where(valid.reshape(-1, *(1,) * (found.ndim - 1)), found, fill)
             part = found
         sizes = [x.shape[d] for d in kept]
-        part = part.reshape(*w.batch, *sizes)
+        part = part.reshape((*w.batch, *sizes))
         order = [d if kind == "batch" else len(w.batch) + kept.index(d)
                  for kind, d in w.axes if kind != "new"]  # fmt: skip
         return part.permute(order).reshape(w.dims).flip(w.flipped)

@@ -26,9 +26,15 @@ class CustomFunction(Transform):
     kind: str
     define: str
 
-    def __init__(self, fun: Fun, nondiff_argnums: int | Sequence[int]):
+    def __init__(
+        self,
+        fun: Fun,
+        nondiff_argnums: int | Sequence[int],
+        nondiff_argnames: str | Sequence[str],
+    ):
         nums = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
-        self._nondiff = tuple(sorted(nums))
+        places = _places(fun, nondiff_argnames) if nondiff_argnames else ()
+        self._nondiff = tuple(sorted({*nums, *places}))
         super().__init__(fun, self._nondiff, self.kind)
         self.__name__ = self.__qualname__ = function_name(fun)
         self._primal_fun = fun
@@ -132,6 +138,22 @@ def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
             )
         )
     return bound_args
+
+
+def _places(fun: Fun, names: str | Sequence[str]) -> list[int]:
+    """The positions of parameters."""
+    known = list(inspect.signature(fun).parameters)
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(
+                report(
+                    f"{function_name(fun)} has no parameter {name!r}",
+                    f"its parameters are {', '.join(known)}.",
+                    at=user_location(),
+                )
+            )
+    return [known.index(name) for name in wanted]
 
 
 def labelled(nondiff: Sequence[Any]) -> tuple[tuple[str, Any], ...]:

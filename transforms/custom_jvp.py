@@ -23,7 +23,11 @@ from .common import Fun, as_tensors, check_same
 from .custom import CustomFunction, Inputs
 
 
-def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp:
+def custom_jvp(
+    fun: Fun,
+    nondiff_argnums: int | Sequence[int] = (),
+    nondiff_argnames: str | Sequence[str] = (),
+) -> CustomJvp:
     """`fun`, whose derivative is computed by a rule that is given with ``defjvp``.
 
     ::
@@ -42,6 +46,7 @@ def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp
         fun: a pure function of trees of tensors.
         nondiff_argnums: positions of arguments that are no arrays; the rule receives them first,
             in their order.
+        nondiff_argnames: names of such arguments, beside or instead.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
@@ -50,7 +55,7 @@ def custom_jvp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomJvp
 
     Source: ``jax.custom_jvp``.
     """
-    return CustomJvp(fun, nondiff_argnums)
+    return CustomJvp(fun, nondiff_argnums, nondiff_argnames)
 
 
 class CustomJvp(CustomFunction):

@@ -23,7 +23,11 @@ from .common import Fun, as_tensors, check_same
 from .custom import CustomFunction, Inputs
 
 
-def custom_vjp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomVjp:
+def custom_vjp(
+    fun: Fun,
+    nondiff_argnums: int | Sequence[int] = (),
+    nondiff_argnames: str | Sequence[str] = (),
+) -> CustomVjp:
     """`fun`, whose gradient is computed by a rule that is given with ``defvjp``.
 
     ::
@@ -45,6 +49,7 @@ def custom_vjp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomVjp
         fun: a pure function of trees of tensors.
         nondiff_argnums: positions of arguments that are no arrays; `backward` receives them
             first, in their order.
+        nondiff_argnames: names of such arguments, beside or instead.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
@@ -54,7 +59,7 @@ def custom_vjp(fun: Fun, nondiff_argnums: int | Sequence[int] = ()) -> CustomVjp
 
     Source: ``jax.custom_vjp``.
     """
-    return CustomVjp(fun, nondiff_argnums)
+    return CustomVjp(fun, nondiff_argnums, nondiff_argnames)
 
 
 class CustomVjp(CustomFunction):

@@ -20,47 +20,60 @@ from .scan import scan
 from .while_loop import while_loop
 
 
-def fori_loop(lo: Any, hi: Any, body: Fun, init: Any) -> Any:
-    """Repeat ``value = body(i, value)`` for i from `lo` up to, and without, `hi`.
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Fun, init_val: Any, *, unroll: int | bool | None = None
+) -> Any:
+    """Repeat ``value = body_fun(i, value)`` for i from `lower` up to, and without, `upper`.
 
     Means::
 
-        def fori_loop(lo, hi, body, init):
-            value = init
-            for i in range(lo, hi):
-                value = body(i, value)
+        def fori_loop(lower, upper, body_fun, init_val):
+            value = init_val
+            for i in range(lower, upper):
+                value = body_fun(i, value)
             return value
 
     Python integers as bounds make a `scan`, which differentiates in both modes; traced bounds make
     a `while_loop`, which differentiates in forward mode.
 
     Args:
-        lo: the first i: an integer, or an integer scalar tensor.
-        hi: the i to stop before.
-        body: from i (an int64 scalar; with tensors as bounds, of their dtype) and the value to the
-            next value, of the same structure, shapes and dtypes.
-        init: the first value: a tree of tensors and numbers.
+        lower: the first i: an integer, or an integer scalar tensor.
+        upper: the i to stop before.
+        body_fun: from i (an int64 scalar; with tensors as bounds, of their dtype) and the value to
+            the next value, of the same structure, shapes and dtypes.
+        init_val: the first value: a tree of tensors and numbers.
+        unroll: how many steps one iteration of the compiled loop makes, if the bounds are Python
+            integers; True: all.
 
     Raises:
         TypeError: a bound is no integer.
+        ValueError: `unroll` with a traced bound.
         TreeMismatchError: the body changes the value's structure, shapes or dtypes.
 
     Source: ``jax.lax.fori_loop``.
     """
-    lo, hi = (int(x) if isinstance(x, np.integer) else from_numpy(x) for x in (lo, hi))
+    lo, hi = (int(x) if isinstance(x, np.integer) else from_numpy(x) for x in (lower, upper))
     for bound, which in ((lo, "lower"), (hi, "upper")):
-        _check(bound, which, body)
+        _check(bound, which, body_fun)
     if isinstance(lo, int) and isinstance(hi, int):
         where = runtime.device() if tracing.current() is not None and not is_eager() else None
         steps = torch.arange(lo, max(lo, hi), device=where)
-        return scan(_Step(body), init, steps)[0]
+        return scan(_Step(body_fun), init_val, steps, unroll=1 if unroll is None else unroll)[0]
+    if unroll not in (None, False, 1):
+        raise ValueError(
+            report(
+                f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, and a traced bound",
+                "leave unroll out, or make both bounds Python integers (static arguments).",
+                at=user_location(),
+            )
+        )
     bounds = [x if isinstance(x, torch.Tensor) else None for x in (lo, hi)]
     dtype = next(b.dtype for b in bounds if b is not None)
     first, last = (
         torch.tensor(x, dtype=dtype) if b is None else b
         for x, b in zip((lo, hi), bounds, strict=True)
     )
-    return while_loop(_in_range, _Counted(body), (first, last.to(first.dtype), init))[2]
+    return while_loop(_in_range, _Counted(body_fun), (first, last.to(first.dtype), init_val))[2]
 
 
 def _check(bound: Any, which: str, body: Fun) -> None:

@@ -16,20 +16,20 @@ from xfunc.locations import user_location
 from .common import Tensor, arrays, as_tensors, labels_in
 
 
-def ravel_pytree(t: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """The leaves of a tree in one vector, and the function that makes such trees of vectors.
 
     Args:
-        t: a tree of tensors and numbers. Leaves of several dtypes are promoted to one; the function
-            gives each its own again.
+        pytree: a tree of tensors and numbers. Leaves of several dtypes are promoted to one; the
+            function gives each its own again.
 
     Returns:
         ``(vector, unravel)``.
 
     Source: ``jax.flatten_util.ravel_pytree``.
     """
-    leaves, structure = tree.flatten(as_tensors(t))
-    leaves = arrays(leaves, "ravel_pytree", labels_in(t, "the tree"))
+    leaves, structure = tree.flatten(as_tensors(pytree))
+    leaves = arrays(leaves, "ravel_pytree", labels_in(pytree, "the tree"))
     if len({x.device for x in leaves}) > 1:
         leaves = [runtime.to_device(x) for x in leaves]
     dtypes = [x.dtype for x in leaves]

@@ -24,8 +24,8 @@ def vmap(
     fun: Fun,
     in_axes: Any = 0,
     out_axes: Any = 0,
-    axis_size: int | None = None,
     axis_name: str | None = None,
+    axis_size: int | None = None,
 ) -> Any:
     """A function that maps `fun` over an axis of its arguments, as one batched computation.
 

@@ -23,15 +23,15 @@ from .common import Fun, arrays, as_tensors, check_same, labels_in
 from .while_primitive import While
 
 
-def while_loop(cond: Fun, body: Fun, init: Any) -> Any:
-    """Repeat `body` as long as `cond` holds.
+def while_loop(cond_fun: Fun, body_fun: Fun, init_val: Any) -> Any:
+    """Repeat `body_fun` as long as `cond_fun` holds.
 
     Means::
 
-        def while_loop(cond, body, init):
-            value = init
-            while cond(value):
-                value = body(value)
+        def while_loop(cond_fun, body_fun, init_val):
+            value = init_val
+            while cond_fun(value):
+                value = body_fun(value)
             return value
 
     Forward-mode differentiable. Reverse mode would have to keep an unknown number of steps: it is
@@ -40,18 +40,18 @@ def while_loop(cond: Fun, body: Fun, init: Any) -> Any:
     value.
 
     Args:
-        cond: from the value to a boolean scalar; pure, and may close over traced values.
-        body: from the value to the next one, of the same structure, shapes and dtypes.
-        init: the first value: a tree of tensors and numbers.
+        cond_fun: from the value to a boolean scalar; pure, and may close over traced values.
+        body_fun: from the value to the next one, of the same structure, shapes and dtypes.
+        init_val: the first value: a tree of tensors and numbers.
 
     Raises:
-        TypeError: `cond` does not return a boolean scalar.
+        TypeError: `cond_fun` does not return a boolean scalar.
         TreeMismatchError: the body changes the value's structure, shapes or dtypes.
         UnsupportedOpError: a gradient in reverse mode is asked for.
 
     Source: ``jax.lax.while_loop``.
     """
-    return WhileLoop(cond, body)(init)
+    return WhileLoop(cond_fun, body_fun)(init_val)
 
 
 class WhileLoop(Transform):
@@ -63,7 +63,7 @@ class WhileLoop(Transform):
                 raise TypeError(
                     report(
                         f"while_loop was given {f!r} as its {role}, which is not callable",
-                        "write while_loop(cond, body, init).",
+                        "write while_loop(cond_fun, body_fun, init_val).",
                         at=user_location(),
                     )
                 )

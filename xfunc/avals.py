@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,20 @@ class ShapeDtypeStruct:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def update(self, **fields: Any) -> ShapeDtypeStruct:
+        """The same with another shape, dtype or sharding."""
+        return dataclasses.replace(self, **fields)
 
     def __str__(self) -> str:
         return short(self)

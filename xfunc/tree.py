@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import user_location
 
 NAMESPACE = "xfunc"
+_NOTHING: Any = object()
 Tree = Any
 Structure = optree.PyTreeSpec
 C = TypeVar("C", bound=type)
@@ -147,14 +149,20 @@ def leaves_with_path(
     return [(a.codify(""), leaf) for a, leaf in zip(accessors, found, strict=True)]
 
 
-def all(tree: Tree) -> bool:
+def all(tree: Tree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
     """Whether every leaf is true."""
-    return optree.tree_all(tree, namespace=NAMESPACE)
+    return optree.tree_all(tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
-def reduce(fun: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
-    """Fold `fun` over the leaves, from the left, starting at `initial` if it is given."""
-    return optree.tree_reduce(fun, tree, *initial, namespace=NAMESPACE)
+def reduce(
+    function: Callable[[Any, Any], Any],
+    tree: Tree,
+    initializer: Any = _NOTHING,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Fold `function` over the leaves, from the left, starting at `initializer` if it is given."""
+    first = () if initializer is _NOTHING else (initializer,)
+    return functools.reduce(function, leaves(tree, is_leaf), *first)
 
 
 def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:

@@ -62,19 +62,21 @@ def key(seed: int | Tensor) -> Tensor:
     return made if is_eager() or tracing.current() is not None else runtime.to_device(made)
 
 
-def split(key: Tensor, n: int | Shape = 2) -> Tensor:
-    """`n` new keys from one, which must not be used again.
+def split(key: Tensor, num: int | Shape = 2) -> Tensor:
+    """`num` new keys from one, which must not be used again.
 
     Args:
         key: int32[2].
-        n: how many, or the shape of an array of keys.
+        num: how many, or the shape of an array of keys.
 
     Returns:
-        int32[n,2], or int32[\\*n,2].
+        int32[num,2], or int32[\\*num,2].
 
     Source: ``jax.random.split``.
     """
-    return _split(as_key(key, "split"), shape=as_shape((n,) if isinstance(n, int) else n, "split"))
+    return _split(
+        as_key(key, "split"), shape=as_shape((num,) if isinstance(num, int) else num, "split")
+    )
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
