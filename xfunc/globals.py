@@ -186,6 +186,7 @@ class _Reach:
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
+        self._looked_at: dict[int, int] = {}  # of a module, how many of the names mentioned
 
     def run(
         self,
@@ -193,28 +194,24 @@ class _Reach:
         modules: Iterable[types.ModuleType],
     ) -> None:
         """Find all that functions reach."""
-        todo = list(functions)
         self._add_modules(modules)
-        seen_classes = done = 0
-        while todo or seen_classes < len(self.walk.classes):
+        todo = list(functions)
+        functions_seen = classes_seen = modules_seen = 0
+        while todo or modules_seen < len(self._modules):
             for code, namespace in todo:
                 self._visit(code, namespace)
+            modules_seen = len(self._modules)
             self._visit_modules()
-            found = self.walk.functions[done:]
-            done = len(self.walk.functions)
-            kinds = list(self.walk.classes)[seen_classes:]
-            seen_classes = len(self.walk.classes)
+            found = self.walk.functions[functions_seen:]
+            kinds = list(self.walk.classes)[classes_seen:]
+            functions_seen += len(found)
+            classes_seen += len(kinds)
             self._add_modules((*self.walk.modules, *_modules_of(kinds)))
             todo = [
                 (f.__code__, f.__globals__)
                 for f in (*found, *_functions_of(kinds))
                 if is_of_program(f.__code__)
             ]
-            if not todo:
-                before = len(self.places)
-                self._visit_modules()
-                if len(self.places) > before:
-                    todo = [(_NOTHING, {})]
 
     def _visit(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         if (code, id(namespace)) in self._codes:
@@ -242,11 +239,13 @@ class _Reach:
                     self._add(vars(module), name)
 
     def _visit_modules(self) -> None:
-        for module in list(self._modules.values()):
+        names = list(self._mentioned)
+        for key, module in list(self._modules.items()):
             namespace = vars(module)
-            for name in list(self._mentioned):
+            for name in names[self._looked_at.get(key, 0) :]:
                 if name in namespace:
                     self._add(namespace, name)
+            self._looked_at[key] = len(names)
 
     def _add_modules(self, modules: Iterable[types.ModuleType]) -> None:
         self._modules.update({id(m): m for m in modules if _is_of_user(m)})
@@ -268,9 +267,6 @@ class _Reach:
         if _is_fixed(x, name):
             return Same(x)
         return self.walk.value_apart(x)
-
-
-_NOTHING = compile("", "<nothing>", "exec")
 
 
 def _is_of_user(module: types.ModuleType) -> bool:
