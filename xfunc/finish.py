@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from xfunc import config, scopes
 from xfunc.hlo import Module
 from xfunc.hlo.accumulate import accumulate_wide
+from xfunc.hlo.branches import keep_branches
 from xfunc.hlo.channels import renumber_channels
 from xfunc.hlo.groups import settle_groups
 from xfunc.hlo.masks import convert_masks
@@ -35,6 +36,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
     strip_names(whole.proto)
     narrow_products(whole.proto)
     convert_masks(whole.proto)
+    keep_branches(whole.proto)
     accumulate_wide(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)

@@ -52,6 +52,11 @@ _OPERATION_RULES = (
         "write it with other torch operations, or use xf.map in place of vmap.",
     ),
     (
+        r"vmap over (\S+) isn't supported",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
         r"vmap: we do not yet support (aten::\w+)",
         "no rule for batching",
         "write it with other torch operations, or use xf.map in place of vmap.",

@@ -58,6 +58,8 @@ INVARIANTS: dict[str, Callable[[Any], Any]] = {
     "linalg.qr": lambda r: (r[0].abs(), r[1].abs(), *([_product(*r)] if r[0].numel() else [])),
     "qr": lambda r: (r[0].abs(), r[1].abs(), _product(*r)),
     "geqrf": lambda r: r[0].triu().abs(),
+    # The imaginary part, up to multiples of 2 pi: it depends on the order of the sums.
+    "logcumsumexp": lambda r: r.exp() if r.is_complex() else r,
 }
 
 

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from xfunc.ops import inverses
 from xfunc.ops.registry import Kernel, above, bare, kernel, original, theirs
 
 Tensor = torch.Tensor
@@ -22,8 +23,8 @@ def _floating(name: str) -> Kernel:
         return original(name)(x.to(torch.get_default_dtype()))
 
     def run(x: Tensor) -> Tensor:
-        if x.dtype.is_complex and name == "acosh":
-            return above(_acosh, x)
+        if x.dtype.is_complex and name in _INVERSES:
+            return above(_INVERSES[name], x)
         if x.dtype.is_floating_point or x.dtype.is_complex:
             return theirs(name, x)
         return above(convert, x)
@@ -31,9 +32,14 @@ def _floating(name: str) -> Kernel:
     return run
 
 
-def _acosh(z: Tensor) -> Tensor:
-    # torch_xla 2.9 is on another branch left of zero.
-    return 2 * torch.log(torch.sqrt((z + 1) / 2) + torch.sqrt((z - 1) / 2))
+def _log1p(z: Tensor) -> Tensor:
+    return inverses.log1p(z, original("log1p")(z))
+
+
+_INVERSES: dict[str, Kernel] = {
+    "acos": inverses.acos, "acosh": inverses.acosh, "asin": inverses.asin,
+    "asinh": inverses.asinh, "atan": inverses.atan, "atanh": inverses.atanh, "log1p": _log1p,
+}  # fmt: skip
 
 
 for _name in _FLOATING:

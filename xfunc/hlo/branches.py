@@ -1,0 +1,98 @@
+"""Logarithms, roots and powers of complex numbers, of which XLA assumes what holds of real ones.
+
+XLA's algebraic simplifier takes ``log(exp(z))`` for `z`, ``sqrt(z * z)`` for ``abs(z)`` and
+``exp(z) ** w`` for ``exp(z * w)``, whatever the imaginary part of `z`. Here the imaginary part of a
+logarithm is computed by itself; its real part is right in any case. Roots and powers are those of
+the conjugate, conjugated, which the simplifier does not recognise, and which are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fill, fresh_ids
+from xfunc.hlo.literal import write_literal
+
+_PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
+_CONJUGATED = frozenset(("sqrt", "rsqrt", "power"))
+
+
+def keep_branches(proto: pb.HloModuleProto) -> None:
+    """Let complex logarithms, roots and powers stay on their branch, in place."""
+    ids = fresh_ids(proto)
+    for c in proto.computations:
+        made: list[pb.HloInstructionProto] = []
+        for i in c.instructions:
+            if i.shape.element_type not in _PARTS:
+                made.append(i)
+            elif i.opcode == "log":
+                made += _Steps(i, ids).logarithm()
+            elif i.opcode in _CONJUGATED:
+                made += _Steps(i, ids).conjugated()
+            else:
+                made.append(i)
+        if len(made) > len(c.instructions):
+            fill(c, made)
+
+
+class _Steps:
+    """What an instruction becomes; the last step has its id."""
+
+    def __init__(self, i: pb.HloInstructionProto, ids: Iterator[int]) -> None:
+        self._i, self._ids = i, ids
+        self._part, self._dtype = _PARTS[i.shape.element_type]
+        self._made: list[pb.HloInstructionProto] = []
+
+    def logarithm(self) -> list[pb.HloInstructionProto]:
+        (z,) = self._i.operand_ids
+        size = self._add("real", self._function(self._i.operand_ids))
+        angle = self._add("atan2", self._add("imag", z), self._add("real", z))
+        return self._end(size, angle)
+
+    def conjugated(self) -> list[pb.HloInstructionProto]:
+        found = self._function([self._conjugate(z) for z in self._i.operand_ids])
+        imaginary = self._add("imag", found)
+        if self._i.opcode == "power":
+            # A conjugate of a conjugate is none: the root of this would be one of a power again.
+            negated = self._add("subtract", self._minus_zero(), imaginary)
+        else:
+            negated = self._add("negate", imaginary)
+        return self._end(self._add("real", found), negated)
+
+    def _function(self, operands: Iterable[int]) -> int:
+        return self._add(self._i.opcode, *operands, element_type=self._i.shape.element_type)
+
+    def _conjugate(self, z: int) -> int:
+        real, negated = self._add("real", z), self._add("negate", self._add("imag", z))
+        return self._add("complex", real, negated, element_type=self._i.shape.element_type)
+
+    def _minus_zero(self) -> int:
+        scalar = self._add("constant")
+        made = self._made[-1]
+        del made.shape.dimensions[:], made.shape.layout.minor_to_major[:]
+        del made.shape.is_dynamic_dimension[:]
+        with torch._C._DisableFuncTorch():
+            write_literal(torch.full((), -0.0, dtype=self._dtype, device="cpu"), made.literal)
+        return self._add("broadcast", scalar)
+
+    def _add(
+        self, opcode: str, *operands: int, element_type: pb.PrimitiveType | None = None
+    ) -> int:
+        i, key = self._i, next(self._ids)
+        made = pb.HloInstructionProto(opcode=opcode, id=key, operand_ids=operands, shape=i.shape)
+        made.name = f"{opcode}.{key}"
+        made.shape.element_type = self._part if element_type is None else element_type
+        made.metadata.CopyFrom(i.metadata)
+        if i.HasField("sharding") and opcode != "constant":
+            made.sharding.CopyFrom(i.sharding)
+        self._made.append(made)
+        return key
+
+    def _end(self, real: int, imaginary: int) -> list[pb.HloInstructionProto]:
+        self._add("complex", real, imaginary, element_type=self._i.shape.element_type)
+        last = self._made[-1]
+        last.id, last.name = self._i.id, f"complex.{self._i.id}"
+        return self._made

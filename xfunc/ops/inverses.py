@@ -1,0 +1,74 @@
+"""Inverse functions of complex numbers, on the branches that torch takes.
+
+torch_xla 2.9 and XLA lose digits of large numbers, or all of them, miss the poles, and leave the
+branch where a part is zero. The formulas are those of W. Kahan ("Branch cuts for complex elementary
+functions", 1987).
+"""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def acos(z: Tensor) -> Tensor:
+    below, above = _roots(z)
+    return torch.complex(
+        2 * torch.atan2(below.real, above.real), torch.asinh((above.conj() * below).imag)
+    )
+
+
+def asin(z: Tensor) -> Tensor:
+    below, above = _roots(z)
+    return torch.complex(
+        torch.atan2(z.real, (below * above).real), torch.asinh((below.conj() * above).imag)
+    )
+
+
+def acosh(z: Tensor) -> Tensor:
+    below = torch.sqrt(torch.complex(z.real - 1, z.imag))
+    above = torch.sqrt(torch.complex(z.real + 1, z.imag))
+    return torch.complex(
+        torch.asinh((below.conj() * above).real), 2 * torch.atan2(below.imag, above.real)
+    )
+
+
+def asinh(z: Tensor) -> Tensor:
+    return _unturned(asin(_turned(z)))
+
+
+def atan(z: Tensor) -> Tensor:
+    return _unturned(atanh(_turned(z)))
+
+
+def atanh(z: Tensor) -> Tensor:
+    x, y = z.real, z.imag
+    distance = (1 - x.abs()).square() + y.square()
+    size = torch.log1p(4 * x.abs() / distance) / 4
+    return torch.complex(
+        torch.copysign(size, x), torch.atan2(2 * y, (1 - x) * (1 + x) - y.square()) / 2
+    )
+
+
+def log1p(z: Tensor, found: Tensor) -> Tensor:
+    """`found` by XLA, which is right away from the pole."""
+    moved = torch.complex(1 + z.real, z.imag)
+    size = moved.abs()
+    return torch.complex(
+        torch.where(size < 0.5, torch.log(size), found.real), torch.atan2(moved.imag, moved.real)
+    )
+
+
+def _roots(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Of ``1 - z`` and ``1 + z``, with the sign of an imaginary part that is zero."""
+    below, above = torch.complex(1 - z.real, -z.imag), torch.complex(1 + z.real, z.imag)
+    return torch.sqrt(below), torch.sqrt(above)
+
+
+def _turned(z: Tensor) -> Tensor:
+    return torch.complex(-z.imag, z.real)
+
+
+def _unturned(z: Tensor) -> Tensor:
+    return torch.complex(z.imag, -z.real)
