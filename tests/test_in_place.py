@@ -232,3 +232,43 @@ def test_jvp_of_a_part_without_floating_results(inner: Callable[..., Any]) -> No
 
     got = xf.jvp(fun, (X,), (X,))
     torch.testing.assert_close(xf.device_get(got), (X * 6, X * 6))
+
+
+def _changed_after_use(x: Tensor) -> Tensor:
+    y = x * 2
+    z = xf.checkpoint(torch.sin)(y)
+    y += 1
+    return (y * z).sum()
+
+
+def _with_other_memory(x: Tensor) -> Tensor:
+    y = torch.ones(4) * 2
+    y.set_(torch.cat([x, x]))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return y.sum()
+
+
+def _resized(x: Tensor) -> Tensor:
+    y = x * 2
+    return y.resize_(2, 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (lambda: xf.grad(_changed_after_use)(ONES), "is changed in place after it was used"),
+        (lambda: xf.vmap(_with_other_memory)(ONES.expand(2, 4)), "gives a tensor other memory"),
+        (lambda: xf.jvp(_resized, (ONES,), (ONES,)), "gives a tensor other memory"),
+        (
+            lambda: xf.jit(lambda x: torch.add(x.sum(), 1, out=x.clone()))(ONES),
+            r"add gives float32\[\], and `out` is of another shape \(float32\[4\]\)",
+        ),
+    ],
+)
+def test_changes_that_nothing_can_follow_are_refused_by_name(
+    run: Callable[[], Any], says: str
+) -> None:
+    with pytest.raises(xf.errors.UnsupportedOpError, match=says):
+        run()
+
+
+ONES = torch.ones(4)

@@ -144,3 +144,13 @@ def test_constants_that_are_uploaded_reach_the_linear_function() -> None:
 
     x = torch.ones(3)
     assert xf.linearize(f, x)[1](x).tolist() == [2.0, 1.0, 2.0]
+
+
+def test_one_number_is_put_where_a_mask_is_true_whatever_its_dtype() -> None:
+    def f(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[None, [True, False]] = value
+        return x
+
+    x, value = torch.ones(2, 3, dtype=torch.int64), torch.tensor(2.75)
+    assert torch.equal(xf.jit(f)(x, value).cpu(), f(x, value))

@@ -19,6 +19,7 @@ WITH_CONSTANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mul": lambda x: (torch.zeros(3) + 2) * x,
     "half": lambda x: x.bfloat16() * (torch.ones(3).bfloat16() + 1),
     "div": lambda x: TWO / x,
+    "truth values": lambda x: (torch.arange(3) < TWO) / x.bfloat16(),
     "matmul": lambda x: x @ torch.ones(3, 3),
     "matmul, right": lambda x: torch.ones(3, 3) @ x,
     "bmm": lambda x: torch.bmm(x.expand(2, 3, 3), torch.ones(2, 3, 3)),

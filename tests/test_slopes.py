@@ -110,3 +110,10 @@ def test_slopes_beside_nan(name: str) -> None:
     want = slopes(TIES[name], x, y)
     for found in modes(TIES[name], x, y):
         torch.testing.assert_close(found, want, equal_nan=True)
+
+
+def test_logsigmoid_of_infinities() -> None:
+    x = torch.cat([POINTS, ENDS])
+    for dtype in (torch.float32, torch.bfloat16):
+        found = xf.jit(F.logsigmoid)(x.to(dtype)).cpu()
+        torch.testing.assert_close(found, F.logsigmoid(x.to(dtype)), equal_nan=True)

@@ -98,8 +98,19 @@ def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     # Autograd may keep what it is given.
     found = func(*(a.clone() if any(a is o for o in outs) else a for a in args), **rest)
     pairs = list(zip([found] if isinstance(found, Tensor) else found, outs, strict=True))
-    if any(new.shape != o.shape for new, o in pairs):
-        return func(*args, **kwargs)  # torch changes the shape of `out`, with a warning
+    for new, o in pairs:
+        if new.shape == o.shape:
+            continue
+        if not o.numel():
+            return func(*args, **kwargs)  # torch gives `out` the shape of the result
+        raise UnsupportedOpError(
+            report(
+                f"{operation_name(func)} gives {short(new)}, and `out` is of another shape "
+                f"({short(o)}), which a program cannot change",
+                "leave out `out`, or make it of the shape of the result.",
+                at=user_location(),
+            )
+        )
     for new, o in pairs:
         if not torch.can_cast(new.dtype, o.dtype):
             raise RuntimeError(

@@ -91,6 +91,7 @@ def _kind(dtype: torch.dtype) -> int:
 def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callable[..., Any]:
     """`func`, its tensors (but not the condition, at that position) of one dtype."""
 
+    @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         named = {k for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
         named -= {"out", "condition", *_FACTORS}
@@ -182,6 +183,7 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
     floating numbers, and fails.
     """
 
+    @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype")
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
@@ -197,6 +199,7 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
 def _putting(func: Callable[..., Any]) -> Callable[..., Any]:
     """What puts `src` into a tensor; torch_xla 2.9 would give the result the dtype of `src`."""
 
+    @functools.wraps(func)
     def call(input: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return func(input, src.to(input.dtype), *args, **kwargs)
 

@@ -38,6 +38,21 @@ _FUNCTION_RULES = {
     ),
 }
 
+# What torch says of changes in place that no derivative or batch can follow.
+_REPLACED = (
+    "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
+    "make a new tensor: x = y.clone(), or x = x.reshape(...).",
+)
+_CHANGES = {
+    "modified by an inplace operation": (
+        "a value that a derivative is computed from is changed in place after it was used",
+        "change a copy: y = x.clone(), and then y += 1.",
+    ),
+    "cannot mutate tensors with frozen storage": _REPLACED,
+    "cannot resize variables": _REPLACED,
+    "aten::set_(self": _REPLACED,
+}
+
 # Of an operation of its own that a transform cannot take: the name, what is missing, the repair.
 _OPERATION_RULES = (
     (
@@ -92,7 +107,7 @@ def refusal_of(
         return no_derivative(without[1], name, at)
     if isinstance(error, UserWarning):
         return None
-    for says, (problem, repair) in _FUNCTION_RULES.items():
+    for says, (problem, repair) in (_FUNCTION_RULES | _CHANGES).items():
         if says in message:
             return UnsupportedOpError(report(problem, repair, function=name, at=at))
     for pattern, lacks, repair in _OPERATION_RULES:

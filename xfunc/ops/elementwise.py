@@ -230,6 +230,8 @@ def absent(
     # zeros on the host and transfer them.
     anchor = torch.zeros((), dtype=torch.bool, device=device)
     dtype = dtype or torch.get_default_dtype()
+    if dtype is torch.bool:  # The formulas subtract, which torch does not do with truth values.
+        dtype = torch.uint8
     return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
 
 

@@ -112,6 +112,10 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
+    indices = _long(indices)
+    (mask, *others) = [i for i in indices if i is not None]
+    if mask.dtype is torch.bool and values.numel() == 1:
+        values = values.to(x.dtype)  # as torch does, for a mask
     if values.dtype != x.dtype:
         if not values.numel() or any(i is not None and not i.numel() for i in indices):
             return x.clone()  # torch asks for one dtype where there is something to put.
@@ -122,8 +126,6 @@ def index_put(
                 at=user_location(),
             )
         )
-    indices = _long(indices)
-    (mask, *others) = [i for i in indices if i is not None]
     if mask.dtype is torch.bool and not others:
         before = next(k for k, i in enumerate(indices) if i is not None)
         after = x.ndim - before - mask.ndim

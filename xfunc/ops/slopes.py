@@ -63,6 +63,12 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     return torch.where(x <= -3, 0, torch.where(x < 3, grad * (x / 3 + 0.5), grad))
 
 
+@kernel("log_sigmoid_forward")
+def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    small = torch.exp(-x.abs())  # torch_xla 2.9 makes NaN of -inf
+    return x.clamp(max=0) - torch.log1p(small), small
+
+
 @kernel("log_sigmoid_backward")
 def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     small = torch.exp(-x.abs())  # torch_xla 2.9 divides by the exponential of -x

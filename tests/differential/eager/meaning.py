@@ -179,7 +179,7 @@ def jacfwd(fun: Fun) -> Fun:
     def jacobian(x: Tensor) -> Tensor:
         units = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
         out = fun(x)
-        columns = [jvp(fun, (x,), (unit,))[1].detach() for unit in units]
+        columns = [jvp(fun, (x,), (unit,))[1] for unit in units]
         if not columns:
             return jacrev(fun)(x).to(out.dtype)
         return torch.stack(columns, -1).reshape(*out.shape, *x.shape).to(out.dtype)
