@@ -357,3 +357,39 @@ def test_a_rule_may_close_over_what_is_not_differentiated(kind: str) -> None:
     torch.testing.assert_close(xf.device_get(xf.grad(loss)(X)), X)
     outer = xf.jit(lambda w, x: xf.grad(lambda x: _with_rule(kind, w)(x).sum())(x))
     torch.testing.assert_close(xf.device_get(outer(X, ONES)), ONES * 100)
+
+
+def _cubed() -> Any:
+    @xf.custom_jvp
+    def cubed(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @cubed.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        return cubed(*primals), 3 * primals[0] ** 2 * tangents[0]
+
+    return cubed
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_forward_mode_of_forward_mode(eager: bool) -> None:
+    """At a rule's own level torch drops the tangents of levels further down."""
+    cubed, one = _cubed(), torch.ones_like(X)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return xf.jvp(cubed, (x,), (torch.ones_like(x),))[1]
+
+    def curve(x: torch.Tensor) -> torch.Tensor:
+        return xf.jvp(slope, (x,), (torch.ones_like(x),))[1]
+
+    with xf.disable_jit(eager):
+        for got, want in (
+            (xf.jvp(slope, (X,), (one,))[1], 6 * X),
+            (xf.jvp(xf.jit(slope), (X,), (one,))[1], 6 * X),
+            (xf.jvp(xf.vmap(slope), (X,), (one,))[1], 6 * X),
+            (xf.linearize(slope, X)[1](one), 6 * X),
+            (xf.jacfwd(xf.jacfwd(lambda x: cubed(x).sum()))(X), torch.diag(6 * X)),
+            (xf.jvp(curve, (X,), (one,))[1], 6 * one),
+            (xf.grad(lambda x: curve(x).sum())(X), 6 * one),
+        ):
+            torch.testing.assert_close(got.cpu(), want)

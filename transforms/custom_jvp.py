@@ -352,7 +352,9 @@ def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            return pushed(ctx.saved_tensors, tangents)[1]
+            return functorch.below_jvp(
+                lambda xs, dots: pushed(xs, dots)[1], ctx.saved_tensors, tangents
+            )
 
     outs: Any = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs)

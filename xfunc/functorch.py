@@ -177,7 +177,7 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return rule.backward(kept, [c if c is None else unwrap_if_dead(c) for c in cts])
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        return rule.jvp(ctx.saved_tensors, tangents)
+        return below_jvp(rule.jvp, ctx.saved_tensors, tangents)
 
     members: dict[str, Any] = {
         "forward": staticmethod(forward),
@@ -193,6 +193,26 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     ]
     with enable_single_level_autograd_function():
         return here.apply(*own)
+
+
+def below_jvp(push: Callable[..., Any], kept: Sequence[Tensor], tangents: Sequence[Any]) -> Any:
+    """``push(kept, tangents)``, run below the innermost level if that is a jvp.
+
+    The rule of forward mode of an autograd.Function: at its own level torch 2.9 drops the tangents
+    of jvps further down, and derivatives of second order would be zero.
+    """
+    top = top_level()
+    if top is None or top.key() != JVP:
+        return push(kept, tangents)
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    lower = [
+        [t if t is None else _functorch._unwrap_for_grad(t, level) for t in given]
+        for given in (kept, tangents)
+    ]
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
+        found = push(*lower)
+    return tuple(t if t is None else _functorch._wrap_for_grad(t, level) for t in found)
 
 
 def _is_smooth(t: Tensor) -> bool:

@@ -35,8 +35,8 @@ def as_key(key: Any, name: str) -> Tensor:
 
 def as_shape(shape: Any, name: str) -> tuple[int, ...]:
     """A shape, checked."""
-    if isinstance(shape, Sequence) and not isinstance(shape, str):
-        dims = tuple(operator.index(d) for d in shape)
+    if isinstance(shape, Sequence) and all(hasattr(d, "__index__") for d in shape):
+        dims = tuple(map(operator.index, shape))
         if all(d >= 0 for d in dims):
             return dims
     repair = "pass a tuple of sizes, as in (3,) or ()."
@@ -71,7 +71,12 @@ def check_mode(mode: str, name: str) -> None:
 def shape_or(shape: Shape | None, name: str, *given: Tensor) -> tuple[int, ...]:
     """The shape asked for; if None, the one that the tensors broadcast to."""
     if shape is None:
-        return tuple(torch.broadcast_shapes(*(t.shape for t in given)))
+        try:
+            return tuple(torch.broadcast_shapes(*(t.shape for t in given)))
+        except RuntimeError:
+            shapes = " and ".join(str(tuple(t.shape)) for t in given)
+            problem = f"{name} was given parameters of the shapes {shapes}, which do not broadcast"
+            fail(ValueError, problem, "give shapes that are equal or 1 along each axis.")
     dims = as_shape(shape, name)
     check_broadcast(name, dims, *given)
     return dims

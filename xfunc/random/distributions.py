@@ -21,6 +21,7 @@ from xfunc.random.checks import (
 )
 from xfunc.random.continuous import normal, uniform
 from xfunc.random.discrete import bernoulli
+from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit
 
 Dtype = torch.dtype | None
@@ -89,7 +90,9 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
     """
     if not dtype.is_signed:
         fail(TypeError, f"rademacher was given the dtype {dtype}", "choose one with a sign.")
-    drawn = bernoulli(as_key(key, "rademacher"), 0.5, as_shape(shape, "rademacher"))
+    # The same bits as JAX's, which counts in float64 as soon as there are types of 64 bits.
+    half = torch.tensor(0.5, dtype=torch.float64 if dtype.itemsize == 8 else torch.float32)
+    drawn = bernoulli(as_key(key, "rademacher"), half, as_shape(shape, "rademacher"))
     return drawn.to(dtype) * 2 - 1
 
 
@@ -139,46 +142,44 @@ def weibull_min(
     return _scaled(_weibull_min, "weibull_min", key, (scale, concentration), shape, dtype)
 
 
-def multivariate_normal(
+def double_sided_maxwell(
+    key: Tensor, loc: Number, scale: Number, shape: Shape = (), dtype: Dtype = None
+) -> Tensor:
+    """Numbers from the Maxwell distribution, mirrored at `loc`; see `rayleigh`.
+
+    `shape` stands in front of the shape that the parameters broadcast to; ``()`` counts as that
+    shape, which then is there twice.
+
+    Source: ``jax.random.double_sided_maxwell``.
+    """
+    name = "double_sided_maxwell"
+    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
+    loc, scale = numbers(dtype, loc, scale)
+    own = shape_or(None, name, loc, scale)
+    return _double_sided_maxwell(key, loc, scale, shape=(*(dims or own), *own), dtype=dtype)
+
+
+def triangular(
     key: Tensor,
-    mean: Tensor,
-    cov: Tensor,
+    left: Number,
+    mode: Number,
+    right: Number,
     shape: Shape | None = None,
     dtype: Dtype = None,
-    method: str = "cholesky",
 ) -> Tensor:
-    """Vectors from a normal distribution.
+    """Numbers from the triangular distribution from `left` to `right`; see `rayleigh`.
 
-    Args:
-        key: int32[2].
-        mean: ``[..., n]``.
-        cov: ``[..., n, n]``, symmetric and positive definite.
-        shape: of the result without its last axis, of size n; None is that of the axes in front.
-        dtype: a floating dtype; None is torch's default.
-        method: how to take the root of `cov`: by ``"cholesky"``, ``"eigh"`` or ``"svd"``. The last
-            two take a semi-definite `cov`; their vectors are determined only up to signs, and so
-            are the draws.
-
-    Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
-        ValueError: the arguments do not fit each other or the shape, or an unknown method.
-
-    Source: ``jax.random.multivariate_normal``.
+    Source: ``jax.random.triangular``.
     """
-    name = "multivariate_normal"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    if method not in _ROOTS:
-        fail(ValueError, f"{name} has method={method!r}", f"choose from {', '.join(_ROOTS)}.")
-    mean, cov = numbers(dtype, mean, cov)
-    if not mean.ndim or tuple(cov.shape[-2:]) != (mean.shape[-1],) * 2:
-        fail(
-            ValueError,
-            f"{name} was given a mean of the shape {tuple(mean.shape)} and a covariance of the "
-            f"shape {tuple(cov.shape)}",
-            "give [..., n] and [..., n, n].",
-        )
-    dims = shape_or(shape, name, mean[..., 0], cov[..., 0, 0])
-    return _multivariate_normal(key, mean, cov, shape=dims, dtype=dtype, method=method)
+    return _scaled(_triangular, "triangular", key, (left, mode, right), shape, dtype)
+
+
+def wald(key: Tensor, mean: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
+    """Numbers from the Wald (inverse Gaussian) distribution of scale 1; see `rayleigh`.
+
+    Source: ``jax.random.wald``.
+    """
+    return _scaled(_wald, "wald", key, (mean,), shape, dtype)
 
 
 # -- programs -----------------------------------------------------------------------------------
@@ -256,27 +257,31 @@ def _weibull_min(
     return drawn ** (1.0 / concentration) * scale
 
 
-def _of_eigh(cov: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(cov)
-    return vectors * values.sqrt().unsqueeze(-2)
-
-
-def _of_svd(cov: Tensor) -> Tensor:
-    vectors, values, _ = torch.linalg.svd(cov)
-    return vectors * values.sqrt().unsqueeze(-2)
-
-
-_ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "cholesky": torch.linalg.cholesky,
-    "eigh": _of_eigh,
-    "svd": _of_svd,
-}
-
-
-@partial(jit, static_argnames=("shape", "dtype", "method"))
-def _multivariate_normal(
-    key: Tensor, mean: Tensor, cov: Tensor, shape: Shape, dtype: torch.dtype, method: str
+@_program
+def _double_sided_maxwell(
+    key: Tensor, loc: Tensor, scale: Tensor, shape: Shape, dtype: torch.dtype
 ) -> Tensor:
-    mean, cov = mean.to(key.device, dtype), cov.to(key.device, dtype)
-    drawn = normal(key, (*shape, mean.shape[-1]), dtype)
-    return mean + (_ROOTS[method](cov) @ drawn.unsqueeze(-1)).squeeze(-1)
+    loc, scale = loc.to(key.device, dtype), scale.to(key.device, dtype)
+    size, sign = split(key)
+    return rademacher(sign, shape, dtype) * _maxwell(size, shape=shape, dtype=dtype) * scale + loc
+
+
+@_program
+def _triangular(
+    key: Tensor, left: Tensor, mode: Tensor, right: Tensor, shape: Shape, dtype: torch.dtype
+) -> Tensor:
+    left, mode, right = (t.to(key.device, dtype) for t in (left, mode, right))
+    u = uniform(key, shape, dtype)
+    rising = left + torch.sqrt(u * (right - left) * (mode - left))
+    falling = right - torch.sqrt((1 - u) * (right - left) * (right - mode))
+    return torch.where(u < (mode - left) / (right - left), rising, falling)
+
+
+@_program
+def _wald(key: Tensor, mean: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+    mean = mean.to(key.device, dtype)
+    first, second = split(key)
+    y = normal(first, shape, dtype).square()
+    square = mean * mean
+    x = mean + square * y / 2 - mean / 2 * torch.sqrt(4 * mean * y + square * y.square())
+    return torch.where(uniform(second, shape, dtype) <= mean / (mean + x), x, square / x)

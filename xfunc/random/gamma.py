@@ -1,21 +1,23 @@
 """The gamma distribution, and those made of it, by the algorithm of `jax.random`.
 
-Each number is drawn from a key of its own, until one is accepted. A loop of unknown length has no
-gradient in reverse mode: those of the parameters are refused there.
+Each number is drawn from a key of its own, until one is accepted. Its derivative is not that of the
+loop, but that of the number of the same rank in the distribution: see `gamma_slope`.
 
 Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from typing import Any
 
 import torch
 
 from xfunc.random.checks import Number, Shape, Tensor, as_key, floating, numbers, shape_or
 from xfunc.random.continuous import normal, uniform
+from xfunc.random.gamma_slope import gamma_slope
 from xfunc.random.threefry import split
+from xfunc.transforms.custom_jvp import custom_jvp
 from xfunc.transforms.jit import jit
 from xfunc.transforms.vmap import vmap
 from xfunc.transforms.while_loop import while_loop
@@ -98,6 +100,19 @@ def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor
     return _t(key, df, shape=shape_or(shape, name, df), dtype=dtype)
 
 
+def f(
+    key: Tensor, dfnum: Number, dfden: Number, shape: Shape | None = None, dtype: Dtype = None
+) -> Tensor:
+    """Numbers from the F distribution of `dfnum` and `dfden` degrees of freedom; see `gamma`.
+
+    Source: ``jax.random.f``.
+    """
+    name = "f"
+    key, dtype = as_key(key, name), floating(dtype, name)
+    above, below = numbers(dtype, dfnum, dfden)
+    return _f(key, above, below, shape=shape_or(shape, name, above, below), dtype=dtype)
+
+
 # -- programs -----------------------------------------------------------------------------------
 
 
@@ -119,10 +134,26 @@ def _draw(
 @partial(jit, static_argnames=("shape", "dtype", "log"))
 def _gamma(key: Tensor, a: Tensor, shape: tuple[int, ...], dtype: torch.dtype, log: bool) -> Tensor:
     a = a.to(key.device, dtype).expand(shape).reshape(-1)
+    return _samples(log, key, a).reshape(shape)
+
+
+@partial(custom_jvp, nondiff_argnums=0)
+def _samples(log: bool, key: Tensor, a: Tensor) -> Tensor:
+    """One number for each parameter of a vector."""
     if not a.numel():
-        return a.reshape(shape)
-    one = vmap(partial(_one, log=log))
-    return one(split(key, math.prod(shape)), a).reshape(shape)
+        return a.clone()
+    return vmap(partial(_one, log=log))(split(key, len(a)), a)
+
+
+@_samples.defjvp
+def _slopes(log: bool, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Any:
+    key, a = primals
+    drawn = _samples(log, key, a)
+    if not log:
+        return drawn, tangents[1] * gamma_slope(a, drawn)
+    x = torch.exp(drawn)
+    x = torch.where(x == 0, torch.finfo(x.dtype).tiny, x)
+    return drawn, tangents[1] * (gamma_slope(a, x) / x)
 
 
 def _one(key: Tensor, a: Tensor, log: bool) -> Tensor:
@@ -177,3 +208,13 @@ def _t(key: Tensor, df: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> T
     half = df.to(key.device, dtype) / 2
     drawn = _gamma(key_g, half, shape=shape, dtype=dtype, log=False)
     return normal(key_n, shape, dtype) * torch.sqrt(half / drawn)
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
+def _f(
+    key: Tensor, above: Tensor, below: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    key_below, key_above = split(key)
+    above, below = above.to(key.device, dtype), below.to(key.device, dtype)
+    ratio = chisquare(key_above, above, shape, dtype) / above
+    return ratio / (chisquare(key_below, below, shape, dtype) / below)

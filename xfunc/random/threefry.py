@@ -19,6 +19,7 @@ import math
 import operator
 from functools import partial
 
+import numpy as np
 import torch
 
 from xfunc import runtime, tracing
@@ -60,6 +61,45 @@ def key(seed: int | Tensor) -> Tensor:
     low = (seed + 2**31) % 2**32 - 2**31
     made = torch.tensor([0, low], dtype=torch.int32)
     return made if is_eager() or tracing.current() is not None else runtime.to_device(made)
+
+
+PRNGKey = key
+
+
+def key_data(keys: Tensor) -> Tensor:
+    """The words of a key, or of an array of keys: what it consists of here.
+
+    Source: ``jax.random.key_data``, whose words have no sign.
+    """
+    return wrap_key_data(keys)
+
+
+def wrap_key_data(words: Tensor) -> Tensor:
+    """A key, or an array of keys, of words.
+
+    Args:
+        words: ``[..., 2]`` of int32, or of another integer dtype, whose lowest 32 bits count.
+
+    Raises:
+        TypeError: these are no words.
+
+    Source: ``jax.random.wrap_key_data``.
+    """
+    words = torch.as_tensor(words) if isinstance(words, np.ndarray) else words
+    if isinstance(words, Tensor) and words.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        words = words.to(torch.int64)
+    if not isinstance(words, Tensor) or words.dtype not in INTEGERS or words.shape[-1:] != (2,):
+        what = short(words) if isinstance(words, Tensor) else repr(words)
+        fail(TypeError, f"a key was to be made of {what}", "give integers of the shape [..., 2].")
+    return words.to(torch.int32)
+
+
+def clone(key: Tensor) -> Tensor:
+    """The key once more: it gives the same numbers again.
+
+    Source: ``jax.random.clone``.
+    """
+    return as_key(key, "clone").clone()
 
 
 def split(key: Tensor, num: int | Shape = 2) -> Tensor:
