@@ -132,6 +132,24 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "jax.random.gamma": [
         *_draws("gamma", "2.5, (3,)"),
         *_draws("dirichlet", "jnp.array([1.0, 2.0, 3.0])"),
+        "jax.grad(lambda a: jax.random.gamma(jax.random.key(7), a, (3,)).sum())(2.5)",
+    ],
+    "jax.random.double_sided_maxwell": [
+        *_draws("double_sided_maxwell", "x, 2.0, (2,)"),
+        *_draws("generalized_normal", "1.5, (3,)"),
+        *_draws("triangular", "0.0, 1.0, 3.0, (3,)"),
+        *_draws("wald", "jnp.array([1.0, 2.0])"),
+    ],
+    "jax.random.poisson": [*_draws("poisson", "4.0, (3,)"), *_draws("geometric", "0.25, (3,)")],
+    "jax.random.binomial": [
+        *_draws("binomial", "20, 0.25, (3,)"),
+        *_draws("multinomial", "9.0, jnp.array([0.25, 0.5, 0.25])"),
+    ],
+    "jax.random.ball": [*_draws("ball", "3"), *_draws("orthogonal", "2", "2, m=3")],
+    "jax.random.PRNGKey": [
+        "jax.random.PRNGKey(7)",
+        "jax.random.key_data(jax.random.clone(jax.random.key(7)))",
+        "jax.random.key_data(jax.random.wrap_key_data(jax.random.PRNGKey(7)))",
     ],
     # -- trees
     "jax.tree.flatten": [f"jax.tree.flatten({PAIR})[0]", "jax.tree.flatten((x, None, [v]), is_leaf=lambda t: isinstance(t, list))[0][0]"],
