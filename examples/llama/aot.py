@@ -31,7 +31,7 @@ from .sharding import parse_mesh
 
 # What is measured of a model that is given by its name alone: weights of two bytes, so that figures
 # of one model can be compared.
-_BARE = ("train.optimizer=adafactor", "train.precision=stochastic", "data.seq=8192")
+_BARE = ("train.optimizer=adafactor", "train.precision=bfloat16", "data.seq=8192")
 _FLAGS = {  # and what they set
     "batch": "data.batch",
     "seq": "data.seq",

@@ -22,7 +22,7 @@ from .interrupts import Interrupts
 from .metrics import Log
 from .options import SettingError
 from .owner import owned
-from .precision import PRECISIONS
+from .precision import LOSSY, PRECISIONS
 from .reader import Reader, prefetch
 from .restored import restore
 from .train import Metrics, Recipe, State
@@ -98,6 +98,8 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
         rows, seq = run.data.batch, run.data.seq
         with Log(folder, recipe, first, rows, seq, console) as log:
             log.say(f"{size:,} parameters; {reader}")
+            if recipe.precision == "bfloat16":
+                log.say(LOSSY)
             log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
             if told:
                 log.say(told)

@@ -76,6 +76,11 @@ PRECISIONS = {
     "bfloat16": Precision(torch.bfloat16, torch.bfloat16),
 }
 
+LOSSY = (
+    "train.precision=bfloat16 loses updates of less than 1/512 of a weight: "
+    "stochastic, compensated and mixed keep them"
+)
+
 
 def stochastic(x: Float32[Tensor, "*shape"], key: Int[Tensor, "2"]) -> BFloat16[Tensor, "*shape"]:
     """`x` rounded to one of the two nearest numbers of bfloat16, so that its mean is `x`.

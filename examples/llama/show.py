@@ -15,6 +15,7 @@ from . import config, options
 from .config import Run
 from .footprint import Case, Footprint
 from .planner import Mesh, Trial
+from .precision import LOSSY
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def command(console: Console, source: str | None, run: Run) -> None:
     base = config.read(source)
     given = [] if source is None else ["--config", source]
     text = shlex.join([*given, *options.differing(run, base)])
+    if run.train.precision == "bfloat16":
+        console.print(LOSSY)
     console.print(f"python -m examples.llama fit {text}")
 
 
@@ -137,6 +140,8 @@ def _heading(console: Console, case: Case) -> None:
         f"{run.data.batch} rows of {run.data.seq}{f' in {parts} parts' if parts > 1 else ''}, "
         f"{recipe.plan.policy}, {recipe.plan.attention}"
     )
+    if recipe.precision == "bfloat16":
+        console.print(f"({LOSSY})")
 
 
 def _mesh(mesh: Mesh) -> str:

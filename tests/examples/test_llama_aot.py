@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,22 @@ def test_report(
     assert len(list(tmp_path.rglob("*.zip"))) == 1
 
 
+def test_chips_gather_bfloat16_of_float32_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XFUNC_CACHE_DIR", str(tmp_path))
+    pairs = (
+        "train.model=tiny train.precision=mixed train.optimizer=adafactor data.batch=8 "
+        "data.seq=64 mesh.tensor=2"
+    ).split()
+    case = Case(config.read(pairs=pairs), "v6e:2x2")
+    text = case.lower().compile(f"tpu:{case.topology}").as_text()
+    assert text is not None
+    found = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather\(", text)
+    assert len(found) > 10
+    assert set(found) == {"bf16"}
+
+
 def test_a_batch_that_cannot_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
     assert aot.main([*TINY, *MESH, "--batch", "3"]) == 1
     assert "(3, 64) cannot be divided" in capsys.readouterr().err
@@ -393,7 +410,8 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     run = config.read(pairs=command[4:])
     assert (run.data.batch, run.data.seq, run.mesh) == (20, 64, config.Mesh(1, 2, 2))
     assert (run.train.model, run.train.plan.policy) == (model.TINY["tiny"], "offload")
-    assert (run.train.optimizer, run.train.precision) == ("adafactor", "stochastic")
+    assert (run.train.optimizer, run.train.precision) == ("adafactor", "bfloat16")
+    assert printed.splitlines()[-2].startswith("train.precision=bfloat16 loses updates of less")
     assert "30.00" in printed
 
 

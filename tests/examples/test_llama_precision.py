@@ -177,13 +177,17 @@ def test_a_run_goes_on_and_is_exported(
     assert losses[0] == losses[1]
 
 
-def test_a_run_goes_on_in_a_precision_that_keeps_the_same(run_of: Callable[..., Run]) -> None:
+def test_a_run_goes_on_in_a_precision_that_keeps_the_same(
+    run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
     fit.fit(run_of("a", "train.precision=bfloat16", "train.steps=4"))
+    assert "bfloat16 loses updates of less than 1/512" in capsys.readouterr().out
     with pytest.raises(SettingError, match="precision keeps was bfloat16, is float32"):
         fit.fit(run_of("a", "train.precision=mixed"))
     with pytest.raises(SettingError, match="is bfloat16 with compensation"):
         fit.fit(run_of("a", "train.precision=compensated"))
     assert fit.fit(run_of("a", "train.precision=stochastic")).step == 8
+    assert "loses updates" not in capsys.readouterr().out
 
 
 def test_settings_of_runs_that_had_a_dtype(run_of: Callable[..., Run], tmp_path: Path) -> None:
