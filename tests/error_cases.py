@@ -241,6 +241,46 @@ def step(total, x):
 xf.scan(step, 0.0, torch.ones(5))
 """,
             ),
+            Case(
+                "An option of an operation is traced. `alpha` of a sum and `value` of `addcmul` may be; most are Python numbers.",
+                """\
+@xf.jit
+def act(x, alpha):
+    return torch.nn.functional.elu(x, alpha)
+
+act(torch.ones(3), 0.5)
+""",
+                """\
+ConcretizationError: torch.nn.functional.elu reads a traced value, as a size, an index or a number; a traced value has no data (while tracing act)
+  at example.py:3 in act: return torch.nn.functional.elu(x, alpha)
+Repair: make it a static argument (static_argnums, static_argnames), or compute with tensors of fixed size.""",
+                """\
+@xf.jit(static_argnames="alpha")
+def act(x, alpha):
+    return torch.nn.functional.elu(x, alpha)
+
+act(torch.ones(3), alpha=0.5)
+""",
+            ),
+            Case(
+                "A value of a batch is a size.",
+                """\
+def head(x):
+    return x[: int(x[0])]
+
+xf.vmap(head)(torch.ones(2, 3))
+""",
+                """\
+ConcretizationError: Tensor.__int__ reads a traced value (float32[]), which has no data (while tracing vmap(head))
+  at example.py:2 in head: return x[: int(x[0])]
+Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+                """\
+def head(x):
+    return torch.where(torch.arange(3) < x[0], x, 0)
+
+xf.vmap(head)(torch.ones(2, 3))
+""",
+            ),
         ],
     ),
     Section(
@@ -956,6 +996,123 @@ Repair: use xf.scan, or xf.fori_loop with Python integers as bounds; or differen
 xf.jvp(grow, (torch.tensor(1.0),), (torch.tensor(1.0),))
 """,
             ),
+            Case(
+                "Complex numbers are put in an order.",
+                """\
+@xf.jit
+def weights(z):
+    return z.softmax(0)
+
+weights(torch.ones(3, dtype=torch.complex64))
+""",
+                """\
+UnsupportedOpError: torch.softmax was given complex64: complex numbers have no order
+  at example.py:3 in weights: return z.softmax(0)
+Repair: convert to a floating dtype (x.real, x.imag, x.abs()).""",
+                """\
+@xf.jit
+def weights(z):
+    return z.abs().softmax(0)
+
+weights(torch.ones(3, dtype=torch.complex64))
+""",
+            ),
+            Case(
+                "Booleans are multiplied as matrices.",
+                """\
+@xf.jit
+def reachable(a):
+    return a @ a
+
+reachable(torch.eye(3) > 0)
+""",
+                """\
+UnsupportedOpError: torch.mm was given bool: booleans have no sums of products
+  at example.py:3 in reachable: return a @ a
+Repair: convert to a floating dtype (x.float()).""",
+                """\
+@xf.jit
+def reachable(a):
+    return a.float() @ a.float() > 0
+
+reachable(torch.eye(3) > 0)
+""",
+            ),
+            Case(
+                "Floating numbers are shifted.",
+                """\
+@xf.jit
+def half(x):
+    return x >> 1
+
+half(torch.ones(3))
+""",
+                """\
+UnsupportedOpError: torch.bitwise_right_shift was given float32, and shifts integers
+  at example.py:3 in half: return x >> 1
+Repair: convert with .to(torch.int64) before.""",
+                """\
+@xf.jit
+def half(x):
+    return x / 2
+
+half(torch.ones(3))
+""",
+            ),
+            Case(
+                "Complex numbers of float16.",
+                """\
+@xf.jit
+def turn(x):
+    return torch.complex(x, x)
+
+turn(torch.ones(4, dtype=torch.float16))
+""",
+                """\
+UnsupportedOpError: torch.complex makes complex numbers of float16 (torch.complex32), which XLA does not have (while tracing turn)
+  at example.py:3 in turn: return torch.complex(x, x)
+Repair: convert to float32 first: x.float().""",
+                """\
+turn(torch.ones(4))
+""",
+            ),
+            Case(
+                "An operation has no derivative with respect to this argument.",
+                """\
+def loss(a, x):
+    return torch.igamma(a, x).sum()
+
+xf.grad(loss)(torch.ones(3), torch.ones(3))
+""",
+                """\
+UnsupportedOpError: igamma has no derivative (while tracing grad(loss))
+  at example.py:4 in <module>: xf.grad(loss)(torch.ones(3), torch.ones(3))
+Repair: write it with other torch operations, or give a function that calls it a rule with xf.custom_vjp.""",
+                """\
+xf.grad(loss, argnums=1)(torch.ones(3), torch.ones(3))
+""",
+            ),
+            Case(
+                "The shape of a view is changed in place, and the view is differentiated.",
+                """\
+def loss(x):
+    y = x[:2]
+    y.t_()
+    return y.sum()
+
+xf.grad(loss)(torch.ones(3, 2))
+""",
+                """\
+UnsupportedOpError: Tensor.t_ changes the shape of a view in place, of which derivatives would know nothing
+  at example.py:3 in loss: y.t_()
+Repair: make a new tensor: x = x.t(...).""",
+                """\
+def loss(x):
+    return x[:2].t().sum()
+
+xf.grad(loss)(torch.ones(3, 2))
+""",
+            ),
         ],
     ),
     Section(
@@ -1082,6 +1239,19 @@ total.lower(rows).compile(target="tpu:v6e-4")
 ShardingError: <lambda> was traced for a mesh of 8 devices, and v6e:2x2 has 4
   at example.py:4 in <module>: total.lower(rows).compile(target="tpu:v6e-4")
 Repair: make the mesh as large as the topology, or name another topology.""",
+            ),
+            Case(
+                "A collective names an axis that nothing around it has.",
+                """\
+xf.vmap(lambda x: xf.psum(x, "j"), axis_name="i")(torch.ones(3))
+""",
+                """\
+ShardingError: psum over 'j': no vmap or shard_map around it has an axis 'j'
+  at example.py:1 in <lambda>: xf.vmap(lambda x: xf.psum(x, "j"), axis_name="i")(torch.ones(3))
+Repair: name those of the vmaps around it, 'i'.""",
+                """\
+xf.vmap(lambda x: xf.psum(x, "i"), axis_name="i")(torch.ones(3))
+""",
             ),
         ],
     ),
@@ -1299,6 +1469,33 @@ TypeError: grad was given tensor(3.), which is not callable
   at example.py:1 in <module>: xf.grad(torch.ones(3).sum())
 Repair: pass a function: grad(f)(x) rather than grad(f(x)).""",
             ),
+            Case(
+                "The function of a `custom_vjp` closes over a value that is being differentiated: its rule would lose that gradient.",
+                """\
+def loss(w, x):
+    @xf.custom_vjp
+    def scaled(x):
+        return w * x
+
+    scaled.defvjp(lambda x: (w * x, None), lambda _, ct: (w * ct,))
+    return scaled(x).sum()
+
+xf.grad(loss)(torch.ones(3), torch.ones(3))
+""",
+                """\
+TypeError: loss.<locals>.scaled closes over a value (float32[3]) that is being differentiated, which its rule knows nothing of
+  at example.py:7 in loss: return scaled(x).sum()
+Repair: pass the value as an argument, or close over xf.stop_gradient of it.""",
+                """\
+@xf.custom_vjp
+def scaled(w, x):
+    return w * x
+
+scaled.defvjp(lambda w, x: (w * x, (w, x)), lambda r, ct: (ct * r[1], ct * r[0]))
+
+xf.grad(lambda w, x: scaled(w, x).sum())(torch.ones(3), torch.ones(3))
+""",
+            ),
         ],
     ),
     Section(
@@ -1462,6 +1659,69 @@ Repair: reduce it with .any() or .all(), or use torch.where or xf.vmap to choose
 xf.cond((torch.ones(3) > 0).all(), torch.sin, torch.cos, torch.ones(3))
 """,
             ),
+            Case(
+                "A function holds an iterator. Reading it changes it, and a program would go on with what it gave at first.",
+                """\
+def scaled(rates):
+    return xf.jit(lambda w: w * next(rates))
+
+scaled(iter([0.1, 0.01]))(torch.ones(3))
+""",
+                """\
+TypeError: a function holds <list_iterator object at ...> (a list_iterator), which gives other values each time it is read
+  at example.py:4 in <module>: scaled(iter([0.1, 0.01]))(torch.ones(3))
+Repair: make a list or tuple of it, or pass what it gives as an argument.""",
+                """\
+step = xf.jit(lambda w, rate: w * rate)
+
+for rate in [0.1, 0.01]:
+    step(torch.ones(3), rate)
+""",
+            ),
+            Case(
+                "`nondiff_argnames` names no parameter.",
+                """\
+xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
+""",
+                """\
+ValueError: <lambda> has no parameter 'k'
+  at example.py:1 in <module>: xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
+Repair: its parameters are x, factor.""",
+            ),
+            Case(
+                "A loop with a traced bound is to be unrolled.",
+                """\
+@xf.jit
+def power(x, n):
+    return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
+
+power(torch.ones(3), 2)
+""",
+                """\
+ValueError: fori_loop of power.<locals>.<lambda> has unroll=2, and a traced bound
+  at example.py:3 in power: return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
+Repair: leave unroll out, or make both bounds Python integers (static arguments).""",
+                """\
+@xf.jit(static_argnames="n")
+def power(x, n):
+    return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
+
+power(torch.ones(3), n=2)
+""",
+            ),
+            Case(
+                "`xf.at` is given values that the array cannot hold.",
+                """\
+xf.jit(lambda n: xf.at(n)[0].set(0.5))(torch.ones(3, dtype=torch.int32))
+""",
+                """\
+TypeError: at was given values that int32[3] cannot hold: float32[]
+  at example.py:1 in <lambda>: xf.jit(lambda n: xf.at(n)[0].set(0.5))(torch.ones(3, dtype=torch.int32))
+Repair: convert the values, or the array, with .to(dtype).""",
+                """\
+xf.jit(lambda n: xf.at(n.float())[0].set(0.5))(torch.ones(3, dtype=torch.int32))
+""",
+            ),
         ],
     ),
     Section(
@@ -1557,6 +1817,20 @@ check(torch.ones(3))
 """,
                 """\
 ValueError: a matrix is needed, not Traced<float32[3]>""",
+            ),
+            Case(
+                "A constant index is out of range of the data that it takes from.",
+                """\
+@xf.jit
+def sixth(x):
+    return torch.take(x, torch.tensor([5]))
+
+sixth(torch.ones(3))
+""",
+                """\
+IndexError: torch.take was given the index 5, which is out of bounds: its input has 3 (while tracing sixth)
+  at example.py:3 in sixth: return torch.take(x, torch.tensor([5]))
+Repair: give indices from -3 to 2.""",
             ),
         ],
     ),

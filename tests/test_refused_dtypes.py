@@ -29,6 +29,8 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "amax": lambda z: z.amax(0),
     "sort": lambda z: z.sort()[0],
     "topk": lambda z: z.topk(2)[0],
+    "copysign": lambda z: torch.copysign(z, z),
+    "copysign of a number": lambda z: torch.copysign(z, 2.0),
 }
 
 
@@ -45,14 +47,25 @@ def test_means_of_complex_numbers_at_indices() -> None:
         xf.jit(lambda z: z.scatter_reduce(0, I.to(z.device), z, "mean"))(Z)
 
 
-@pytest.mark.parametrize("name", ["addmm", "addmv", "linear"])
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "mm": lambda b: b @ b,
+    "bmm": lambda b: torch.bmm(b[None], b[None]),
+    "mv": lambda b: b @ b[0],
+    "dot": lambda b: b[0] @ b[0],
+    "vdot": lambda b: torch.vdot(b[0], b[0]),
+    "addmm": lambda b: torch.addmm(b, b, b),
+    "addmv": lambda b: torch.addmv(b[0], b, b[0]),
+    "linear": lambda b: F.linear(b, b, b[0]),
+    "linear of a batch": lambda b: F.linear(b[None], b, b[0]),
+    "bilinear": lambda b: F.bilinear(b, b, b[None]),
+    "tensordot": lambda b: torch.tensordot(b, b, 1),
+    "einsum": lambda b: torch.einsum("ij,jk->ik", b, b),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_booleans(name: str) -> None:
-    functions: dict[str, Callable[..., Any]] = {
-        "addmm": lambda b: torch.addmm(b, b, b),
-        "addmv": lambda b: torch.addmv(b[0], b, b[0]),
-        "linear": lambda b: F.linear(b, b, b[0]),
-    }
-    with pytest.raises(RuntimeError, match="not implemented"):
-        functions[name](B)
+    with pytest.raises(RuntimeError, match=r"not implemented|must have the same dtype"):
+        PRODUCTS[name](B)
     with pytest.raises(xf.errors.UnsupportedOpError, match="was given bool"):
-        xf.jit(functions[name])(B)
+        xf.jit(PRODUCTS[name])(B)

@@ -77,7 +77,7 @@ _OPERATION_RULES = (
         "write it with other torch operations, or use xf.map in place of vmap.",
     ),
     (
-        r"derivative for (\S+) is not implemented",
+        r"derivative for '?(\S+?)(?:: \w+)?'? is not implemented",
         "no derivative",
         "write it with other torch operations, or give a function that calls it a rule with "
         "xf.custom_vjp.",

@@ -23,7 +23,9 @@ _ORDERING = """
     cummax cummin
 """.split()
 _MEANS = ("scatter_reduce.two", "index_reduce")
-_PRODUCTS = ("addmm", "addmv", "addbmm", "baddbmm")
+_SIGNED = ("copysign.Tensor", "copysign.Scalar")
+_PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
+_CONVERSIONS = {True: "x.real, x.imag, x.abs()", False: "x.float()"}
 
 
 def add() -> None:
@@ -36,6 +38,8 @@ def add() -> None:
             _refusing(_complex_mean, "means of complex numbers have no lowering to XLA"),
             _no_complex,
         )
+    for name in _SIGNED:
+        surround(name, _refusing(_first_complex, "complex numbers have no sign"), _no_complex)
     for name in _PRODUCTS:
         surround(name, _refusing(_first_bool, "booleans have no sums of products"), _no_bool)
 
@@ -74,7 +78,7 @@ def _refusing(
                 report(
                     f"torch.{name.strip('_').partition('.')[0]} was given "
                     f"{str(dtype).removeprefix('torch.')}: {why}",
-                    "convert to a floating dtype (x.real, x.abs(), x.float()).",
+                    f"convert to a floating dtype ({_CONVERSIONS[dtype.is_complex]}).",
                     at=user_location(),
                 )
             )

@@ -202,12 +202,15 @@ def install() -> None:
 
 
 def _einsum() -> Kernel:
-    """torch's own composition for complex numbers, whose gradients torch_xla 2.9 gets wrong."""
+    """torch's own composition for complex numbers, whose gradients torch_xla 2.9 gets wrong.
+
+    And for booleans, whose products are refused: see `ordered`.
+    """
     composed = torch.library.get_kernel("aten::einsum", "AutogradOther")
     fused = torch.library.get_kernel("aten::einsum", "AutogradXLA")
 
     def run(equation: str, tensors: list[torch.Tensor], **options: Any) -> Any:
-        inner = composed if any(t.is_complex() for t in tensors) else fused
+        inner = composed if any(t.is_complex() or t.dtype is torch.bool for t in tensors) else fused
         keys = _XLA if inner is composed else _AUTOGRAD
         return inner.call_boxed(keys, equation, tensors, **options)
 
