@@ -15,6 +15,8 @@ import types
 from collections.abc import Hashable
 from typing import Any
 
+from xfunc import changes
+from xfunc.changes import Changed
 from xfunc.guards import MAX_STATES, State
 from xfunc.locations import is_of_user
 from xfunc.watch import Watch, end_watches
@@ -80,17 +82,17 @@ class ClassState:
         self.own()
         return self._contents
 
-    def note_changes(self, before: dict[tuple[type, str], Hashable]) -> bool:
-        """Let what has changed since then no longer count; whether anything has."""
+    def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
+        """Let what has changed since then no longer count; what has."""
         now = self.contents()
         if now is before:
-            return False
-        changed = {k for k in now.keys() | before.keys() if now.get(k) != before.get(k)}
-        self._volatile |= changed
-        if changed:
+            return Changed.NOTHING
+        volatile, kinds = changes.between(before, now, now.keys() | before.keys())
+        self._volatile |= volatile
+        if volatile:
             self._own = self._state = None
             end_watches()
-        return bool(changed)
+        return kinds
 
     def own(self) -> State:
         """The state of the class alone: other classes count by identity."""

@@ -11,9 +11,6 @@ under those names, and so on, as far as the user's program goes. Of a Python mod
 those attributes count that any of this code mentions. A name that nothing stands under counts too:
 it may appear. Installed packages are taken not to change, except for their classes. A tensor counts
 by identity, other values as in a closure (see `xfunc.valuation`).
-
-NOTE [volatile globals]: a global that the function itself changed while it was being traced, such
-as a count of its runs, no longer counts.
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xfunc import classes, watch
+from xfunc import changes, classes, watch
+from xfunc.changes import Changed
 from xfunc.guards import MAX_STATES, State
 from xfunc.locations import is_of_program, is_of_user, module_is_of_user
 from xfunc.own_classes import Same
@@ -66,16 +64,18 @@ class Globals:
         reach = self._now()
         return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
-    def note_changes(self, before: tuple[Any, Any]) -> None:
-        """See NOTE [volatile globals]."""
+    def note_changes(self, before: tuple[Any, Any]) -> Changed:
+        """Let what has changed since then no longer count; what has. See `xfunc.changes`."""
         after, old = self._now(), before[0]
+        kinds = Changed.NOTHING
         if after is not old:
-            self._volatile |= {
-                p for p, v in old.values.items() if p in after.values and after.values[p] != v
-            }
-        changed = [cls.note_changes(contents) for cls, contents in before[1].items()]
-        if after is not old or any(changed):
+            both = old.values.keys() & after.values.keys()
+            volatile, kinds = changes.between(old.values, after.values, both)
+            self._volatile |= volatile
+        kinds |= Changed.any(cls.note_changes(contents) for cls, contents in before[1].items())
+        if after is not old or kinds is not Changed.NOTHING:
             self._state = None
+        return kinds
 
     def __call__(self) -> State:
         state = self._state

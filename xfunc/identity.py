@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from xfunc import classes
+from xfunc import changes, classes
+from xfunc.changes import Changed
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.own_classes import Same
@@ -53,14 +54,15 @@ def class_contents(fun: Any) -> dict[classes.ClassState, Any]:
     return {c: c.contents() for c in map(classes.known, walk.classes)}
 
 
-def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hashable]]) -> bool:
-    """Mark the places changed since `before` as volatile; whether there were any."""
-    now = places_of(fun)
-    for key, (owner, held) in before.items():
-        if key in now and now[key][1] != held:
-            volatile[key] = owner
-            end_watches()
-    return any(key in volatile for key in before)
+def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hashable]]) -> Changed:
+    """Mark the places changed since `before` as volatile; what has changed."""
+    held = {key: content for key, (_, content) in before.items()}
+    now = {key: content for key, (_, content) in places_of(fun).items()}
+    found, kinds = changes.between(held, now, held.keys() & now.keys())
+    volatile.update({key: before[key][0] for key in found})
+    if found:
+        end_watches()
+    return kinds | Changed.VOLATILE if any(key in volatile for key in before) else kinds
 
 
 def let_change(fun: Any) -> bool:

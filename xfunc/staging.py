@@ -25,6 +25,7 @@ from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
 from xfunc.cache import FunctionCache
 from xfunc.call import Call
+from xfunc.changes import Changed
 from xfunc.effects import Effect
 from xfunc.entry import Entry
 from xfunc.errors import report, shown
@@ -205,17 +206,19 @@ class Staged:
             else:
                 program.trace()
         run[0] = later
-        named.note_changes(before)
-        changed = [cls.note_changes(contents) for cls, contents in kinds.items()]
+        changed = named.note_changes(before) | identity.note_changes(self.value, places)
+        changed |= Changed.any(cls.note_changes(contents) for cls, contents in kinds.items())
         collects = [identity.let_change(f) for e in had for f in e.functions]
-        if identity.note_changes(self.value, places) or any(collects) or any(changed):
+        if Changed.VOLATILE in changed or any(collects):
             value, others, held = self.values(beside)
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         entry = Entry(program, primitive(program), out_tree[0], captures, donated(), tuple(had))
-        # A value of an enclosing trace that the key does not see is good for this trace only.
-        if not any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures):
+        # A value of an enclosing trace that the key does not see is good for this trace only; and
+        # see NOTE [flags] in `xfunc.changes`.
+        passing = any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures)
+        if not passing and Changed.FLAGS not in changed:
             store.add(key, entry, guards)
             if (trace := tracing.current()) is not None:
                 trace.keep_tokens([*held, *program.captures], self.value)

@@ -3,10 +3,6 @@
 NOTE [aliases]: that a tensor stands in two places of the key is itself part of the key. A program
 traced while two closure cells held one tensor would otherwise be wrong when they hold two.
 
-NOTE [volatile places]: a function that counts its own runs, in a list or an attribute that it
-holds, would never hit. So the places that a function changed while it was being traced (a closure
-cell, a list, dict or set, an attribute) no longer count by value.
-
 NOTE [equality is not enough]: ``-0.0 == 0.0``, ``range(0) == range(5, 5)``, and a class may define
 ``__eq__`` as it likes. So what counts of an object is what it consists of: its class, as the class
 is now, and its attributes; of an immutable object written in C, what it is pickled as. Only classes
@@ -45,7 +41,8 @@ _FIXED = (
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-# See NOTE [volatile places]: (id of the owner, attribute or None) -> the owner, kept alive.
+# See NOTE [volatile places] in `xfunc.changes`: (id of the owner, attribute or None) -> the owner,
+# kept alive.
 volatile: dict[tuple[int, str | None], Any] = {}
 
 
