@@ -14,9 +14,9 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices="trace dispatch scan pods linalg remat second_process operations".split(),
+        choices="trace dispatch scan pods linalg remat training second_process operations".split(),
         metavar="name",
-        help="trace, dispatch, scan, pods, linalg, second_process, "
+        help="trace, dispatch, scan, pods, linalg, training, second_process, "
         "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
@@ -52,6 +52,10 @@ def main() -> None:
             from benchmarks import remat
 
             remat.main()
+        elif name == "training":
+            from benchmarks import training
+
+            training.main()
         elif name == "operations":
             operations.main(options)
         else:

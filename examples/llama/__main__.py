@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 import xfunc as xf
+from xfunc import runtime
 
-from . import aot, config, evaluate, fit, generate, options, tokenizer, trained
+from . import allocation, aot, config, evaluate, fit, generate, options, tokenizer, trained
 from .finite import NotFiniteError
 from .reader import Reader
 
@@ -53,6 +54,8 @@ def fit_command(argv: Sequence[str]) -> int:
         help="go on from a checkpoint though text, order or size of batches are others than its",
     )
     args = parser.parse_intermixed_args(argv)
+    if runtime.is_cpu():
+        allocation.keep_memory()
     outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
     return {"done": 0, "interrupted": os.EX_TEMPFAIL}.get(outcome.ended, 1)
 

@@ -13,8 +13,9 @@ import numpy as np
 from rich.console import Console
 
 import xfunc as xf
+from xfunc import runtime
 
-from . import fit, generate, model, tokenizer, train, trained
+from . import allocation, fit, generate, model, tokenizer, train, trained
 from .config import Run
 from .data_config import DataConfig
 from .plan import Plan
@@ -34,15 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.steps < 2:
         parser.error("--steps must be at least 2")
-    # At this size memory is no concern: keep all there is room for.
-    plan = Plan(policy="everything", attention="dense", loss_chunk=128)
-    recipe = Recipe(
-        model.CONFIGS["demo-1m"], steps=args.steps, plan=plan, warmup=max(1, args.steps // 10)
-    )
+    if runtime.is_cpu():
+        allocation.keep_memory()
     console = Console(highlight=False, markup=False)
     with tempfile.TemporaryDirectory() as folder:
         data = DataConfig(files=(args.data,), seed=args.seed)
-        run = Run(folder, recipe, data, seed=args.seed, save_every=args.steps, keep=1)
+        run = Run(folder, recipe(args.steps), data, seed=args.seed, save_every=args.steps, keep=1)
         outcome = fit.fit(run, console)
         if outcome.ended != "done":
             return 1
@@ -61,6 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"loss curve: {args.out / 'loss.png'}")
     console.print(f"traces of train_step: {xf.trace_count(train.train_step)}")
     return 0 if losses[-1] < losses[0] else 1
+
+
+def recipe(steps: int) -> Recipe:
+    """What is trained. At this size memory is no concern: all is kept that there is room for."""
+    plan = Plan(policy="everything", attention="dense", loss_chunk=128)
+    return Recipe(model.CONFIGS["demo-1m"], steps=steps, plan=plan, warmup=max(1, steps // 10))
 
 
 def sample(found: trained.Trained, prompt: str, seed: int) -> str:

@@ -1,0 +1,130 @@
+"""Training steps of the Llama example on one core, against plain torch, by the time of the core.
+
+The peers are one function of torch with what torch has for it: fused attention, fused AdamW.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import xfunc as xf
+from examples.llama import allocation, config, demo, model, train
+from examples.llama.model import Batch, Config
+
+ROUNDS, STEPS = 5, 1
+
+
+def main() -> None:
+    """Print tokens per second of one core, for the median of the turns, which alternate."""
+    allocation.keep_memory()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    print("| tokens per CPU-second | xfunc | eager torch | torch.compile | / eager | / compile |")
+    print("|---|---|---|---|---|---|")
+    runs = {"demo-1m": config.Run(train=demo.recipe(1000)), "small-11m": config.read("small-11m")}
+    for name, run in runs.items():
+        ours, eager, compiled = _rates(run)
+        ratios = f"{ours / eager:.2f} | {ours / compiled:.2f}"
+        print(f"| {name} | {ours:,.0f} | {eager:,.0f} | {compiled:,.0f} | {ratios} |", flush=True)
+
+
+def _rates(run: config.Run) -> list[float]:
+    recipe, rows, seq = run.train, run.data.batch, run.data.seq
+    batch = _batch(recipe.model, rows, seq)
+    params = xf.device_get(model.init(recipe.model))
+    contenders = [_ours(recipe, batch)]
+    for compiled in (False, True):
+        contenders.append(_theirs(recipe, xf.tree.map(Tensor.clone, params), batch, compiled))
+    first = [float(step()) for step in contenders]
+    assert max(first) - min(first) < 1e-3, f"the losses differ: {first}"
+    for step in contenders:
+        step()
+    costs: list[list[float]] = [[] for _ in contenders]
+    for _ in range(ROUNDS):
+        for step, cost in zip(contenders, costs, strict=True):
+            start = time.process_time()
+            for _ in range(STEPS):
+                step()
+            cost.append((time.process_time() - start) / STEPS)
+    return [rows * seq / statistics.median(cost) for cost in costs]
+
+
+def _batch(c: Config, rows: int, seq: int) -> Batch:
+    tokens = torch.randint(c.vocab, (rows, seq + 1), generator=torch.Generator().manual_seed(0))
+    ends = torch.arange(seq) * 3 // seq  # three documents a row
+    batch = model.batch_of(tokens.to(torch.int32))
+    return batch._replace(segments=(1 + ends).to(torch.int32).expand(rows, seq).contiguous())
+
+
+def _ours(recipe: train.Recipe, batch: Batch) -> Callable[[], Tensor]:
+    state, there = train.init(recipe), xf.device_put(batch)
+
+    def step() -> Tensor:
+        nonlocal state
+        state, metrics = train.train_step(state, there, recipe=recipe)
+        return xf.device_get(metrics.loss)
+
+    return step
+
+
+def _theirs(
+    recipe: train.Recipe, params: Any, batch: Batch, compiled: bool
+) -> Callable[[], Tensor]:
+    leaves = [p.requires_grad_() for p in xf.tree.leaves(params)]
+    adamw = torch.optim.AdamW(
+        leaves, recipe.peak_lr, (recipe.beta1, recipe.beta2), fused=True, weight_decay=0.1
+    )
+    forward = functools.partial(plain_loss, c=recipe.model)
+    if compiled:
+        forward = torch.compile(forward)
+    tokens, targets = batch.tokens.long(), batch.targets.long()
+    assert batch.segments is not None
+    seen = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
+    mask = (seen & (batch.segments[:, None] == batch.segments[:, :, None]))[:, None]
+
+    def step() -> Tensor:
+        loss = forward(params, tokens, targets, mask)
+        adamw.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(leaves, recipe.clip)
+        adamw.step()
+        return loss.detach()
+
+    return step
+
+
+def plain_loss(params: Any, tokens: Tensor, targets: Tensor, mask: Tensor, *, c: Config) -> Tensor:
+    """The loss of the example's model, as one would write it in torch."""
+    angles = model.rotary(torch.arange(tokens.shape[1]), c)
+    x = F.embedding(tokens, params["embed"])
+    layers = {name: stack.unbind() for name, stack in params["layers"].items()}
+    for i in range(c.layers):
+        w = {name: stack[i] for name, stack in layers.items()}
+        x = x + _attention(_norm(x, w["attn_norm"], c), w, angles, mask, c)
+        x = x + model.mlp(_norm(x, w["mlp_norm"], c), w)
+    x = _norm(x, params["norm"], c)
+    logits = F.linear(x, params["embed" if c.tied else "head"])
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _norm(x: Tensor, weight: Tensor, c: Config) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, c.norm_eps)
+
+
+def _attention(x: Tensor, w: Any, angles: Any, mask: Tensor, c: Config) -> Tensor:
+    q, k, v = (
+        F.linear(x, w[name]).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+        for name in ("wq", "wk", "wv")
+    )
+    q, k = model.rotate(q, angles), model.rotate(k, angles)
+    mixed = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=c.heads != c.kv_heads)
+    return F.linear(mixed.transpose(1, 2).flatten(2), w["wo"])

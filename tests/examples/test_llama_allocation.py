@@ -1,0 +1,50 @@
+"""Memory that the CPU computes in is kept from one step to the next."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import ctypes, json, sys, threading
+from examples.llama import allocation
+
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+done = sys.argv[1] == "yes" and allocation.keep_memory()
+before = libc.mallinfo2()
+
+def allocate():
+    pointer = libc.malloc(200 << 20)
+    mapped.append(libc.mallinfo2().hblkhd - before.hblkhd)
+    libc.free(pointer)
+
+mapped = []
+allocate()
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+print(json.dumps([done, mapped, libc.mallinfo2().fordblks - before.fordblks]))
+"""
+
+
+def told(keep: str) -> tuple[bool, list[int], int]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [sys.executable, "-c", CODE, keep]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_large_arrays_are_not_given_back_to_the_system() -> None:
+    size = 200 << 20
+    done, mapped, free = told("no")
+    assert (done, min(mapped) >= size, free < size) == (False, True, True)
+    done, mapped, free = told("yes")
+    assert (done, mapped, free >= size) == (True, [0, 0], True)
