@@ -154,3 +154,48 @@ def test_one_number_is_put_where_a_mask_is_true_whatever_its_dtype() -> None:
 
     x, value = torch.ones(2, 3, dtype=torch.int64), torch.tensor(2.75)
     assert torch.equal(xf.jit(f)(x, value).cpu(), f(x, value))
+
+
+TO_PARTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "zero_": lambda x, i: x[i].zero_(),
+    "a slice of it": lambda x, i: x[i, 1:].fill_(7.0),
+    "of the second dimension": lambda x, i: x[:, i].mul_(2),
+    "an ellipsis": lambda x, i: x[..., i].neg_(),
+    "a view of it": lambda x, i: x[i][1:].add_(5),
+    "two numbers": lambda x, i: x[i, i].copy_(torch.tensor(3.0)),
+    "one after the other": lambda x, i: x[i][i].fill_(9.0),
+    "setitem": lambda x, i: x[i].__setitem__(0, -1.0),
+    "out": lambda x, i: torch.sin(x[i], out=x[i]),
+    "in place twice": lambda x, i: x[i].add_(1).mul_(3),
+    "no view": lambda x, i: x[i, [0, 1]].zero_(),
+}
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan"])
+@pytest.mark.parametrize("name", TO_PARTS)
+def test_what_is_written_to_a_part_is_written_to_the_whole(name: str, transform: str) -> None:
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        TO_PARTS[name](y, i)
+        return y
+
+    x, i = torch.arange(12.0).reshape(3, 4) + 1, torch.tensor(1)
+    if transform == "grad" and name != "out":  # which torch does not differentiate
+        want: Any = torch.func.grad(lambda x: (f(x, i) ** 2).sum())(x)
+        found = xf.grad(lambda x, i: (f(x, i) ** 2).sum())(x, i)
+    elif transform == "scan":
+        want, found = f(f(x, i), i), xf.scan(lambda c, i: (f(c, i), None), x, i.expand(2))[0]
+    elif transform == "vmap" and name == "a view of it":
+        with pytest.raises(xf.errors.UnsupportedOpError, match=r"write to x itself: x\[i, 1:\]"):
+            xf.vmap(f, in_axes=(0, None))(x[None], i)
+        return
+    elif transform == "vmap":
+        want, found = f(x, i), xf.vmap(f, in_axes=(0, None))(x[None], i)[0]
+    else:
+        want, found = f(x, i), xf.jit(f)(x, i)
+    torch.testing.assert_close(found.cpu(), want)
+
+
+def test_an_argument_is_not_written_to_by_a_part_of_it() -> None:
+    with pytest.raises(xf.errors.PurityError, match="in place"):
+        xf.jit(lambda x, i: x[i].zero_() + x.sum())(torch.ones(3, 3), torch.tensor(1))

@@ -3,6 +3,9 @@
 torch reads an integer tensor without dimensions as if it were a Python int, which a traced value
 can't be. Here it becomes a gather or a scatter of one element. As in JAX, an index out of bounds is
 clamped when reading and dropped when writing, and the start of a `narrow` is clamped.
+
+NOTE [parts that are written to]: in torch ``x[i]`` is a view, and ``x[i].zero_()`` changes `x`. The
+gather is none. So it is noted of what it is a part, and what is written to it is written there too.
 """
 
 from __future__ import annotations
@@ -11,6 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from xfunc import functorch
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
 
 Tensor = torch.Tensor
 
@@ -52,9 +59,38 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     if not _traced_numbers(index):
         return x[index]
     numbers, rest = _take_apart(x, index)
+    found = x
     for dim, i in reversed(numbers):
-        x = x[(*(slice(None) for _ in range(dim)), i.reshape(1))].squeeze(dim)
-    return x[rest] if rest else x
+        found = found[(*(slice(None) for _ in range(dim)), i.reshape(1))].squeeze(dim)
+    if not all(isinstance(e, (int, slice)) or e in (None, ...) for e in rest):
+        return found[rest]  # a copy in torch as well
+    found = (found[rest] if rest else found).clone()  # no view: views of it know it as their base
+    vars(found)[_PART] = x, index
+    if functorch.is_wrapped(found):
+        vars(functorch.innermost(found))[_PART] = None
+    return found
+
+
+_PART = "xfunc_part"
+
+
+def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
+    """Of what a tensor, or what it is a view of, is a part, at which index; see the note above."""
+    if not isinstance(t, Tensor):
+        return None
+    for part in (t, t._base):
+        if part is not None and _PART in vars(part):
+            return (*vars(part)[_PART], part)
+    base = functorch.innermost(t)._base
+    if base is not None and _PART in vars(base):
+        raise UnsupportedOpError(
+            report(
+                "a view of x[i], whose index is traced, is changed in place under a transform",
+                "write to x itself: x[i, 1:] = y instead of x[i][1:] = y.",
+                at=user_location(),
+            )
+        )
+    return None
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:

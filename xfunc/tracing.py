@@ -63,6 +63,7 @@ from xfunc.errors import (
 )
 from xfunc.identity import function_value
 from xfunc.in_place import write_into
+from xfunc.indexing import part_of
 from xfunc.leaks import Leaked, Token, defuse
 from xfunc.leaks import empty as empty_token
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
@@ -468,6 +469,10 @@ class Trace:
             check_derivative(func, args, kwargs, out, self.name)
             self.check_unmutated(func)
         elif kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
+            written = part_of(kwargs.get("out", args[0] if args else None))
+            if written is not None:
+                whole, index, part = written
+                self.call(torch.Tensor.__setitem__, (whole, index, part.clone()), {})
             self.check_unmutated(func)
         return out
 
