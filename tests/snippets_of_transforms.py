@@ -111,6 +111,15 @@ SNIPPETS: dict[str, list[Snippet]] = {
         "jax.linear_transpose(lambda a, b: 2 * a + b, x, v)(x)",
         "jax.linear_transpose(lambda x: m @ x, jax.ShapeDtypeStruct((3,), jnp.float32))(jnp.array([1.0, 2.0]))",
     ],
+    "jax.lax.custom_linear_solve": [
+        "jax.lax.custom_linear_solve(lambda y: 2 * y, x, lambda mv, b: b / 2)",
+        "jax.grad(lambda s: jax.lax.custom_linear_solve(lambda y: s * y, x, lambda mv, b: b / s, symmetric=True).sum())(v)",
+        "jax.grad(lambda s: jax.lax.custom_linear_solve(lambda y: s * y, x, lambda mv, b: (b / s, b), transpose_solve=lambda mv, b: (b / s, b), has_aux=True)[0].sum())(v)",
+    ],
+    "jax.fwd_and_bwd": [
+        "fwd, bwd = jax.fwd_and_bwd(lambda a, b: a * a * b, 1)\nout, res = fwd(x, v)\nout, bwd(res, x)",
+        "fwd, bwd = jax.fwd_and_bwd(lambda a, b: (a * a * b, b), (0, 1), has_aux=True)\nout, res, aux = fwd(x, v)\nout, aux, bwd(res, x)",
+    ],
     "jax.closure_convert": [
         "f, consts = jax.closure_convert(lambda x: x * 2.0, x)\nf(v, *consts)",
         "g = lambda w: jax.closure_convert(lambda y: (y * w).sum(), x)\n"

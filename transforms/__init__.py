@@ -13,8 +13,10 @@ from .checkpoint_name import checkpoint_name as checkpoint_name
 from .cond import cond as cond
 from .cond import switch as switch
 from .custom_jvp import custom_jvp as custom_jvp
+from .custom_linear_solve import custom_linear_solve as custom_linear_solve
 from .custom_vjp import custom_vjp as custom_vjp
 from .fori_loop import fori_loop as fori_loop
+from .fwd_and_bwd import fwd_and_bwd as fwd_and_bwd
 from .grad import grad as grad
 from .grad import value_and_grad as value_and_grad
 from .inspect import eval_shape as eval_shape

@@ -49,12 +49,12 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         outs, out_tree = tree.flatten(as_tensors(out))
         aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
         out_trees[:] = [out_tree, aux_tree]
-        _check_outputs(outs, out_tree, fun, name)
+        check_outputs(outs, out_tree, fun, name)
         return tuple(outs), tuple(aux_leaves)
 
     if staged:
         outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
-        _check_outputs(outs, out_trees[0], fun, name)
+        check_outputs(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = vma.vjp(flat, *leaves)
         outs, aux = own(outs), own(aux)
@@ -66,7 +66,8 @@ def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
 
-def _check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> None:
+def check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> None:
+    """Raise unless all outputs are floating."""
     for o, accessor in zip(outs, out_tree.accessors(), strict=True):
         if not differentiable(o):
             raise TypeError(

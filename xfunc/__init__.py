@@ -53,9 +53,11 @@ from xfunc.transforms import checkpoint_name as checkpoint_name
 from xfunc.transforms import closure_convert as closure_convert
 from xfunc.transforms import cond as cond
 from xfunc.transforms import custom_jvp as custom_jvp
+from xfunc.transforms import custom_linear_solve as custom_linear_solve
 from xfunc.transforms import custom_vjp as custom_vjp
 from xfunc.transforms import eval_shape as eval_shape
 from xfunc.transforms import fori_loop as fori_loop
+from xfunc.transforms import fwd_and_bwd as fwd_and_bwd
 from xfunc.transforms import grad as grad
 from xfunc.transforms import hessian as hessian
 from xfunc.transforms import io_callback as io_callback

@@ -240,8 +240,11 @@ class _PrimitiveFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        found = ctx.primitive.jvp(ctx.saved_tensors, tangents)
-        return tuple(_contiguous(t, s) for t, s in zip(found, ctx.strides, strict=True))
+        def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
+            found = ctx.primitive.jvp(args, dots)
+            return tuple(_contiguous(t, s) for t, s in zip(found, ctx.strides, strict=True))
+
+        return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:

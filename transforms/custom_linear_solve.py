@@ -1,0 +1,308 @@
+"""`custom_linear_solve`: the solution of linear equations, differentiated as such."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import functorch, runtime, tracing, tree
+from xfunc.arguments import avals_of
+from xfunc.avals import Aval, aval_of, batched
+from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
+from xfunc.call import Call
+from xfunc.errors import report
+from xfunc.locations import function_name, user_location
+from xfunc.program import Program
+from xfunc.staging import Staged, Transform, disable_jit, is_eager
+from xfunc.wrappers import Bundle, Part
+
+from .common import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
+from .vjp import vjp
+
+Solver = Callable[[Fun, Any], Any]
+
+
+def custom_linear_solve(
+    matvec: Fun,
+    b: Any,
+    solve: Solver,
+    transpose_solve: Solver | None = None,
+    symmetric: bool = False,
+    has_aux: bool = False,
+) -> Any:
+    """``solve(matvec, b)``, the `x` of ``matvec(x) == b``, whose derivatives are those of `x`.
+
+    They are found by solving further equations, whatever `solve` does: it may be a loop of unknown
+    length. They are taken with respect to `b` and to what `matvec` closes over; not, to what the
+    solvers close over.
+
+    Args:
+        matvec: a linear function, from trees like `b` to trees like `b`.
+        b: a tree of floating tensors.
+        solve: ``solve(matvec, b)`` returns `x`.
+        transpose_solve: ``transpose_solve(vecmat, ct)``, likewise for the transpose of `matvec`.
+            Reverse mode needs it.
+        symmetric: whether `matvec` is its own transpose; then `solve` serves for both.
+        has_aux: whether the solvers return ``(x, aux)``; `aux` has no derivative.
+
+    Raises:
+        TypeError: a leaf of `b` is not floating, or reverse mode has no `transpose_solve`.
+        TreeMismatchError: `matvec` or a solver returns something else than trees like `b`.
+
+    Source: ``jax.lax.custom_linear_solve``.
+    """
+    back = solve if transpose_solve is None and symmetric else transpose_solve
+    return LinearSolve(matvec, solve, back, bool(symmetric), bool(has_aux))(b)
+
+
+class LinearSolve(Transform):
+    """``b -> x``."""
+
+    def __init__(
+        self, matvec: Fun, solve: Solver, back: Solver | None, symmetric: bool, has_aux: bool
+    ):
+        given = (matvec, solve) if back is None else (matvec, solve, back)
+        for f in given:
+            if not callable(f):
+                raise TypeError(
+                    report(
+                        f"custom_linear_solve was given {f!r} as a function, which is not callable",
+                        "write custom_linear_solve(matvec, b, solve, transpose_solve).",
+                        at=user_location(),
+                    )
+                )
+        super().__init__(Bundle(given), (symmetric, has_aux), "custom_linear_solve")
+        self.__name__ = f"custom_linear_solve of {function_name(matvec)}"
+        self._matvec, self._solvers, self._symmetric = matvec, given[1:], symmetric
+        self._has_aux = has_aux
+
+    def apply(self, b: Any) -> Any:
+        b = as_tensors(b)
+        leaves, b_tree = tree.flatten(b)
+        check_floating(leaves, labels_in(b, "b"), self.__name__)
+        if not is_eager():
+            return self._solved(b, leaves, b_tree)
+        # What `matvec` closes over is found by tracing it; then all goes on as it does elsewhere.
+        with disable_jit(False):
+            there = [x.to(runtime.device()) for x in leaves]
+            out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
+        return tree.map(lambda x: x.to(leaves[0].device), out)
+
+    def _solved(self, b: Any, leaves: list[Tensor], b_tree: tree.Structure) -> Any:
+        matvec, n = self._matvec, len(leaves)
+
+        def vecmat(ct: Any) -> Any:
+            like = [torch.zeros_like(x) for x in tree.leaves(ct)]
+            return vjp(matvec, tree.unflatten(b_tree, like))[1](ct)[0]
+
+        operators = (matvec, matvec if self._symmetric else vecmat)
+        parts = [Staged(matvec, value=Part(matvec, "matvec"))]
+        for f, operator in zip(self._solvers, operators, strict=False):
+            parts.append(self._part(f, operator, "transpose" if len(parts) == 2 else "solve"))
+        structure, avals = tree.structure(((b,), {})), avals_of(leaves)
+        flat, uses, programs, out_trees = list(leaves), [], [], []
+        place: dict[int, int] = {}
+        for part in parts:
+            entry, held = part.find(structure, avals, None)
+            has_aux = self._has_aux and part is not parts[0]
+            self._check(entry.out_tree, entry.program.outputs, b, part.name, has_aux)
+            if tracing.current() is None:  # under `disable_jit`: moved, with their derivatives
+                held = [x.to(runtime.device()) for x in held]
+            captures = entry.inputs(leaves, held)[n:]
+            for c in captures:
+                if id(c) not in place:
+                    place[id(c)] = len(flat)
+                    flat.append(c)
+            uses.append((*range(n), *(place[id(c)] for c in captures)))
+            programs.append(entry.program)
+            out_trees.append(entry.out_tree)
+        primitive = Solve(
+            self.__name__, tuple(programs), tuple(uses), n, self._symmetric,
+            tuple(map(aval_of, flat)),
+        )  # fmt: skip
+        return tree.unflatten(out_trees[1], bind(primitive, flat))
+
+    def _part(self, solver: Solver, operator: Fun, role: str) -> Staged:
+        def solved(b: Any) -> Any:
+            out = as_tensors(solver(operator, b))
+            split_aux(out, solver, self._has_aux, self.__name__)
+            return out
+
+        return Staged(solved, value=Part(Bundle((solver, self._matvec)), (role, self.options)))
+
+    def _check(
+        self, out_tree: tree.Structure, outputs: Sequence[Aval], b: Any, of: str, has_aux: bool
+    ) -> None:
+        own = out_tree.children()[0] if has_aux else out_tree
+        check_same(
+            tree.unflatten(own, outputs[: own.num_leaves]),
+            tree.map(aval_of, b),
+            what=f"what {of} returns and b",
+            name=self.__name__,
+            root="result",
+            repair="return a tree like b, with its shapes and dtypes.",
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Solve:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        programs: the linear function, its solver, and the solver of its transpose if there is one.
+        uses: the flat input that feeds each input of each program; of the first, the first `n` are
+            fed otherwise.
+        n: how many flat inputs are the right-hand side; the rest is closed over.
+        symmetric: whether the linear function is its own transpose.
+        avals: of the flat inputs.
+    """
+
+    name: str
+    programs: tuple[Program, ...]
+    uses: tuple[tuple[int, ...], ...]
+    n: int
+    symmetric: bool
+    avals: tuple[Aval, ...]
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.programs[1].outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.programs[1].lowering.apply([args[i] for i in self.uses[1]])
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The flat inputs that the linear function closes over."""
+        return self.uses[0][self.n :]
+
+    def through(self, wrt: tuple[int, ...]) -> Program:
+        """``(x, held, cts of matvec(x)) -> gradients`` of the flat inputs `wrt`, all of `held`."""
+        places = tuple(self.n + self.held.index(i) for i in wrt)
+        return self.programs[0].pullback(places, tuple(range(self.n)))
+
+    def transposed(self) -> Solve:
+        """The equations of the transpose."""
+        if len(self.programs) < 3:
+            raise TypeError(
+                report(
+                    f"{self.name} has no transpose_solve, which reverse mode needs",
+                    "pass transpose_solve, or symmetric=True if matvec is its own transpose.",
+                    at=user_location(),
+                )
+            )
+        matvec, solve, back = self.programs
+        programs = matvec if self.symmetric else _transpose(matvec, self.n), back, solve
+        uses = self.uses[0], self.uses[2], self.uses[1]
+        return dataclasses.replace(self, programs=programs, uses=uses)
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
+        if len(self.programs) < 3:
+            return None
+        own = tuple(i for i, w in enumerate(wrt) if w and i < self.n)
+        held = tuple(i for i in dict.fromkeys(self.held) if wrt[i])
+        return _SolvePair(self, own, held, self.through(held) if held else None)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        n = self.n
+        given = [zeros(o) if c is None else c for o, c in zip(self.outputs, cts, strict=True)]
+        ys = bind(self.transposed(), [*given[:n], *args[n:]])[:n]
+        found = dict(enumerate(ys))
+        held = tuple(i for i in dict.fromkeys(self.held) if i in wrt)
+        if held:
+            xs = bind(self, args)[:n]
+            inputs = [*xs, *(args[i] for i in self.held), *(-y for y in ys)]
+            found |= zip(held, bind(Call(self.through(held)), inputs), strict=True)
+        return [found[i] if i in found else torch.zeros_like(args[i]) for i in wrt]
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        n = self.n
+        right = [
+            zeros(a) if t is None else t for a, t in zip(self.avals, tangents[:n], strict=False)
+        ]
+        moving = [k for k, i in enumerate(self.held) if tangents[i] is not None]
+        if moving:
+            pushed = self.programs[0].pushforward(tuple(n + k for k in moving))
+            dots = [t for k in moving if (t := tangents[self.held[k]]) is not None]
+            xs = bind(self, args)[:n]
+            along = bind(Call(pushed), [*xs, *(args[i] for i in self.held), *dots])[n:]
+            right = [r - a for r, a in zip(right, along, strict=True)]
+        rest = (None,) * (len(self.outputs) - n)
+        return [*bind(self, [*right, *args[n:]])[:n], *rest]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        wanted = self.placed(dims)
+        moved = [at_dim(a, d, w, n) for a, d, w in zip(args, dims, wanted, strict=True)]
+        return bind(self.batched(wanted, n), moved), [0] * len(self.outputs)
+
+    def placed(self, dims: Dims) -> Dims:
+        """The batch dimensions of the arguments of `batched`: there is one for each `x`."""
+        return (*(0 for _ in range(self.n)), *dims[self.n :])
+
+    def batched(self, dims: Dims, n: int) -> Solve:
+        """The equations of the vmap."""
+        programs = tuple(
+            p.batched(tuple(dims[i] for i in u), n)
+            for p, u in zip(self.programs, self.uses, strict=True)
+        )
+        return dataclasses.replace(self, programs=programs, avals=batched(self.avals, dims, n))
+
+
+def _transpose(matvec: Program, n: int) -> Program:
+    """The transpose of a program that is linear in its first `n` inputs."""
+
+    def fn(*flat: Tensor) -> list[Tensor]:
+        held = flat[n:]
+        at = [torch.zeros_like(y) for y in flat[:n]]
+        pull = functorch.vjp(lambda *xs: (tuple(matvec.fn(*xs, *held)), ()), *at)[1]
+        return list(pull(tuple(flat[:n])))
+
+    return matvec.derive(("transpose", n), f"transpose of {matvec.name}", fn, matvec.avals)
+
+
+@dataclasses.dataclass(eq=False)
+class _SolvePair:
+    """Reverse mode of first order, which keeps `x`; see `xfunc.bind.Pair` for its methods."""
+
+    primitive: Solve
+    own: tuple[int, ...]
+    held: tuple[int, ...]
+    through: Program | None
+
+    def __post_init__(self) -> None:
+        self.wrt = (*self.own, *self.held)
+        self.n_outputs = len(self.primitive.outputs)
+        self.cts = tuple(range(self.primitive.n))
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        outs = self.primitive.emit(args)
+        return [*outs, *(x.clone() for x in outs[: self.primitive.n])]
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        p, n = self.primitive, self.primitive.n
+        given = [zeros(o) if c is None else c for o, c in zip(p.outputs, cts, strict=True)][:n]
+        ys = p.transposed().emit([*given, *args[n:]])[:n]
+        found = [ys[i] for i in self.own]
+        if self.through is None:
+            return found
+        inputs = [*residuals, *(args[i] for i in p.held), *(-y for y in ys)]
+        return [*found, *self.through.lowering.apply(inputs)]
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        p = self.primitive
+        wanted = p.placed(dims)
+        through = self.through
+        if through is not None:  # gradients of each example, of what all share too
+            each = (0,) * p.n
+            through = through.batched((*each, *(dims[i] for i in p.held), *each), n)
+        inner = _SolvePair(p.batched(wanted, n), self.own, self.held, through)
+        return inner, wanted, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -1,0 +1,185 @@
+"""`fwd_and_bwd`: the two passes of reverse mode as functions, with residuals between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.arguments import avals_of
+from xfunc.avals import aval_of
+from xfunc.bind import Pair, bind, differentiations
+from xfunc.call import Call
+from xfunc.errors import report
+from xfunc.locations import user_location
+from xfunc.program import Program
+from xfunc.staging import Staged, Transform, is_eager
+from xfunc.wrappers import Part
+
+from .common import (
+    Fun,
+    arrays,
+    as_tensors,
+    check_floating,
+    check_same,
+    labels_of,
+    not_chosen,
+    select,
+    split_aux,
+)
+from .vjp import check_outputs, vjp
+
+
+def fwd_and_bwd(
+    fun: Fun, argnums: int | Sequence[int], has_aux: bool = False
+) -> tuple[Transform, Transform]:
+    """The forward and the backward pass of a function, as two functions.
+
+    ::
+
+        fwd, bwd = xf.fwd_and_bwd(f, argnums=(0, 1))
+        out, residuals = fwd(x, w)                  # f(x, w), and what the backward pass needs
+        grad_x, grad_w = bwd(residuals, ct)         # ct: a tree like out
+
+    Unlike the function that `vjp` returns, `bwd` is traced once for all calls, and residuals are a
+    tree of tensors: they may leave a jitted function.
+
+    Args:
+        fun: a function of trees of tensors with floating results.
+        argnums: position or positions of the arguments to differentiate with respect to.
+        has_aux: whether `fun` returns ``(out, aux)``; then `fwd` returns
+            ``(out, residuals, aux)``.
+
+    Source: ``jax.fwd_and_bwd``.
+    """
+    nums = argnums if isinstance(argnums, int) else tuple(argnums)
+    aux = bool(has_aux)
+    return Forward(fun, nums, aux, "fwd"), Backward(fun, nums, aux, "bwd")
+
+
+@dataclasses.dataclass(eq=False)
+class How:
+    """What the backward pass needs beside tensors. One for each program, which it counts as.
+
+    Attributes:
+        program: of the function.
+        wrt: the flat arguments that are differentiated.
+        outs: avals of the output.
+        args: avals of the arguments that are differentiated.
+        kept: whether there are residuals; if not, the forward pass is run again.
+    """
+
+    program: Program
+    wrt: tuple[int, ...]
+    outs: Any
+    args: Any
+    kept: bool
+
+    @property
+    def pair(self) -> Pair:
+        return Call(self.program).pair(tuple(i in self.wrt for i in range(len(self.program.avals))))
+
+
+class Residuals:
+    """What `fwd` hands to `bwd`: a tree."""
+
+    def __init__(self, tensors: Iterable[Any], how: Any):
+        self.tensors, self.how = tuple(tensors), how
+
+
+tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Residuals(tensors, how))
+
+
+class _Pass(Transform):
+    """A function of which there is one for each pass."""
+
+    def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):
+        self._argnums, self._has_aux = argnums, has_aux
+        super().__init__(fun, (argnums, has_aux), name)
+
+    def _value(self, *args: Any, **kwargs: Any) -> Any:
+        return split_aux(self.fun(*args, **kwargs), self.fun, self._has_aux, self.__name__)
+
+
+class Forward(_Pass):
+    """``(*args) -> (out, residuals)``, or with aux."""
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__
+        nums = select(self._argnums, args, name)
+        args, kwargs = as_tensors((args, kwargs))
+        leaves, structure = tree.flatten((args, kwargs))
+        leaves = arrays(leaves, name, self._staged.labels(structure))
+        chosen = [args[i] for i in nums]
+        check_floating(tree.leaves(chosen), labels_of(self.fun, args, nums), name)
+        if is_eager():
+            out, aux = self._value(*args, **kwargs)
+            res = Residuals(leaves, structure)
+            return (out, res, aux) if self._has_aux else (out, res)
+        flat = Staged(self._value, value=Part(self.fun, ("both passes", self._has_aux)))
+        entry, held = flat.find(structure, avals_of(leaves), None)
+        program, inputs = entry.program, entry.inputs(leaves, held)
+        out_tree, aux_tree = entry.out_tree.children()
+        n, m = out_tree.num_leaves, len(program.outputs)
+        like = tree.unflatten(out_tree, program.outputs[:n])
+        check_outputs(program.outputs[:n], out_tree, self.fun, name)
+        wrt = tuple(i for i, other in enumerate(not_chosen(nums, structure)) if not other)
+        kept = differentiations(inputs) == 0
+        how = program.memo(
+            ("both passes", wrt, kept),
+            lambda: How(program, wrt, like, tree.map(aval_of, chosen), kept),
+        )
+        found = how.pair.forward(inputs) if kept else bind(entry.call, inputs)
+        out, aux = tree.unflatten(out_tree, found[:n]), tree.unflatten(aux_tree, found[n:m])
+        res = Residuals([*inputs, *found[m:]], how)
+        return (out, res, aux) if self._has_aux else (out, res)
+
+
+class Backward(_Pass):
+    """``(residuals, ct) -> gradients``."""
+
+    def apply(self, residuals: Any, ct: Any) -> Any:
+        if not isinstance(residuals, Residuals):
+            raise TypeError(
+                report(
+                    f"{self.__name__} was given a {type(residuals).__name__} as residuals",
+                    "pass what the forward pass returned, then the cotangent: bwd(residuals, ct).",
+                    at=user_location(),
+                )
+            )
+        how, tensors, ct = residuals.how, residuals.tensors, as_tensors(ct)
+        if not isinstance(how, How):  # made under `disable_jit`
+            args, kwargs = tree.unflatten(how, tensors)
+            nums = select(self._argnums, args, self.__name__)
+
+            def of(*chosen: Any) -> Any:
+                full = list(args)
+                for i, x in zip(nums, chosen, strict=True):
+                    full[i] = x
+                return self._value(*full, **kwargs)[0]
+
+            grads = list(vjp(of, *(args[i] for i in nums))[1](ct))
+            return grads[0] if isinstance(self._argnums, int) else tuple(grads)
+        check_same(
+            ct,
+            how.outs,
+            what="the cotangent and the output",
+            root="cotangent",
+            name=self.__name__,
+            repair="pass a tree like the output, for example torch.ones_like of each leaf.",
+        )
+        cts, n = tree.leaves(ct), len(how.program.avals)
+        inputs, kept = tensors[:n], tensors[n:]
+        if how.kept and differentiations([*tensors, *cts]) == 0:
+            pair = how.pair
+            rest: tuple[None, ...] = (None,) * (pair.n_outputs - len(cts))
+            found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))
+            flat = [found[i] if i in found else torch.zeros_like(inputs[i]) for i in how.wrt]
+        else:  # Halves cannot be differentiated or batched: all is computed again.
+            pull = how.program.pullback(how.wrt, tuple(range(len(cts))))
+            flat = bind(Call(pull), [*inputs, *cts])
+        grads = tree.unflatten(tree.structure(how.args), flat)
+        return grads[0] if isinstance(self._argnums, int) else tuple(grads)
