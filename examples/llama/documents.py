@@ -36,6 +36,14 @@ class DataError(ValueError):
     """The data cannot be used as it is; the message says which, and what to do."""
 
 
+class _BadRecordError(DataError):
+    """One record cannot be used."""
+
+    def __init__(self, problem: str, repair: str):
+        super().__init__(problem + repair)
+        self.problem = problem
+
+
 def find(sources: Sequence[str]) -> list[str]:
     """The files that `sources` stand for: each a file, a folder, a pattern, or `python-docs`.
 
@@ -96,10 +104,10 @@ def read(
         for number, row in _rows(file, field, unit):
             try:
                 text = _text(row, field, f"{unit} {number} of {file}")
-            except DataError as error:
+            except _BadRecordError as error:
                 if leave_out is None:
                     raise
-                leave_out(str(error))
+                leave_out(error.problem)
                 continue
             # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
             yield text.encode(errors="replace").decode()
@@ -111,18 +119,19 @@ def _text(row: Any, field: str, where: str) -> str:
         try:
             row = json.loads(row)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"cannot read {where}: {error}. Mend it, or set data.skip_bad=true"
+            raise _BadRecordError(
+                f"cannot read {where}: {error}", ". Mend it, or set data.skip_bad=true"
             ) from error
     if not isinstance(row, dict) or field not in row:
         fields = ", ".join(row) if isinstance(row, dict) else "nothing"
-        raise DataError(
-            f"{where} has no field {field!r}: set data.field to what holds the text, of {fields}"
+        raise _BadRecordError(
+            f"{where} has no field {field!r}",
+            f": set data.field to what holds the text, of {fields}",
         )
     if not isinstance(row[field], str | None):
-        raise DataError(
-            f"{where} has a {type(row[field]).__name__} for {field!r}: "
-            f"set data.field to what holds the text"
+        raise _BadRecordError(
+            f"{where} has a {type(row[field]).__name__} for {field!r}",
+            ": set data.field to what holds the text",
         )
     return row[field] or ""
 

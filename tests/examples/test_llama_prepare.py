@@ -90,6 +90,7 @@ def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
         assert told[-1].startswith(f"6 records are left out: cannot read line 76 of {file}: ")
         assert f"line 78 of {file} has no field 'text'" in told[-1]
         assert "; and others, see " in told[-1]
+        assert "data.skip_bad" not in told[-1]
     counts = [len(file.read_text().splitlines()) for file in tmp_path.rglob("left_out.txt")]
     assert sorted(counts) == [0, 6]
 
