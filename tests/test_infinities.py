@@ -98,3 +98,19 @@ def test_gradients_of_maxima_that_are_nan(reduce: str) -> None:
     found = xf.vjp(f, x, src)[1](torch.ones(2, 3))
     want = vjp(f, x, src)[1](torch.ones(2, 3))
     torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sort", "stable", "argsort", "msort", "topk", "kthvalue"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_nan_comes_last_whatever_its_sign(name: str, dtype: torch.dtype) -> None:
+    order: Callable[[torch.Tensor], Any] = {
+        "sort": lambda x: tuple(x.sort()),
+        "stable": lambda x: tuple(x.sort(stable=True, descending=True)),
+        "argsort": lambda x: (x.argsort(),),
+        "msort": lambda x: (x.msort(),),
+        "topk": lambda x: tuple(x.topk(2)),
+        "kthvalue": lambda x: tuple(x.kthvalue(3)),
+    }[name]
+    x = torch.tensor([-2.0, NAN, INF, -INF], dtype=dtype)
+    for f in (order, lambda x: order(-x)):
+        torch.testing.assert_close(xf.device_get(xf.jit(f)(x)), f(x), equal_nan=True)

@@ -17,7 +17,7 @@ from differential.eager.minimise import minimised
 import xfunc as xf
 
 CHUNK = 20
-MOST = 12  # of 200 programs; four fail on average
+MOST = 4  # of 200 programs; one fails on average
 TODAY = datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
@@ -36,12 +36,9 @@ def shown(program: Program) -> str:
 
 @pytest.mark.parametrize("first", range(0, 100, CHUNK))
 def test_the_same_programs_each_time(first: int) -> None:
-    found = failures([generate(0, n) for n in range(first, first + CHUNK) if n not in NOT_YET])
+    found = failures([generate(0, n) for n in range(first, first + CHUNK)])
     if found:
         pytest.fail("\n".join(map(shown, found)), pytrace=False)
-
-
-NOT_YET = (21,)  # an integer dtype
 
 
 def test_other_programs_each_day() -> None:

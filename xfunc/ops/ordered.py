@@ -1,7 +1,8 @@
-"""Operations on dtypes on which XLA ends the process, and most of which eager torch refuses too.
+"""The order of NaN; and operations on dtypes on which XLA ends the process, which are refused.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
-Comparison: .LT.C64"), and booleans no products with a sum beside. Here they are refused by name.
+Comparison: .LT.C64"), and booleans no products with a sum beside. Eager torch refuses most of them
+too; here it is by name.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ def add() -> None:
         surround(name, _refusing(_first_complex, "complex numbers have no sign"), _no_complex)
     for name in _PRODUCTS:
         surround(name, _refusing(_first_bool, "booleans have no sums of products"), _no_bool)
+    for name in ("sort", "sort.stable", "topk", "kthvalue"):
+        surround(name, _with_one_nan, lambda x, *rest: not x.is_floating_point())
+
+
+def _with_one_nan(name: str, function: Kernel) -> Kernel:
+    """XLA takes a NaN whose sign is set, as x86 processors make them, for the least of numbers."""
+
+    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(torch.where(x.isnan(), torch.nan, x), *args, **kwargs)
+
+    return run
 
 
 def _first_complex(*args: Any) -> torch.dtype | None:
