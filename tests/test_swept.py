@@ -102,3 +102,19 @@ def test_gradients_of_narrow_batch_norm_are_rounded_once(other: float) -> None:
 def test_complex_numbers_of_float16_are_refused_by_name(f: Callable[..., Any]) -> None:
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
         xf.jit(f)(torch.ones(2, dtype=F16))
+
+
+def test_a_second_derivative_that_torch_has_wrong_is_refused_by_name() -> None:
+    """Eager torch raises an internal error; once it does not, the refusal goes."""
+    scale = torch.arange(9.0).reshape(3, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x.flip(0))
+        values, vectors = torch.linalg.eigh(z + z.mH)
+        return (vectors.abs().square() * scale.to(x.device)).sum() + values.pow(3).sum()
+
+    x = torch.eye(3) + scale / 7
+    with pytest.raises(RuntimeError, match="input_is_complex == grad_is_complex"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
+    with pytest.raises(xf.errors.UnsupportedOpError, match="complex one of what is real"):
+        xf.grad(lambda x: xf.grad(loss)(x).square().sum())(x)

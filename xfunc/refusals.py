@@ -32,6 +32,11 @@ _FUNCTION_RULES = {
         "a torch.autograd.Function has no rule for batching",
         "set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.",
     ),
+    "input_is_complex == grad_is_complex": (
+        "torch has no derivative here: it makes a complex one of what is real (the second "
+        "derivative of linalg.eigh of complex numbers, for one)",
+        "use linalg.eigvalsh if the eigenvectors are not needed, or xf.custom_vjp.",
+    ),
     "You must implement the jvp function": (
         "a torch.autograd.Function has no rule for forward-mode differentiation",
         "give the class a `jvp` staticmethod, or use xf.custom_jvp.",
