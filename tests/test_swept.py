@@ -118,3 +118,18 @@ def test_a_second_derivative_that_torch_has_wrong_is_refused_by_name() -> None:
         torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
     with pytest.raises(xf.errors.UnsupportedOpError, match="complex one of what is real"):
         xf.grad(lambda x: xf.grad(loss)(x).square().sum())(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, F32], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+def test_what_is_sorted_keeps_its_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.tensor([3, 0, 1])[: 1 if not shape else 3].reshape(shape).to(dtype)
+
+    def sorted_(x: torch.Tensor) -> Any:
+        return x.sort().values, x.sort(stable=True).values, x.kthvalue(1).values, x.topk(1).values
+
+    if dtype is torch.bool:  # torch has no kthvalue of them.
+        same(xf.jit(lambda x: x.sort().values)(x), x.sort().values)
+    else:
+        for found, expected in zip(xf.jit(sorted_)(x), sorted_(x), strict=True):
+            same(found, expected)

@@ -51,7 +51,8 @@ def _with_one_nan(name: str, function: Kernel) -> Kernel:
     """XLA takes a NaN whose sign is set, as x86 processors make them, for the least of numbers."""
 
     def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(torch.where(x.isnan(), torch.nan, x), *args, **kwargs)
+        x = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
+        return function(x, *args, **kwargs)
 
     return run
 
