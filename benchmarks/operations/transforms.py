@@ -110,6 +110,19 @@ def _pushed(case: Case, given: dict[str, Any]) -> Any:
     return xf.jvp(f, tuple(given["reals"]), tuple(given["tangents"]))[1]
 
 
+def _slope(case: Case, given: dict[str, Any]) -> Callable[..., Tensor]:
+    loss = _loss(case, given, given["tensors"])
+    return lambda *xs: xf.jvp(loss, xs, tuple(given["tangents"]))[1]
+
+
+def _pushed_twice(case: Case, given: dict[str, Any]) -> Any:
+    return xf.jvp(_slope(case, given), tuple(given["reals"]), tuple(given["tangents"]))[1]
+
+
+def _gradient_of_slope(case: Case, given: dict[str, Any]) -> Any:
+    return xf.grad(_slope(case, given), argnums=_all(case.watched))(*given["reals"])
+
+
 def _pulled(case: Case, given: dict[str, Any]) -> Any:
     _, pull = xf.vjp(lambda *xs: case.smooth(given["tensors"], xs), *given["reals"])
     return pull(tuple(given["weights"]))
@@ -174,6 +187,10 @@ def _eager_second(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
     return _grads(gradient, xs, given["tangents"])
 
 
+def _eager_curvature(case: Case, given: dict[str, Any]) -> Tensor:
+    return _dot(_eager_second(case, given), given["tangents"])
+
+
 def _eager_push(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
     """By differentiating the pullback, which is linear in the weights, if torch can."""
     xs = _fresh(case, given)
@@ -220,6 +237,8 @@ TRANSFORMS: dict[str, Transform] = {
     "jvp": Transform(_pushed, _eager_push, otherwise=_eager_jvp),
     "jvp(grad)": Transform(_pushed_gradient, _eager_second, otherwise=_eager_jvp_of_gradient),
     "grad(grad)": Transform(_second_gradient, _eager_second),
+    "jvp(jvp)": Transform(_pushed_twice, _eager_curvature),
+    "grad(jvp)": Transform(_gradient_of_slope, _eager_second, otherwise=_eager_jvp_of_gradient),
     "vjp": Transform(_pulled, _eager_pull),
     "vmap(vjp)": Transform(_pulled_batch, _eager_pull_batch),
 }

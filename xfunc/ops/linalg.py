@@ -94,7 +94,8 @@ def inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     return lu_solve(packed, pivots, identity), first_zero(packed)
 
 
-def _sign_of(pivots: Tensor, like: Tensor) -> Tensor:
+def sign_of(pivots: Tensor, like: Tensor) -> Tensor:
+    """The determinant of the permutation that LAPACK's pivots stand for."""
     places = torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)
     odd = (pivots != places).sum(-1) % 2
     return (1 - 2 * odd).to(like.dtype)
@@ -104,14 +105,14 @@ def _sign_of(pivots: Tensor, like: Tensor) -> Tensor:
 def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     packed, pivots = _lu_for_derivatives(a)
     diagonal = packed.diagonal(0, -2, -1)
-    return _sign_of(pivots, a) * diagonal.prod(-1), packed, pivots
+    return sign_of(pivots, a) * diagonal.prod(-1), packed, pivots
 
 
 @kernel("_linalg_slogdet")
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     packed, pivots = _lu_for_derivatives(a)
     diagonal = packed.diagonal(0, -2, -1)
-    sign = _sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
+    sign = sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
     return sign, diagonal.abs().log().sum(-1), packed, pivots
 
 

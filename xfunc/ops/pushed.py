@@ -4,6 +4,11 @@ NOTE [slopes at ties]: where two operands are equal, `fmax`, `clamp` with tensor
 slope on either side. torch's formulas in forward mode take another one than those in reverse mode,
 which are the ones that its users know. In `logcumsumexp` it divides by what is too large by 1e-12.
 What is composed of others here has theirs.
+
+NOTE [derivatives of derivatives]: some formulas of forward mode use results that torch takes to
+have no derivative, such as the factors that `solve` returns. Where the formula is differentiated
+again, they count as constants, in eager torch 2.9 too. In differentiation within differentiation
+these operations are made of others, whose factors do have one.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from xfunc import functorch
+from xfunc.ops.linalg import sign_of
 from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition
 
@@ -74,3 +81,55 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.ndim or not x.numel():
         return x.clone()
     return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
+
+
+def _is_nested(*args: Any, **kwargs: Any) -> bool:
+    """Whether what is differentiated here may be differentiated further out as well."""
+    levels = functorch.levels()
+    n = levels.count(functorch.JVP) + levels.count(functorch.GRAD)
+    # Outside of all levels, the gradient of a program's first order is plain autograd's.
+    tensors = (functorch.innermost(a) for a in args if isinstance(a, Tensor))
+    return n + any(t.requires_grad for t in tensors) > 1
+
+
+@composition("_linalg_solve_ex", when=_is_nested)
+def solve_ex(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    packed, pivots, info = torch.linalg.lu_factor_ex(a)
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    b = b.unsqueeze(-1) if vector else b
+    x = torch.linalg.lu_solve(packed, pivots, b, left=left or vector)
+    return (x.squeeze(-1) if vector else x), packed, pivots, info
+
+
+@composition("_linalg_det", when=_is_nested)
+def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    packed, pivots, _ = torch.linalg.lu_factor_ex(a)
+    return sign_of(pivots, a) * packed.diagonal(0, -2, -1).prod(-1), packed, pivots
+
+
+@composition("_linalg_slogdet", when=_is_nested)
+def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    packed, pivots, _ = torch.linalg.lu_factor_ex(a)
+    diagonal = packed.diagonal(0, -2, -1)
+    sign = sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
+    return sign, diagonal.abs().log().sum(-1), packed, pivots
+
+
+@composition("cholesky_inverse", when=_is_nested)
+def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    return torch.cholesky_solve(identity.expand(factor.shape), factor, upper=upper)
+
+
+@composition("linalg_householder_product", when=_is_nested)
+def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
+    rows, columns = reflectors.shape[-2:]
+    q = torch.eye(rows, columns, dtype=reflectors.dtype, device=reflectors.device)
+    q = q.expand(reflectors.shape)
+    lower = reflectors.tril(-1) + q
+    for k in reversed(range(scales.shape[-1])):
+        v = lower[..., :, k : k + 1]
+        q = q - scales[..., k, None, None] * (v @ (v.mH @ q))
+    return q
