@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 
@@ -41,6 +42,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cholesky_inverse, upper": lambda a: torch.cholesky_inverse(_factor(a).mT, upper=True).sum(),
     "cholesky_solve": lambda a: torch.cholesky_solve(B[:, None], _factor(a)).sum(),
     "householder_product": lambda a: torch.linalg.householder_product(a / 4, SCALES).sin().sum(),
+    "eigh": lambda a: torch.linalg.eigh(a @ a.mT)[1].sin().sum(),
+    "eigh of pairs": lambda a: torch.linalg.eigh(torch.stack([a @ a.mT, a.mT @ a]))[1].sum(),
+    "eig": lambda a: (torch.linalg.eig(a)[1].abs() * V).sum(),
+    "layer_norm": lambda a: F.layer_norm(a, (3,), V[0], B).sin().sum(),
+    "group_norm": lambda a: F.group_norm(a[None], 3, V[0], B).sin().sum(),
+    "batch_norm": lambda a: F.batch_norm(a, None, None, V[0], B, training=True).sin().sum(),
     "eigvalsh": lambda a: torch.linalg.eigvalsh(a @ a.mT).sin().sum(),
     "svdvals": lambda a: torch.linalg.svdvals(a).sin().sum(),
     "matrix_exp": lambda a: torch.linalg.matrix_exp(a / 4).sum(),

@@ -233,6 +233,19 @@ def has_tangent(t: Tensor) -> bool:
         return has_tangent(t)
 
 
+def differentiates_pushes(args: Sequence[Any]) -> bool:
+    """Whether forward mode in force is differentiated again, or differentiates something else."""
+    return JVP in levels() and differentiates_twice(args)
+
+
+def differentiates_twice(args: Sequence[Any]) -> bool:
+    """Whether there is differentiation within differentiation here."""
+    found = levels()
+    # Outside of all levels, the gradient of a program's first order is plain autograd's.
+    tensors = (innermost(a) for a in args if isinstance(a, Tensor))
+    return found.count(JVP) + found.count(GRAD) + any(t.requires_grad for t in tensors) > 1
+
+
 def level_numbers() -> list[int]:
     """The numbers of the transforms in force, outermost first."""
     return [level.level() for level in _functorch.get_interpreter_stack() or ()]

@@ -188,7 +188,8 @@ def _eager_second(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _eager_curvature(case: Case, given: dict[str, Any]) -> Tensor:
-    return _dot(_eager_second(case, given), given["tangents"])
+    found = _dot(_eager_second(case, given), given["tangents"])
+    return found.to(_loss(case, given, given["tensors"])(*given["reals"]).dtype)
 
 
 def _eager_push(case: Case, given: dict[str, Any]) -> tuple[Any, ...]:

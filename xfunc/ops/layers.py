@@ -9,11 +9,13 @@ would otherwise take the rounded ones for exact.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from xfunc import functorch
 from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import Kernel, differentiable, kernel
 
@@ -60,11 +62,16 @@ def group_norm(
     return out, mean.squeeze(-1), scale.squeeze(-1)
 
 
-@differentiable("native_layer_norm", "native_group_norm")
-def widened(norm: Kernel, x: Tensor, *rest: Any) -> Three:
+def _derived(composed: Kernel, norm: Kernel, x: Tensor, *rest: Any) -> Three:
+    if functorch.differentiates_pushes((x, *rest)):  # See NOTE [derivatives of derivatives].
+        norm = composed
     if x.dtype not in HALF:
         return norm(x, *rest)
     parameters = [p for p in rest if isinstance(p, Tensor)]
     out, mean, scale = norm(x.float(), *(p.float() if isinstance(p, Tensor) else p for p in rest))
     kept = torch.float32 if any(p.dtype not in HALF for p in parameters) else x.dtype
     return out.to(x.dtype), mean.to(kept), scale.to(kept)
+
+
+differentiable("native_layer_norm")(functools.partial(_derived, layer_norm))
+differentiable("native_group_norm")(functools.partial(_derived, group_norm))

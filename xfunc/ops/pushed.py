@@ -8,7 +8,8 @@ What is composed of others here has theirs.
 NOTE [derivatives of derivatives]: some formulas of forward mode use results that torch takes to
 have no derivative, such as the factors that `solve` returns. Where the formula is differentiated
 again, they count as constants, in eager torch 2.9 too. In differentiation within differentiation
-these operations are made of others, whose factors do have one.
+these operations are made of others, whose factors do have one. The formulas for eigenvectors divide
+by zero and put zeros in place of what comes of it, which makes their own derivative NaN.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
 from xfunc import functorch
@@ -84,12 +86,11 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def _is_nested(*args: Any, **kwargs: Any) -> bool:
-    """Whether what is differentiated here may be differentiated further out as well."""
-    levels = functorch.levels()
-    n = levels.count(functorch.JVP) + levels.count(functorch.GRAD)
-    # Outside of all levels, the gradient of a program's first order is plain autograd's.
-    tensors = (functorch.innermost(a) for a in args if isinstance(a, Tensor))
-    return n + any(t.requires_grad for t in tensors) > 1
+    return functorch.differentiates_pushes(args)
+
+
+def _is_pushed_within(*args: Any, **kwargs: Any) -> bool:
+    return _is_pushed(*args) and functorch.differentiates_pushes(args)
 
 
 @composition("_linalg_solve_ex", when=_is_nested)
@@ -103,7 +104,12 @@ def solve_ex(
     return (x.squeeze(-1) if vector else x), packed, pivots, info
 
 
-@composition("_linalg_det", when=_is_nested)
+def _has_no_other_rule(a: Tensor) -> bool:
+    # torch's rule for both orders of reverse mode asks whether a complex matrix is singular.
+    return _is_nested(a) or (a.is_complex() and functorch.differentiates_twice((a,)))
+
+
+@composition("_linalg_det", when=_has_no_other_rule)
 def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     packed, pivots, _ = torch.linalg.lu_factor_ex(a)
     return sign_of(pivots, a) * packed.diagonal(0, -2, -1).prod(-1), packed, pivots
@@ -133,3 +139,46 @@ def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
         v = lower[..., :, k : k + 1]
         q = q - scales[..., k, None, None] * (v @ (v.mH @ q))
     return q
+
+
+composition("native_batch_norm", when=_is_nested)(
+    decomposition_table[torch.ops.aten.native_batch_norm.default]
+)
+
+
+def _pushed_vectors(turned: Tensor, eigenvalues: Tensor) -> Tensor:
+    """What changes of the eigenvectors, in terms of them: 0 along themselves."""
+    same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
+    apart = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
+    return torch.where(same, 0, turned / torch.where(same, 1, apart))
+
+
+@composition("_linalg_eigh", when=_is_pushed_within)
+def eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    a, dot = _primal_and_tangent(a)
+    values, vectors = torch.linalg.eigh(a, UPLO)
+    turned = vectors.mH @ dot @ vectors
+    value_dots = torch.real(turned.diagonal(0, -2, -1))
+    vector_dots = vectors @ _pushed_vectors(turned, values)
+    return _dual(values, value_dots), _dual(vectors, vector_dots)
+
+
+@composition("linalg_eig", when=_is_pushed_within)
+def eig(a: Tensor) -> tuple[Tensor, Tensor]:
+    a, dot = _primal_and_tangent(a)
+    values, vectors = torch.linalg.eig(a)
+    turned = torch.linalg.solve(vectors, dot.to(vectors.dtype) @ vectors)
+    vector_dots = vectors @ _pushed_vectors(turned, values)
+    along = torch.real((vectors.conj() * vector_dots).sum(-2, keepdim=True))  # Their norm stays 1.
+    value_dots = turned.diagonal(0, -2, -1)
+    return _dual(values, value_dots), _dual(vectors, vector_dots - vectors * along)
+
+
+def _primal_and_tangent(a: Tensor) -> tuple[Tensor, Tensor]:
+    found = forward_ad.unpack_dual(a, level=0)
+    assert found.tangent is not None
+    return found.primal, found.tangent
+
+
+def _dual(x: Tensor, dot: Tensor) -> Tensor:
+    return forward_ad.make_dual(x, dot.clone(), level=0)
