@@ -146,3 +146,34 @@ def test_what_is_put_into_a_tensor_takes_its_dtype(
     for found in (xf.jit(PUT[name])(x, y), xf.vmap(PUT[name])(x[None], y[None])[0]):
         assert found.dtype == want.dtype
         assert torch.equal(found.cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, n: x // n,
+        lambda x, n: n // x,
+        lambda x, n: x % n,
+        lambda x, n: n % x,
+        lambda x, n: x - n,
+        lambda x, n: n - x,
+        lambda x, n: torch.remainder(x, -n),
+        lambda x, n: torch.fmod(x, n),
+        lambda x, n: torch.div(x, n, rounding_mode="trunc"),
+        lambda x, n: torch.div(x, other=n, rounding_mode="floor"),
+        lambda x, n: torch.div(x, n),
+        lambda x, n: (x == n, x > n, torch.le(x, n), x.ne(n)),
+        lambda x, n: x.clone().floor_divide_(n),
+    ],
+)
+def test_numbers_that_a_narrow_integer_does_not_hold_wrap(compute: Any, dtype: torch.dtype) -> None:
+    x = torch.tensor([100, 3, 7, 1], dtype=dtype)
+    for n in (1_000_000, 70_000, 300, 2**33 + 5):
+        got = xf.device_get(xf.jit(lambda x, n=n: compute(x, n))(x))
+        want = compute(x, n)
+        if not isinstance(want, tuple):
+            got, want = (got,), (want,)
+        for g, w in zip(got, want, strict=True):
+            assert g.dtype == w.dtype
+            assert torch.equal(g, w)

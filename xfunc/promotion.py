@@ -206,6 +206,36 @@ def _putting(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _wrapping(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, whose numbers wrap in the dtype of narrow integers; torch_xla 2.9 refuses them."""
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        exact = func in _DIVIDING and kwargs.get("rounding_mode") is None
+        if dtype in _NARROW and not exact:
+            args = tuple(_wrapped(a, dtype) for a in args)
+            kwargs = {k: _wrapped(v, dtype) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+    return call
+
+
+def _wrapped(x: Any, dtype: torch.dtype) -> Any:
+    if type(x) is not int:
+        return x
+    first = torch.iinfo(dtype).min
+    return (x - first) % (1 << 8 * dtype.itemsize) + first
+
+
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
+_WRAPPING = (
+    "sub subtract rsub remainder fmod floor_divide eq ne lt le gt ge bitwise_left_shift "
+    "bitwise_right_shift __sub__ __rsub__ __mod__ __rmod__ __floordiv__ __rfloordiv__ __lshift__ "
+    "__rshift__ __rlshift__ __rrshift__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ remainder_ fmod_ "
+    "floor_divide_ eq_ ne_ lt_ le_ gt_ ge_ __isub__ __imod__ __ifloordiv__ sub_ subtract_"
+).split()
 _PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
 
 PROMOTING: dict[Any, Callable[..., Any]] = {
@@ -218,4 +248,6 @@ PROMOTING: dict[Any, Callable[..., Any]] = {
     torch.where: _promoting(torch.where, condition=0),
     torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
 }
+_DIVIDING = frozenset(_find("div divide div_ divide_".split()))
+PROMOTING |= {f: _wrapping(PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)}
 """For each torch function that needs it, what promotes its operands and calls it."""
