@@ -24,7 +24,7 @@ def _factor(a: Tensor) -> Tensor:
 
 
 def _complex(a: Tensor) -> Tensor:
-    return torch.complex(a, a.T)
+    return a + 1j * a.T
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

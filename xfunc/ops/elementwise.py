@@ -13,7 +13,7 @@ from xfunc.hlo import ops as hlo
 from xfunc.hlo.absent import absent_tangent
 from xfunc.locations import user_location
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import kernel, original
+from xfunc.ops.registry import above, bare, kernel, original
 from xfunc.promotion import result_type
 
 Tensor = torch.Tensor
@@ -222,12 +222,17 @@ def conj_physical(x: Tensor) -> Tensor:
     return torch.complex(x.real, -x.imag)
 
 
-@kernel("_efficientzerotensor")
+@bare("_efficientzerotensor")
 def absent(
     size: list[int], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
 ) -> Tensor:
     # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
     # zeros on the host and transfer them.
+    zeros = above(_absent, size, dtype, device)
+    return torch._to_functional_tensor(zeros)  # Otherwise there would be no views of it.
+
+
+def _absent(size: list[int], dtype: torch.dtype | None, device: Any) -> Tensor:
     anchor = torch.zeros((), dtype=torch.bool, device=device)
     dtype = dtype or torch.get_default_dtype()
     if dtype is torch.bool:  # The formulas subtract, which torch does not do with truth values.
