@@ -225,7 +225,7 @@ def test_attention_with_dropout_is_attention_where_nothing_drops(
 
 # -- what is refused ----------------------------------------------------------------------------
 
-RECURRENT = nn.GRU(3, 3, 2, dropout=0.5)
+RECURRENT = nn.LSTM(3, 3, 2, dropout=0.5)
 KEYED = r"Repair: draw with a key \(xf\.random\.uniform\(key, shape\) and the like\), or let this"
 
 
@@ -235,7 +235,7 @@ KEYED = r"Repair: draw with a key \(xf\.random\.uniform\(key, shape\) and the li
         (lambda: torch.rand(3), "torch.rand"),
         (lambda: F.dropout(ONES), "torch.nn.functional.dropout|torch.dropout"),
         (lambda: empty().normal_(), "Tensor.normal_"),
-        (lambda: RECURRENT(torch.zeros(2, 3)), "torch.gru"),
+        (lambda: RECURRENT(torch.zeros(2, 3)), "torch.lstm"),
     ],
 )
 def test_without_a_key_the_error_shows_the_keyed_way(call: Any, name: str) -> None:

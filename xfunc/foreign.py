@@ -127,7 +127,9 @@ def _lowered(
         )
     request = {
         "fun": fun,
-        "args": [a and [a.shape, str(a.dtype).removeprefix("torch.")] for a in avals],
+        "args": [
+            None if a is None else [a.shape, str(a.dtype).removeprefix("torch.")] for a in avals
+        ],
         "platform": platform,
         "static": dict(static),
     }

@@ -23,7 +23,7 @@ import torch
 
 from xfunc.avals import Aval
 from xfunc.errors import CompileError, report
-from xfunc.functorch import is_wrapped
+from xfunc.functorch import top_level
 from xfunc.locations import user_location
 from xfunc.refusals import compile_error, out_of_memory
 
@@ -452,8 +452,8 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's value on the device (differentiable), in a buffer of its own."""
     if tensor.device == device():
         return tensor
-    own_way = not tensor.is_cpu or tensor.layout is not torch.strided or is_wrapped(tensor)
-    if own_way or tensor.requires_grad or tensor.dtype in _BY_DISPATCHER:
+    is_data = tensor.is_cpu and tensor.layout is torch.strided and not tensor.requires_grad
+    if not is_data or tensor.dtype in _BY_DISPATCHER or top_level() is not None:
         return tensor.to(device())
     return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
 
