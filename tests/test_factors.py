@@ -54,7 +54,7 @@ def test_batches_of_factors(name: str) -> None:
 
 
 def test_a_factor_that_is_differentiated_is_refused_as_torch_does() -> None:
-    def f(k: torch.Tensor) -> torch.Tensor:
+    def f(k: Any) -> torch.Tensor:
         return torch.add(X.to(k.device), X.to(k.device), alpha=k).sum()
 
     for grad in (torch.func.grad, xf.grad):
