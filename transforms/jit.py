@@ -126,7 +126,7 @@ class Jit(Transform):
         return call_in_trace(self._staged, args, kwargs, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if getattr(tracing._thread, "trace", None) is not None or is_eager():
+        if tracing.current() is not None or is_eager():
             return self.apply(*args, **kwargs)
         try:
             if self._is_plain:

@@ -9,23 +9,50 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-_thread = threading.local()
+
+class Surroundings(NamedTuple):
+    """What surrounds a call and changes what is traced."""
+
+    mesh: Any = None
+    region: Any = None
+    override: Override | None = None
+    named_axes: tuple[Any, ...] = ()
+
+
+NOTHING = Surroundings()
+
+
+class _Thread(threading.local):
+    around = NOTHING  # A default of the class is found much faster than a missing attribute.
+
+
+_thread = _Thread()
+
+
+def key() -> Surroundings:
+    """What surrounds calls of this thread; equal to `NOTHING` if nothing does."""
+    return _thread.around
+
+
+def restore(surroundings: Surroundings) -> Surroundings:
+    """Have what `key` told once around from now on; what was before."""
+    before = _thread.around
+    _thread.around = surroundings
+    return before
 
 
 def mesh() -> Any:
     """The mesh of the innermost `use_mesh` of this thread, or None."""
-    return getattr(_thread, "mesh", None)
+    return _thread.around.mesh
 
 
 def set_mesh(new: Any) -> Any:
     """Have this mesh in use from now on; the one before."""
-    before = mesh()
-    _thread.mesh = new
-    return before
+    return restore(_thread.around._replace(mesh=new)).mesh
 
 
 _known: list[Any] = []
@@ -45,24 +72,22 @@ def note_mesh(new: Any) -> None:
 
 def region() -> Any:
     """The innermost manual region (`shard_map`) that is being traced in this thread, or None."""
-    return getattr(_thread, "region", None)
+    return _thread.around.region
 
 
 def set_region(new: Any) -> Any:
     """Be in this manual region from now on; the one before."""
-    before = region()
-    _thread.region = new
-    return before
+    return restore(_thread.around._replace(region=new)).region
 
 
 def named_axes() -> tuple[Any, ...]:
     """The axes of vmaps that have a name and are being traced in this thread, outermost first."""
-    return getattr(_thread, "named_axes", ())
+    return _thread.around.named_axes
 
 
 def set_named_axes(new: tuple[Any, ...]) -> None:
     """Have these named axes from now on."""
-    _thread.named_axes = new
+    restore(_thread.around._replace(named_axes=new))
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,44 +108,26 @@ class Override:
 
 def set_override(new: Override | None) -> Override | None:
     """Have this policy in place of all others from now on; the one before."""
-    before = _thread.__dict__.get("override")
-    _thread.override = new
-    return before
+    return restore(_thread.around._replace(override=new)).override
 
 
 def policy_for(own: Any) -> Any:
     """The policy of a checkpoint or scan that was given `own`."""
-    override = _thread.__dict__.get("override")
+    override = _thread.around.override
     if override is None:
         return own
     override.asked = True
     return override.policy
 
 
-NOTHING = (None, None, None, ())
-
-
-def key() -> Any:
-    """What of it changes what is traced; `NOTHING` where nothing surrounds the call."""
-    around = _thread.__dict__
-    return around.get("mesh"), around.get("region"), around.get("override"), named_axes()
-
-
 def modes() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
     found: Hashable = torch.get_default_dtype()
-    if torch.is_autocast_enabled("xla"):
-        found = (found, torch.get_autocast_dtype("xla"))
-    if torch.is_autocast_enabled("cpu"):
-        found = (found, "cpu", torch.get_autocast_dtype("cpu"))
+    if torch._C._is_any_autocast_enabled():
+        for device in ("xla", "cpu"):
+            if torch.is_autocast_enabled(device):
+                found = (found, device, torch.get_autocast_dtype(device))
     if torch._C._get_deterministic_algorithms():
         found = (found, "deterministic")
-    around = key()
-    return found if around == NOTHING else (found, around)
-
-
-def restore(surroundings: Any) -> Any:
-    """Have what `key` told once around from now on; what was before."""
-    before = key()
-    _thread.mesh, _thread.region, _thread.override, _thread.named_axes = surroundings
-    return before
+    around = _thread.around
+    return found if around is NOTHING or around == NOTHING else (found, around)

@@ -142,7 +142,11 @@ def collected(allowed: bool) -> Iterator[Collected]:
         trace.effects = before
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    silent = False
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
@@ -159,7 +163,7 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
     """Have an effect: in a trace, when the program runs; outside, now."""
     trace = tracing.current()
     if trace is None:
-        if getattr(_thread, "silent", False):
+        if _thread.silent:
             return
         effect, tensors = _peel(effect, tensors, 0)
         effect.deliver([t.detach().cpu() for t in tensors])

@@ -23,7 +23,13 @@ from torch.autograd import forward_ad
 from xfunc import tree
 
 Tensor = torch.Tensor
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    own_gradient = False
+
+
+_thread = _Thread()
 
 GRAD: Any = _functorch.TransformType.Grad
 JVP: Any = _functorch.TransformType.Jvp
@@ -119,7 +125,7 @@ def own_gradient() -> Iterator[None]:
 
 def takes_own_gradient() -> bool:
     """Whether that is so in this thread."""
-    return getattr(_thread, "own_gradient", False)
+    return _thread.own_gradient
 
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any, Any]:

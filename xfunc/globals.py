@@ -78,8 +78,9 @@ class Globals:
         return kinds
 
     def __call__(self) -> State:
-        state = self._state
-        return state if state is not None and self._watch.same() else self._look()[1]
+        if self._state is not None and self._watch.same():
+            return self._state
+        return self._look()[1]
 
     def _now(self) -> _Reach:
         """What is reached now."""

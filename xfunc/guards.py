@@ -18,7 +18,12 @@ Guard = Callable[[], Hashable]
 MAX_STATES = 256  # of one guard, and programs for one set of them; the oldest goes
 _MAX_GROUPS = 16  # of programs for one key
 
-_traced_now = threading.local()
+
+class _Thread(threading.local):
+    open: tuple[dict[Guard, None], ...] = ()  # the sets of the programs that are being traced
+
+
+_thread = _Thread()
 
 
 class State:
@@ -31,17 +36,17 @@ class State:
 @contextlib.contextmanager
 def collect_guards() -> Iterator[dict[Guard, None]]:
     """A set that gets the guards left until the block ends."""
-    stack = _traced_now.__dict__.setdefault("stack", [])
-    stack.append(found := {})
+    before, found = _thread.open, {}
+    _thread.open = (*before, found)
     try:
         yield found
     finally:
-        stack.pop()
+        _thread.open = before
 
 
 def depend_on(*guards: Guard) -> None:
     """Let all programs being traced now hold only while these guards return the same."""
-    for found in _traced_now.__dict__.get("stack", ()):
+    for found in _thread.open:
         found.update(dict.fromkeys(guards))
 
 
@@ -63,7 +68,7 @@ class Guarded:
     def find(self) -> Any:
         """The program for the present state, or None."""
         for guards, programs in self._groups.items():
-            found = programs.get(_state(guards))
+            found = programs.get(tuple([guard() for guard in guards]))
             if found is not None:
                 depend_on(*guards)
                 return found

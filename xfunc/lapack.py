@@ -6,13 +6,18 @@ routines. Programs for elsewhere, and texts of programs, never see them.
 
 NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds none the results are
 NaN. A matrix that is not finite is not given to routines that iterate, some of which never end.
+
+NOTE [threads]: routines that iterate consist of many short parallel regions. In a thread of XLA
+several threads take two to four times as long for them as one does, up to some 1,000 rows.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -90,6 +95,23 @@ def _register(name: str) -> Callable[[host_calls.Function], host_calls.Function]
     return put
 
 
+_openmp = ctypes.PyDLL(None)  # torch's, where it has it
+
+
+@contextlib.contextmanager
+def _one_thread(a: Tensor, rows: int) -> Iterator[None]:
+    """Let this thread use no others for matrices of fewer rows; see NOTE [threads]."""
+    if a.shape[-2] >= rows or not hasattr(_openmp, "omp_set_num_threads"):
+        yield
+        return
+    before = _openmp.omp_get_max_threads()
+    _openmp.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        _openmp.omp_set_num_threads(before)
+
+
 def _iterated(
     routine: Callable[[Tensor], Sequence[Tensor]], a: Tensor, results: Sequence[Tensor]
 ) -> None:
@@ -98,7 +120,8 @@ def _iterated(
     if bad.any():
         a = torch.where(bad[..., None, None], 0, a)
     try:
-        found = routine(a)
+        with _one_thread(a, 1024):
+            found = routine(a)
     except torch.linalg.LinAlgError:
         if a.ndim > 2:
             for k in range(a.shape[0]):
@@ -158,13 +181,16 @@ for _letter, _word in (("L", "lower"), ("U", "upper")):
 
 @_register("Qr")
 def _qr(operands: list[Tensor], results: list[Tensor]) -> None:
-    for r, f in zip(results, torch.geqrf(operands[0]), strict=True):
+    with _one_thread(operands[0], 512):
+        found = torch.geqrf(operands[0])
+    for r, f in zip(results, found, strict=True):
         r.copy_(f)
 
 
 @_register("ProductOfElementaryHouseholderReflectors")
 def _reflections(operands: list[Tensor], results: list[Tensor]) -> None:
-    results[0].copy_(torch.linalg.householder_product(*operands))
+    with _one_thread(operands[0], 512):
+        results[0].copy_(torch.linalg.householder_product(*operands))
 
 
 def _solve_triangular(operands: list[Tensor], results: list[Tensor], said: tuple[str, ...]) -> None:
@@ -172,10 +198,15 @@ def _solve_triangular(operands: list[Tensor], results: list[Tensor], said: tuple
     upper = "lower" not in said
     if "transposed" in said or "adjoint" in said:
         a, upper = (a.mH if "adjoint" in said else a.mT), not upper
-    found = torch.linalg.solve_triangular(
-        a, b, upper=upper, left="left" in said, unitriangular="unit" in said
+    # LAPACK's matrices lie column by column: ours are theirs, transposed.
+    torch.linalg.solve_triangular(
+        a.mT,
+        b.mT,
+        upper=not upper,
+        left="left" not in said,
+        unitriangular="unit" in said,
+        out=results[0].mT,
     )
-    results[0].copy_(found)
 
 
 for _words in itertools.product(

@@ -158,19 +158,24 @@ class Lowering:
 UNUSED = hlo_shape(Aval((), torch.bool))
 """Shape of the parameter that `with_parameter` adds."""
 
-_on_compile = threading.local()
+
+class _Thread(threading.local):
+    count: Callable[[], None] | None = None
+
+
+_on_compile = _Thread()
 
 
 def compiled() -> None:
     """Tell whoever counts compilations in this thread."""
-    count = getattr(_on_compile, "count", None)
+    count = _on_compile.count
     if count is not None:
         count()
 
 
 def count_compiles(count: Callable[[], None] | None) -> Any:
     """Install the counter of compilations of this thread; returns the one before."""
-    before = getattr(_on_compile, "count", None)
+    before = _on_compile.count
     _on_compile.count = count
     return before
 

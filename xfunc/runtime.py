@@ -172,15 +172,17 @@ def builder() -> ModuleType:
     return xla_builder
 
 
-class _Lock:
+_RLock: Any = type(threading.RLock())
+
+
+class _Lock(_RLock):
     """One lock for all that touches process-wide switches of torch_xla: traces and runs.
 
     A thread that a trace itself waits for would wait for ever; it is refused instead.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._acquire, self._release = self._lock.acquire, self._lock.release
+        super().__init__()
         self._refused = threading.local()
 
     @contextlib.contextmanager
@@ -193,11 +195,8 @@ class _Lock:
             self._refused.now = False
 
     def __enter__(self) -> None:
-        if not self._acquire(False):
+        if not self.acquire(False):
             self._wait()
-
-    def __exit__(self, *_: object) -> None:
-        self._release()
 
     def _wait(self) -> None:
         if getattr(self._refused, "now", False):
@@ -205,7 +204,7 @@ class _Lock:
                 "xfunc was called from a function that a running program calls, and that the "
                 "program waits for\nRepair: compute there with numpy, or with torch on the CPU."
             )
-        while not self._acquire(timeout=1.0):
+        while not self.acquire(timeout=1.0):
             if self._holder_waits_for_a_thread():
                 raise RuntimeError(
                     "xfunc was called from a thread that a function being traced in another "
@@ -214,7 +213,7 @@ class _Lock:
                 )
 
     def _holder_waits_for_a_thread(self) -> bool:
-        owner = re.search(r"owner=(\d+)", repr(self._lock))
+        owner = re.search(r"owner=(\d+)", repr(self))
         frame = sys._current_frames().get(int(owner[1])) if owner else None
         waiting = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
         return frame is not None and frame.f_code.co_filename.endswith(waiting)
@@ -440,10 +439,6 @@ def _graph_name(name: str) -> Iterator[None]:
         xla()._set_current_graph_name(before)
 
 
-# NOTE [scalars of one's own]
-# torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
-# of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
-
 # Of the unsigned ones torch_xla makes signed ones, unless torch's dispatcher is asked.
 _BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -452,9 +447,22 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's value on the device (differentiable), in a buffer of its own."""
     if tensor.device == device():
         return tensor
-    is_data = tensor.is_cpu and tensor.layout is torch.strided and not tensor.requires_grad
-    if not is_data or tensor.dtype in _BY_DISPATCHER or top_level() is not None:
+    if tensor.requires_grad or top_level() is not None or not is_data(tensor):
         return tensor.to(device())
+    return uploaded(tensor)
+
+
+def is_data(tensor: torch.Tensor) -> bool:
+    """Whether `uploaded` takes a tensor on which nothing is recorded."""
+    strided = tensor.is_cpu and tensor.layout is torch.strided
+    return strided and tensor.dtype not in _BY_DISPATCHER
+
+
+# NOTE [scalars of one's own]
+# torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
+# of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
+def uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor of the CPU on the device, in a buffer of their own."""
     return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
 
 

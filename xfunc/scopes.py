@@ -31,7 +31,13 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.locations import in_user_code, line_of, user_location
 
 T = TypeVar("T")
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    scope = ""
+
+
+_thread = _Thread()
 
 
 class named_scope:
@@ -79,7 +85,7 @@ class named_scope:
 
 def current() -> str:
     """The scopes in force, each followed by a slash."""
-    return getattr(_thread, "scope", "")
+    return _thread.scope
 
 
 def enter(scope: str) -> str:
@@ -128,7 +134,7 @@ class Stamps:
             frame = frame.f_back
         else:
             return
-        scope = getattr(_thread, "scope", "")
+        scope = _thread.scope
         key = (frame.f_lasti, scope)
         prefix = known.get(key)
         if prefix is None:

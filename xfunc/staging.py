@@ -42,13 +42,19 @@ _AVAL = operator.attrgetter("shape", "dtype")
 _IS_XLA = operator.attrgetter("is_xla")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _TENSOR_ONLY = {torch.Tensor}
-_switches = threading.local()
+
+
+class _Switches(threading.local):
+    eager = False
+
+
+_switches = _Switches()
 
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Iterator[None]:
     """Run transforms eagerly, operation by operation, on whatever device the tensors are on."""
-    before = getattr(_switches, "eager", False)
+    before = _switches.eager
     _switches.eager = disable
     try:
         yield
@@ -58,7 +64,7 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
 
 def is_eager() -> bool:
     """Whether `disable_jit` is in force."""
-    return getattr(_switches, "eager", False)
+    return _switches.eager
 
 
 class Staged:
@@ -238,23 +244,27 @@ def _is_tracer(t: torch.Tensor) -> bool:
     return trace is not None and trace.is_inside(t)
 
 
-_tracing_now = threading.local()
+class _Tracing(threading.local):
+    keys: tuple[tuple[FunctionCache, Key], ...] = ()
+
+
+_tracing = _Tracing()
 
 
 @contextlib.contextmanager
 def _being_traced(staged: Staged, key: Key) -> Iterator[None]:
-    stack = _tracing_now.__dict__.setdefault("stack", [])
-    stack.append((staged.cache, key))
+    keys = _tracing.keys
+    _tracing.keys = (*keys, (staged.cache, key))
     before = count_compiles(None)
     try:
         yield
     finally:
         count_compiles(before)
-        stack.pop()
+        _tracing.keys = keys
 
 
 def _check_no_recursion(staged: Staged, key: Key) -> None:
-    if (staged.cache, key) in _tracing_now.__dict__.get("stack", ()):
+    if (staged.cache, key) in _tracing.keys:
         raise RecursionError(
             report(
                 f"{staged.name} calls itself, with arguments of the same shapes, while it is "
@@ -291,7 +301,7 @@ class Transform(Wrapper):
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if getattr(tracing._thread, "trace", None) is not None:
+        if tracing.current() is not None:
             return own(self.apply(*args, **kwargs))
         if is_eager():
             return self.apply(*args, **kwargs)

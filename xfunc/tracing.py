@@ -86,7 +86,14 @@ _SAME_VALUE = frozenset(
     )
 )
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    trace: Trace | None = None
+    implicit: Any = None
+
+
+_thread = _Thread()
 # By identity: a WeakSet asks whether tensors are equal, which reads them.
 _constants: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -105,12 +112,12 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 
 def current() -> Trace | None:
     """The innermost open trace of this thread."""
-    return getattr(_thread, "trace", None)
+    return _thread.trace
 
 
 def set_implicit(source: Any) -> Any:
     """Let torch functions of this thread draw from `source` (None: not at all); the one before."""
-    before = getattr(_thread, "implicit", None)
+    before = _thread.implicit
     _thread.implicit = source
     return before
 
@@ -376,7 +383,7 @@ class Trace:
     @property
     def implicit(self) -> Any:
         """What draws in place of the global generator: see `set_implicit`."""
-        source = getattr(_thread, "implicit", None)
+        source = _thread.implicit
         if source is not None and source.trace is not None and not source.trace.is_open:
             return None  # Left open by a trace that has ended.
         return source

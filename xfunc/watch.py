@@ -7,9 +7,11 @@ and cells, and whether classes are as they were. All comparisons are by identity
 
 NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
 of every dict. A number that is the same tells in one read that nothing changed; where it differs,
-contents are compared, for what changed may not count. The numbers lie at places in memory that are
-the same in all versions of Python supported; whether they do what is expected is tried out when
-this module is loaded, and where they do not, contents are compared.
+contents are compared, for what changed may not count. What a function runs and holds is read in
+one go, as the pointers in the function itself: the watch keeps what they point to alive, so that
+equal pointers are the same objects. Numbers and pointers lie at places in memory that are the same
+in all versions of Python supported; whether they do what is expected is tried out when this module
+is loaded, and where they do not, contents are compared.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import ctypes
 import functools
 import itertools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -31,62 +34,92 @@ import numpy as np
 import torch
 
 MISSING = object()
-_CLASS_VERSION, _DICT_VERSION = 384, 24  # offsets, in bytes
+# Where in an object they lie: from which byte to which.
+_CLASS_VERSION, _DICT_VERSION = (384, 388), (24, 32)
+_FUNCTION_PARTS, _CELL_CONTENT = (48, 96), (16, 24)  # of a function: from its code to its __dict__
 
 # The attributes of modules on loan (`xfunc.modules`), as they were before.
 lent: dict[torch.nn.Module, dict[str, Any]] = {}
 
 _turns = 0  # how often all watches were ended
 
-_read = operator.attrgetter("value")
+_read = operator.attrgetter("raw")
 _dict_of = operator.attrgetter("__dict__")
 _requires_grad = operator.attrgetter("requires_grad")
 _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
-def _version(kind: Any, x: Any, offset: int) -> Any:
-    return kind.from_address(id(x) + offset)
+def _place(x: Any, part: tuple[int, int]) -> Any:
+    start, end = part
+    return (ctypes.c_char * (end - start)).from_address(id(x) + start)
 
 
 def _class_versions_work() -> bool:
     cls = type("C", (), {"a": 1})
-    tag = _version(ctypes.c_uint, cls, _CLASS_VERSION)
+    tag = _place(cls, _CLASS_VERSION)
     seen = set()
     for k in range(4):
         cls.a = k  # pyright: ignore[reportAttributeAccessIssue]
         _touch(cls)
-        seen.add(tag.value)
-    before = tag.value
+        seen.add(tag.raw)
+    before = tag.raw
     _touch(cls)
-    return len(seen) == 4 and 0 not in seen and tag.value == before
+    return len(seen) == 4 and bytes(4) not in seen and tag.raw == before
 
 
 def _dict_versions_work() -> bool:
     d: dict[str, Any] = {"a": 0}
-    tag = _version(ctypes.c_uint64, d, _DICT_VERSION)
-    seen = {tag.value}
+    tag = _place(d, _DICT_VERSION)
+    seen = {tag.raw}
     for change in (lambda: d.update(a=1), lambda: d.update(b=1), lambda: d.pop("b")):
         change()
-        seen.add(tag.value)
+        seen.add(tag.raw)
     exec("a = 5", d)
-    seen.add(tag.value)
+    seen.add(tag.raw)
     return len(seen) == 5 and _attribute_versions_work()
 
 
 def _attribute_versions_work() -> bool:
     x: Any = type("C", (), {})()
     x.a = None
-    tag = _version(ctypes.c_uint64, x.__dict__, _DICT_VERSION)
+    tag = _place(x.__dict__, _DICT_VERSION)
 
     def store(value: Any) -> bool:  # The interpreter replaces this by quicker code as it runs.
-        before = tag.value
+        before = tag.raw
         x.a = value
-        return tag.value != before
+        return tag.raw != before
 
     stores = [store(float(k)) for k in range(200)]
-    before = tag.value
+    before = tag.raw
     object.__setattr__(x, "a", 1)
-    return all(stores) and tag.value != before
+    return all(stores) and tag.raw != before
+
+
+def _pointers_work() -> bool:
+    def f(a: Any = 1, *, b: Any = 2) -> Any:
+        return a, b, cell
+
+    cell: Any = 0
+    closure: Any = f.__closure__
+    other = (lambda: None).__code__.replace(co_freevars=f.__code__.co_freevars)
+    changes = [
+        lambda: setattr(f, "__code__", other),
+        lambda: setattr(f, "__defaults__", (3,)),
+        lambda: setattr(f, "__kwdefaults__", {"b": 3}),
+        lambda: setattr(f, "__dict__", {"c": 1}),
+    ]
+    kept = list(_function_parts(f))
+    parts, held = _place(f, _FUNCTION_PARTS), _place(closure[0], _CELL_CONTENT)
+    seen: set[bytes] = {parts.raw}
+    for change in changes:
+        change()
+        kept += _function_parts(f)
+        seen.add(parts.raw)
+    before = held.raw
+    cell = kept
+    return len(seen) == 5 and [before, held.raw] == [
+        id(x).to_bytes(8, sys.byteorder) for x in (0, kept)
+    ]
 
 
 def _touch(cls: type) -> None:
@@ -96,6 +129,7 @@ def _touch(cls: type) -> None:
 
 _class_versions = _class_versions_work()
 _dict_versions = _dict_versions_work()
+_has_pointers = _pointers_work()
 
 
 def end_watches() -> None:
@@ -110,7 +144,7 @@ class Namespace:
     def __init__(self, names: dict[str, Any], watched: Iterable[str] | None = None):
         self._dict, self._names = names, None if watched is None else tuple(watched)
         self._all, self._held = tuple(names), list(self._now())
-        self.tag = _version(ctypes.c_uint64, names, _DICT_VERSION) if _dict_versions else None
+        self.tag = _place(names, _DICT_VERSION) if _dict_versions else None
 
     def same(self) -> bool:
         """Whether all are what they were."""
@@ -155,6 +189,10 @@ class Watch:
         cells = [c for f in self._functions for c in f.__closure__ or ()]
         self._cells = [c for c in cells if content(c) is not MISSING]
         self._contained = list(map(content, self._cells))
+        pointers: list[Any] = []
+        if _has_pointers:
+            pointers = [_place(f, _FUNCTION_PARTS) for f in self._functions]
+            pointers += [_place(c, _CELL_CONTENT) for c in self._cells]
         self._views: list[Any] = [_Look(_content_of, c) for c in cells if content(c) is MISSING]
         for t in things:
             self._views += _views(t)
@@ -164,40 +202,45 @@ class Watch:
         if _class_versions:
             for cls in self._classes:
                 _touch(cls)
-            tags = [_version(ctypes.c_uint, c, _CLASS_VERSION) for c in self._classes]
-        by_number = len(tags) == len(self._classes) and all(map(_read, tags))
+            tags = [_place(c, _CLASS_VERSION) for c in self._classes]
+        by_number = len(tags) == len(self._classes) and all(map(any, map(_read, tags)))
         self._contents = None if by_number else self._class_contents()
         # Of what has a number, that is all there is to look at while it stays the same.
         self._numbered = [n for n in self._namespaces if n.tag is not None]
         self._others = [n for n in self._namespaces if n.tag is None]
-        self._tags = [*tags, *(n.tag for n in self._numbered)]
-        self._n_classes = len(tags)
-        self._numbers = list(map(_read, self._tags))
-        rest = (self._others, self._same_others), (self._objects, self._same_objects)
-        rest += (self._functions, self._same_functions), (self._tensors, self._same_tensors)
-        rest += (self._views, self._same_views), (self._contents, self._same_classes)
-        self._checks = [check for what, check in rest if what]
+        self._places = [*tags, *pointers, *(n.tag for n in self._numbered)]
+        self._n_exact = len(tags) + len(pointers)
+        self._read = list(map(_read, self._places))
+        rest = {
+            self._same_others: self._others,
+            self._same_objects: self._objects,
+            self._same_functions: self._functions if not pointers else (),
+            self._same_tensors: self._tensors,
+            self._same_views: self._views,
+            self._same_classes: self._contents,
+        }
+        self._checks = [check for check, what in rest.items() if what]
 
     def same(self) -> bool:
         """Whether all hold what they held."""
         if self._turn != _turns:
             return False
-        now = list(map(_read, self._tags))
-        if now != self._numbers and not self._same_again(now):
+        now = list(map(_read, self._places))
+        if now != self._read and not self._same_again(now):
             return False
         for check in self._checks:  # noqa: SIM110 (a generator would cost more than the checks)
             if not check():
                 return False
         return True
 
-    def _same_again(self, now: list[int]) -> bool:
-        n = self._n_classes
-        if now[:n] != self._numbers[:n]:
+    def _same_again(self, now: list[bytes]) -> bool:
+        n = self._n_exact
+        if now[:n] != self._read[:n]:
             return False
-        pairs = zip(now[n:], self._numbers[n:], self._numbered, strict=True)
+        pairs = zip(now[n:], self._read[n:], self._numbered, strict=True)
         if not all(new == old or names.same() for new, old, names in pairs):
             return False
-        self._numbers = now
+        self._read = now
         return True
 
     def _same_others(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from xfunc import runtime
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
@@ -63,8 +64,10 @@ def to_copy(
             return _on_host(x).to(device, dtype or x.dtype)
         if not leaves and dtype is not None and _differ(x, dtype):
             return above(converted, x, dtype)
-    elif dtype is not None and dtype != x.dtype:
-        x = x.to(dtype)
+    else:
+        x = x if dtype is None else x.to(dtype)
+        if runtime.is_data(x):
+            return runtime.uploaded(x)
     return theirs("_to_copy", x, dtype=dtype, device=device, **options)
 
 
