@@ -5,6 +5,8 @@ stays float64): the running means of bfloat16 would lose most of what is added t
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -168,57 +170,45 @@ def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, 
     return xf.tree.map(lambda g: (_wide(g) * scale).to(g.dtype), grads), norm
 
 
-def warmup_cosine(
-    step: Int[Tensor, ""],
-    *,
-    peak: float,
-    warmup: int,
-    total: int,
-    floor: float = 0.1,
-    cooldown: float = 0.1,
-) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, then down a cosine to `floor * peak`.
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate that rises up a line to its peak, and may fall from there to its floor.
 
-    Here as in the other schedules, an argument without a use is there so that all are called alike.
+    Attributes:
+        left: how much of the way down is left when a part of it is over; None: the rate stays at
+            its peak.
+        at_end: whether it falls in the last steps only, and not as soon as it has risen.
     """
-    fall = (1 + torch.cos(math.pi * _fallen(step, warmup, total))) / 2
-    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
 
+    left: Callable[[Tensor], Tensor] | None
+    at_end: bool = False
 
-def warmup_linear(
-    step: Int[Tensor, ""],
-    *,
-    peak: float,
-    warmup: int,
-    total: int,
-    floor: float = 0.1,
-    cooldown: float = 0.1,
-) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, then down one to `floor * peak`."""
-    fall = 1 - _fallen(step, warmup, total)
-    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
+    def __call__(
+        self,
+        step: Int[Tensor, ""],
+        *,
+        peak: float,
+        warmup: int,
+        total: int,
+        floor: float = 0.1,
+        cooldown: float = 0.1,
+    ) -> Float[Tensor, ""]:
+        """The rate after `step` updates.
 
-
-def warmup_stable_decay(
-    step: Int[Tensor, ""],
-    *,
-    peak: float,
-    warmup: int,
-    total: int,
-    floor: float = 0.1,
-    cooldown: float = 0.1,
-) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, where it stays, and down at the end.
-
-    It falls to `floor * peak` in the last steps, `cooldown` of `total`, as 1 - sqrt does.
-
-    Sources: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable
-    Training Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al., Scaling Laws
-    and Compute-Optimal Training Beyond Fixed Training Durations, 2024 (arXiv:2405.18392), for the
-    length and the shape of the last one.
-    """
-    fall = 1 - _fallen(step, stable_until(total, cooldown), total).sqrt()
-    return peak * _risen(step, warmup) * (floor + (1 - floor) * fall)
+        Args:
+            step: updates made so far.
+            peak: the highest rate.
+            warmup: steps in which it rises.
+            total: the step at which it has fallen.
+            floor: the rate from there on, as a part of the highest.
+            cooldown: the last part of the steps, in which it falls if it does `at_end`.
+        """
+        rate = peak * ((step + 1) / max(warmup, 1)).clamp(max=1.0)
+        if self.left is None:
+            return rate
+        start = stable_until(total, cooldown) if self.at_end else warmup
+        fallen = ((step - start) / max(total - start, 1)).clamp(0.0, 1.0)
+        return rate * (floor + (1 - floor) * self.left(fallen))
 
 
 def stable_until(total: int, cooldown: float) -> int:
@@ -226,25 +216,17 @@ def stable_until(total: int, cooldown: float) -> int:
     return total - round(cooldown * total)
 
 
-def warmup_constant(
-    step: Int[Tensor, ""],
-    *,
-    peak: float,
-    warmup: int,
-    total: int,
-    floor: float = 0.1,
-    cooldown: float = 0.1,
-) -> Float[Tensor, ""]:
-    """The rate after `step` updates: up a line to `peak`, where it stays."""
-    return peak * _risen(step, warmup)
+warmup_cosine = Schedule(lambda fallen: (1 + torch.cos(math.pi * fallen)) / 2)
+warmup_linear = Schedule(lambda fallen: 1 - fallen)
+warmup_constant = Schedule(None)
+warmup_stable_decay = Schedule(lambda fallen: 1 - fallen.sqrt(), at_end=True)
+"""It stays at its peak, and falls in the end as 1 - sqrt does.
 
-
-def _risen(step: Tensor, warmup: int) -> Tensor:
-    return ((step + 1) / max(warmup, 1)).clamp(max=1.0)
-
-
-def _fallen(step: Tensor, warmup: int, total: int) -> Tensor:
-    return ((step - warmup) / max(total - warmup, 1)).clamp(0.0, 1.0)
+Sources: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training
+Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al., Scaling Laws and
+Compute-Optimal Training Beyond Fixed Training Durations, 2024 (arXiv:2405.18392), for the length
+and the shape of the last one.
+"""
 
 
 def _wide(x: Tensor) -> Tensor:
