@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.llama import __main__ as program
 from examples.llama import config, train
 from examples.llama.config import Run
 
@@ -39,6 +40,18 @@ def settings(text: Path, tmp_path: Path) -> Callable[..., list[str]]:
 def run_of(settings: Callable[..., list[str]]) -> Callable[..., Run]:
     """The settings of a short run, read."""
     return lambda *args: config.read(pairs=settings(*args))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs a command; its exit status, and what it prints."""
+
+    def make(*args: object) -> tuple[int, str]:
+        status = program.main([*map(str, args)])
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return make
 
 
 @pytest.fixture

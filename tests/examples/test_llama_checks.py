@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import __main__ as program
 from examples.llama import config, corpus, documents, fit, metrics, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
@@ -19,18 +18,6 @@ from examples.llama.documents import DataError
 from examples.llama.options import SettingError
 
 Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command; its exit status, and what it prints."""
-
-    def make(*args: object) -> tuple[int, str]:
-        status = program.main([*map(str, args)])
-        printed = capsys.readouterr()
-        return status, printed.out + printed.err
-
-    return make
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import __main__ as program
 from examples.llama import fit, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
@@ -22,18 +21,6 @@ from examples.llama.reader import DataChangedError, Reader
 from examples.llama.restored import restore
 
 Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command; its exit status, and what it prints."""
-
-    def make(*args: object) -> tuple[int, str]:
-        status = program.main([*map(str, args)])
-        printed = capsys.readouterr()
-        return status, printed.out + printed.err
-
-    return make
 
 
 def checkpoints_of(run: Run) -> Checkpoints:
