@@ -238,7 +238,8 @@ _WRAPPING = (
 ).split()
 _PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
 
-PROMOTING: dict[Any, Callable[..., Any]] = {
+_DIVIDING = frozenset(_find("div divide div_ divide_".split()))
+_PROMOTING: dict[Any, Callable[..., Any]] = {
     **{f: _promoting(f) for f in _find(_BINARY)},
     **{f: _in_place(f) for f in _find(_IN_PLACE)},
     torch.Tensor.addcmul_: _in_place_by(torch.addcmul, torch.Tensor.addcmul_),
@@ -248,6 +249,9 @@ PROMOTING: dict[Any, Callable[..., Any]] = {
     torch.where: _promoting(torch.where, condition=0),
     torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
 }
-_DIVIDING = frozenset(_find("div divide div_ divide_".split()))
-PROMOTING |= {f: _wrapping(PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)}
+
+PROMOTING: dict[Any, Callable[..., Any]] = {
+    **_PROMOTING,
+    **{f: _wrapping(_PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)},
+}
 """For each torch function that needs it, what promotes its operands and calls it."""
