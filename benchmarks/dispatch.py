@@ -20,7 +20,7 @@ import torch_xla
 
 import xfunc as xf
 from benchmarks.timing import Contender, Row, race, table, wait
-from xfunc import runtime
+from xfunc.executable import Executable
 
 LEAVES = 300
 CALLS = 16  # in flight at once; XLA's CPU client lets the host wait beyond 32
@@ -36,7 +36,7 @@ class Loop:
         self.state = self.fun(self.state)
 
 
-def executable(fun: Any, *args: Any) -> runtime.Executable:
+def executable(fun: Any, *args: Any) -> Executable:
     """What a jitted function runs for these arguments."""
     entry = fun.trace(*args)._entry
     return entry.program.lowering.executable(entry.donated)

@@ -11,7 +11,9 @@ from xfunc import ambient, functorch, placement, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import user_location
+from xfunc.lock import lock
 from xfunc.staging import is_eager
+from xfunc.uploads import to_device
 
 from .mesh import Mesh, check_devices
 from .prefix import shardings_of
@@ -42,7 +44,7 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     sharding, path = wanted
     t = _tensor(leaf, path)
     if sharding is None:
-        return runtime.to_device(t)
+        return to_device(t)
     sharding.check(tuple(t.shape), path)
     if tracing.current() is not None or is_eager() or functorch.levels():
         from .constraint import with_sharding_constraint  # which puts, outside of programs
@@ -122,7 +124,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
         return None
     noted = placement.remembered(x)
     meshes = ambient.known_meshes() if noted is None else [getattr(noted, "mesh", noted)]
-    with runtime.lock:
+    with lock:
         where = None if runtime.device_count() == 1 else placement.placements([x])[0]
     for mesh in meshes:
         spec = PartitionSpec() if where is None else spec_of(where.tiles, mesh)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc import ambient, functorch, runtime, tracing, tree
+from xfunc import ambient, functorch, tracing, tree
 from xfunc.annotation import Annotation
 from xfunc.avals import aval_of, batched
 from xfunc.bind import bind
@@ -17,6 +17,7 @@ from xfunc.hlo.tiles import Tiles
 from xfunc.locations import user_location
 from xfunc.staging import is_eager
 from xfunc.transforms.common import arrays, as_tensors, labels_in
+from xfunc.uploads import to_device
 
 from .arrays import device_put
 from .prefix import broadcast
@@ -81,7 +82,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
     if tracing.current() is None:
         if functorch.top_level() is None:
             return device_put(x, sharding)
-        x = runtime.to_device(x)
+        x = to_device(x)
     if sharding.mesh.size == 1:
         return x
     free = tuple(d for d, e in enumerate(sharding.spec) if e is PartitionSpec.UNCONSTRAINED)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from xfunc import placement, runtime
+from xfunc.lock import lock
 from xfunc.placement import Placement
+from xfunc.uploads import to_device
 
 Start = tuple[int, ...]
 
@@ -65,7 +67,7 @@ def target_of(tensor: torch.Tensor) -> Target:
         return Target(shape, dtype, on_host=True)
     if runtime.device_count() == 1:
         return Target(shape, dtype)
-    with runtime.lock:
+    with lock:
         (where,) = placement.placements([tensor])
     return Target(shape, dtype, False, where, placement.remembered(tensor))
 
@@ -75,7 +77,7 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
     boxes = target.boxes()
     if target.placement is None:
         return {boxes[0][0]: _compact(tensor.detach().cpu())}
-    with runtime.lock:
+    with lock:
         runtime.block()  # The program that computes it may still run.
         (shards,) = runtime.xla()._get_local_shards([tensor])
     return {
@@ -100,9 +102,9 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
     boxes = target.boxes()
     if target.on_host:
         return parts[boxes[0][0]]
-    with runtime.lock:
+    with lock:
         if target.placement is None:
-            found = runtime.to_device(parts[boxes[0][0]])
+            found = to_device(parts[boxes[0][0]])
         else:
             found = runtime.xla()._global_tensor_from_cpu_shards(
                 [parts[start] for start, _ in boxes],

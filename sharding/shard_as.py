@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xfunc import runtime, tracing
+from xfunc import tracing
 from xfunc.annotation import Tie
 from xfunc.avals import aval_of, short
 from xfunc.bind import bind
@@ -12,6 +12,7 @@ from xfunc.errors import ShardingError, report
 from xfunc.locations import user_location
 from xfunc.staging import is_eager
 from xfunc.transforms.common import arrays, as_tensors
+from xfunc.uploads import to_device
 
 
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
@@ -42,7 +43,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     if is_eager():
         return a, b
     if tracing.current() is None:
-        a, b = runtime.to_device(a), runtime.to_device(b)
+        a, b = to_device(a), to_device(b)
     first, second = bind(Tie((aval_of(a), aval_of(b))), [a, b])
     return first, second
 

@@ -974,10 +974,10 @@ def test_transforms_of_torch_func_around_and_inside() -> None:
 
 def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound the process would end with SIGSEGV after some thousand programs."""
-    from xfunc import runtime
+    from xfunc import limits
 
     xf.jit(torch.sin)(vector())
-    limit = runtime._map_limit()
+    limit = limits.map_limit()
     assert int(os.environ["XLA_COMPILATION_CACHE_SIZE"]) <= limit // 100
 
     def compile_many() -> None:
@@ -985,7 +985,7 @@ def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyP
             xf.jit(lambda x, n=n: x + n)(vector())
 
     compile_many()
-    monkeypatch.setattr(runtime, "_map_limit", lambda: 100)
+    monkeypatch.setattr(limits, "map_limit", lambda: 100)
     xf.clear_caches()
     with pytest.raises(xf.errors.CompileError, match=r"(?s)holds \d+ memory maps.*CACHE_SIZE"):
         compile_many()

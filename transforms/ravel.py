@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime, tree
+from xfunc import tree
 from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report, shown
 from xfunc.locations import user_location
+from xfunc.uploads import to_device
 
 from .common import Tensor, arrays, as_tensors, labels_in
 
@@ -31,7 +32,7 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     leaves, structure = tree.flatten(as_tensors(pytree))
     leaves = arrays(leaves, "ravel_pytree", labels_in(pytree, "the tree"))
     if len({x.device for x in leaves}) > 1:
-        leaves = [runtime.to_device(x) for x in leaves]
+        leaves = [to_device(x) for x in leaves]
     dtypes = [x.dtype for x in leaves]
     dtype = functools.reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()
     shapes = [tuple(x.shape) for x in leaves]

@@ -12,6 +12,7 @@ import dataclasses
 from google.protobuf.message import DecodeError
 
 from xfunc import runtime
+from xfunc.executable import Executable
 from xfunc.hlo import Module, wire
 
 
@@ -52,7 +53,7 @@ def text_of(module: Module) -> str:
     return builder.get_computation_hlo(handle)
 
 
-def optimised(executable: runtime.Executable) -> Optimised | None:
+def optimised(executable: Executable) -> Optimised | None:
     """See NOTE [where compiled programs are found]; None: this device's client does not tell."""
     try:
         space = runtime.xla().profiler.TslProfilerSessionWrapper().stop()

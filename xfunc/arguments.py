@@ -15,6 +15,7 @@ from xfunc.avals import NUMBERS, aval_of
 from xfunc.errors import report, shown
 from xfunc.literals import from_numpy, literal
 from xfunc.locations import user_location
+from xfunc.uploads import to_device
 
 if TYPE_CHECKING:
     from xfunc.staging import Staged
@@ -50,7 +51,7 @@ def prepare(
                     )
                 )
             if trace is None:
-                made.append(runtime.to_device(torch.tensor(x, dtype=dtype)))
+                made.append(to_device(torch.tensor(x, dtype=dtype)))
             else:
                 made.append(torch.full((), x, dtype=dtype, device=runtime.device()))
         elif isinstance(x, torch.Tensor):
@@ -59,7 +60,7 @@ def prepare(
             else:
                 if not _IS_XLA(x):
                     values.check_array(x, staged.name, staged.labels(structure)[i])
-                made.append(runtime.to_device(x))
+                made.append(to_device(x))
         elif staged.arrays_only:
             raise TypeError(
                 report(

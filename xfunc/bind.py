@@ -32,6 +32,7 @@ import torch
 from xfunc import batching, functorch, promotion, runtime, tracing, values
 from xfunc.avals import Aval
 from xfunc.program import differentiable
+from xfunc.uploads import to_device
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
@@ -120,7 +121,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 def _on_device(x: Any) -> Any:
     """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
-    return runtime.to_device(x) if x is not None and x.device.type == "cpu" else x
+    return to_device(x) if x is not None and x.device.type == "cpu" else x
 
 
 def alive(args: Sequence[Any]) -> list[Any]:

@@ -15,9 +15,11 @@ from xfunc.bind import bind
 from xfunc.call import Call
 from xfunc.effects import Effect
 from xfunc.errors import report
+from xfunc.executable import Executable
 from xfunc.locations import user_location
 from xfunc.placement import hand_on_mesh, lie
 from xfunc.program import Program
+from xfunc.uploads import to_device
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
@@ -41,7 +43,7 @@ class Entry:
     captures: tuple[int | torch.Tensor, ...]
     donated: frozenset[int] = frozenset()
     effects: tuple[Effect, ...] = ()
-    _run: runtime.Executable | None = None
+    _run: Executable | None = None
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
 
@@ -63,7 +65,7 @@ class Entry:
             return leaves
         found = [held[c] if isinstance(c, int) else c for c in self.captures]
         if tracing.current() is None:
-            found = [runtime.to_device(t) for t in found]
+            found = [to_device(t) for t in found]
         return [*leaves, *found]
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -94,9 +96,7 @@ class Entry:
             hand_on_mesh(flat, outputs)
         return outputs
 
-    def _run_donating(
-        self, run: runtime.Executable, flat: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def _run_donating(self, run: Executable, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         donated = self.donated
         if len(set(map(id, flat))) < len(flat):
             ids = [id(flat[i]) for i in donated]

@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from google.protobuf.message import DecodeError
 
-from xfunc import functorch, portable, runtime, tracing, tree, values
+from xfunc import functorch, portable, tracing, tree, values
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.literals import from_numpy
 from xfunc.locations import user_location
+from xfunc.lock import lock
 from xfunc.lowering import UNUSED, Lowering
 from xfunc.structures import decode, encode
+from xfunc.uploads import to_device
 
 if TYPE_CHECKING:
     from xfunc.stages import Lowered
@@ -205,7 +207,7 @@ class Exported:
         leaves = tree.leaves((args, kwargs))
         self._check(args, kwargs)
         tensors = [self._tensor(x) for x in leaves]
-        with runtime.lock:
+        with lock:
             return tree.unflatten(self._outputs, self._lowering.apply(tensors))
 
     def _tensor(self, x: Any) -> torch.Tensor:
@@ -222,7 +224,7 @@ class Exported:
                     at=user_location(),
                 )
             )
-        return runtime.to_device(x) if trace is None else trace.lift(x)
+        return to_device(x) if trace is None else trace.lift(x)
 
     def _check(self, args: Any, kwargs: Any) -> None:
         got = _by_path(args, kwargs)

@@ -7,7 +7,7 @@ NOTE [host calls and the interpreter's lock]: the function needs the lock of Pyt
 and runs in a thread of XLA. torch_xla 2.9 keeps that lock while it launches a program, which waits
 until the one before has been launched entirely: the two would wait for each other for ever. So a
 program that calls functions has ended before anything else is launched (`Executable`), and launches
-are made under `runtime.lock`. At exit nothing may run any more: see `_stop`.
+are made under `xfunc.lock.lock`. At exit nothing may run any more: see `_stop`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import torch
 
 from xfunc import ffi, runtime
 from xfunc.errors import UnsupportedOpError, report
+from xfunc.executable import failures
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import SHARDING
 from xfunc.hlo.edit import entry_of, fill, fresh_ids
 from xfunc.hlo.literal import write_literal
 from xfunc.locations import user_location
+from xfunc.lock import lock
 
 Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Takes operands and results, and writes the results."""
@@ -167,7 +169,7 @@ def _handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
         return 0
     except BaseException as error:
         known = isinstance(error, Exception)
-        runtime.failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
+        failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
         registry = _registry()
         return registry.error(repr(error)) if registry and runtime.device_count() == 1 else 0
 
@@ -179,7 +181,7 @@ def _call(frame: ffi.Frame) -> None:
         for b in (frame.operands, frame.results)
     )
     try:
-        with runtime.lock.refused():
+        with lock.refused():
             _functions[ctypes.string_at(name.data, name.size).decode()](operands, results)
     except BaseException:
         for r in results:
@@ -200,7 +202,7 @@ def _array(buffer: ffi.Buffer) -> torch.Tensor:
 
 def _stop() -> None:
     """Let nothing run in other threads from here on: the interpreter ends."""
-    runtime.lock.__enter__()
+    lock.__enter__()
 
 
 def add_end(proto: pb.HloModuleProto) -> None:

@@ -13,6 +13,7 @@ import torch
 from xfunc import config, purity, runtime, scopes, tracing
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
+from xfunc.executable import Executable
 from xfunc.finish import finished
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.absent import drop_absent
@@ -20,6 +21,7 @@ from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.tiles import Tiles
 from xfunc.host_calls import add_end, available, has_host_calls, refuse_host_calls
 from xfunc.lapack import use_lapack
+from xfunc.lock import lock
 from xfunc.placement import Placement, lie, prepare_to_run
 from xfunc.promotion import as_said
 
@@ -44,7 +46,7 @@ class Lowering:
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
-    _executables: dict[Any, runtime.Executable] = dataclasses.field(
+    _executables: dict[Any, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
 
@@ -73,7 +75,7 @@ class Lowering:
         trace = tracing.current()
         flat = [*args, *self.held()]
         if trace is None:
-            with runtime.lock:  # A backward pass comes here without passing a transform.
+            with lock:  # A backward pass comes here without passing a transform.
                 run = self.executable(donated, lie(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
@@ -118,7 +120,7 @@ class Lowering:
 
     def executable(
         self, donated: frozenset[int] = frozenset(), placements: Sequence[Placement | None] = ()
-    ) -> runtime.Executable:
+    ) -> Executable:
         """The compiled program, made on first use.
 
         Args:
@@ -135,7 +137,7 @@ class Lowering:
             flat = [self.inputs[k] for k in numbers]
             where = [placements[i] for i in flat] if placements else []
             handle, calls_host = self._compiled_form(numbers, where)
-            found = self._executables[key] = runtime.Executable(
+            found = self._executables[key] = Executable(
                 self.name,
                 handle,
                 [avals[i] for i in flat],

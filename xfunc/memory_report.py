@@ -29,10 +29,10 @@ from xfunc.hlo.offload import is_on_host
 from xfunc.hlo.simplify import simplify
 from xfunc.hlo.tiles import Tiles
 from xfunc.locations import function_name, user_location
+from xfunc.lock import lock
 from xfunc.lowering import Lowering
 from xfunc.policies import Policy, everything_saveable
 from xfunc.program import Joint
-from xfunc.runtime import lock
 from xfunc.sizes import size
 from xfunc.staging import Staged
 from xfunc.transforms.checkpoint import checkpoint

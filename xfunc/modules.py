@@ -23,11 +23,13 @@ from torch import nn
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
-from xfunc import functorch, guards, runtime, tracing, tree, values
+from xfunc import functorch, guards, tracing, tree, values
 from xfunc.avals import NUMBERS
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import user_location
+from xfunc.lock import lock
 from xfunc.replacements import REPLACEMENTS
+from xfunc.uploads import to_device
 from xfunc.valuation import StateWalk
 from xfunc.watch import Watch, lent
 from xfunc.wrappers import Wrapper
@@ -89,7 +91,7 @@ class Apply(Wrapper):
         guards.depend_on(self._guard)
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)
-        with runtime.lock, _on_loan(self.module), _reading_nothing():
+        with lock, _on_loan(self.module), _reading_nothing():
             self._lend("_parameters", params)
             places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
             out = self.module(*args, **kwargs)
@@ -264,7 +266,7 @@ def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
         return args, kwargs
 
     def move(x: Any) -> Any:
-        return runtime.to_device(x) if isinstance(x, torch.Tensor) else x
+        return to_device(x) if isinstance(x, torch.Tensor) else x
 
     return tree.unflatten((found := tree.flatten((args, kwargs)))[1], map(move, found[0]))
 
@@ -272,7 +274,7 @@ def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tracing.current() is not None:
         return tensor.detach()
-    moved = runtime.to_device(tensor.detach())
+    moved = to_device(tensor.detach())
     return moved.clone() if tensor.device == moved.device else moved
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime
+from xfunc import runtime, uploads
 from xfunc.avals import Aval
 from xfunc.errors import ShardingError, report
+from xfunc.executable import Executable
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.accumulate import compute_wide
@@ -25,6 +26,8 @@ from xfunc.hlo.collectives import DEVICES
 from xfunc.hlo.offload import strip_offload
 from xfunc.hlo.tiles import Order, Tiles, parse
 from xfunc.locations import user_location
+from xfunc.lock import lock
+from xfunc.uploads import to_device
 
 _TILED, _PARTIAL = 3, 5  # torch_xla's numbers of kinds of sharding
 _MOST_DIMS = 5  # that torch_xla 2.9 makes a sharding for from Python
@@ -105,22 +108,22 @@ def put(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
     if len(placement.tiles.dims) > _MOST_DIMS - (placement.tiles.replicated > 1):
         return moved(tensor.to(runtime.device()), placement)
     X = runtime.xla()
-    tensor = runtime.plain(tensor)
+    tensor = uploads.plain(tensor)
     spec = X.XlaShardingSpec(tensor, *placement.arguments, False)
     return X._xla_tensors_from_aten([tensor], [str(runtime.device())], [spec])[0]
 
 
 def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
     """The data of a tensor on the running devices, divided as a sharding says."""
-    with runtime.lock:
+    with lock:
         if runtime.device_count() == 1:
-            found = runtime.to_device(tensor.detach())
+            found = to_device(tensor.detach())
         else:
             where = placement_of(sharding.tiles(tensor.ndim))
             if tensor.device.type == "cpu" and where is not None:
                 found = put(tensor.detach(), where)
             else:
-                found = moved(runtime.to_device(tensor.detach()), where)
+                found = moved(to_device(tensor.detach()), where)
     remember(found, sharding)
     return found
 
@@ -160,7 +163,7 @@ def moved(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> runtime.Executable:
+def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Executable:
     b = Builder("device_put")
     body = b.computation("device_put")
     shape = Shape(aval.dtype, aval.shape)
@@ -173,7 +176,7 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> run
     module = b.build(body.build(body.tuple([value])))
     prepare_to_run(b.name, module.proto)
     handle = runtime.builder().computation_from_module_proto(b.name, module.to_bytes())
-    return runtime.Executable("device_put", handle, [aval], (), (before,))
+    return Executable("device_put", handle, [aval], (), (before,))
 
 
 _noted: dict[int, tuple[Any, Any]] = {}  # by a tensor's id: a weak reference to it, and the note

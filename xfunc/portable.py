@@ -15,6 +15,7 @@ from xfunc.hlo.annotations import constrain
 from xfunc.hlo.tiles import Tiles
 from xfunc.host_calls import refuse_host_calls
 from xfunc.locations import user_location
+from xfunc.lock import lock
 from xfunc.lowering import UNUSED, Lowering
 
 
@@ -81,7 +82,7 @@ def _convert(module: Module, bytecode: bool) -> bytes:
     result = body.call(b.embed(module), parameters[::-1])
     outputs = [body.get_tuple_element(result, k) for k in range(len(result.shape.elements))]
     backwards = b.build(body.build(body.tuple(outputs)))
-    with runtime.lock:
+    with lock:
         handle = runtime.builder().computation_from_module_proto(module.name, backwards.to_bytes())
         holders = [runtime.placeholder(Aval(s.dims, s.dtype)) for s in shapes]
         lazy = runtime.user_computation(module.name, holders, handle)

@@ -15,6 +15,7 @@ from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.entry import Entry
 from xfunc.errors import ShardingError, TreeMismatchError, report, shown
+from xfunc.executable import Executable
 from xfunc.finish import finished
 from xfunc.hlo import Module
 from xfunc.hlo.cost import cost
@@ -23,7 +24,7 @@ from xfunc.literals import from_numpy
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
 from xfunc.placement import Placement, as_argument, known_sharding, placement_of, placements
-from xfunc.runtime import Executable, device_count
+from xfunc.runtime import device_count
 from xfunc.staging import Staged, run_staged
 
 

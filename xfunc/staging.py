@@ -33,6 +33,7 @@ from xfunc.frames import hide_library_frames
 from xfunc.globals import Guards
 from xfunc.guards import collect_guards, depend_on
 from xfunc.locations import Location, function_name, user_location
+from xfunc.lock import lock
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
 from xfunc.why import Key
@@ -331,7 +332,7 @@ def run_staged(
     **options: Any,
 ) -> Any:
     """Call a staged function with real tensors."""
-    with runtime.lock:
+    with lock:
         # Plain tensors are the common case of small functions, where flattening would show.
         if not kwargs and set(map(type, args)) == _TENSOR_ONLY:
             leaves, structure = list(args), _structure_of_leaves(len(args))

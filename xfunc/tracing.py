@@ -67,6 +67,7 @@ from xfunc.indexing import part_of
 from xfunc.leaks import Leaked, Token, defuse
 from xfunc.leaks import empty as empty_token
 from xfunc.locations import Location, in_user_code, line_of, raised_at, user_location
+from xfunc.lock import lock
 from xfunc.purity import Kind
 from xfunc.refusals import explain, operation_name, refusal_of
 from xfunc.replacements import REPLACEMENTS
@@ -158,7 +159,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(runtime.lock)
+            stack.enter_context(lock)
             X = runtime.xla()
             self._parent = current()
             if self._parent is None:

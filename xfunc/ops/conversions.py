@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime
+from xfunc import uploads
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
@@ -66,8 +66,8 @@ def to_copy(
             return above(converted, x, dtype)
     else:
         x = x if dtype is None else x.to(dtype)
-        if runtime.is_data(x):
-            return runtime.uploaded(x)
+        if uploads.is_data(x):
+            return uploads.uploaded(x)
     return theirs("_to_copy", x, dtype=dtype, device=device, **options)
 
 

@@ -13,6 +13,7 @@ from xfunc.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
 from xfunc.host_calls import host_call
+from xfunc.lock import lock
 from xfunc.ops.registry import below
 
 Emit = Callable[..., Value]
@@ -171,7 +172,7 @@ def _lowered(
     If `n` is given, the results are to be like the inputs behind the first, as many.
     """
     X = runtime.xla()
-    with runtime.lock:
+    with lock:
         numbers = X._get_xla_all_numbers_special_scalars()
         X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants.
         try:

@@ -22,11 +22,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from xfunc import runtime, tracing
+from xfunc import tracing
 from xfunc.avals import short
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape, fail
 from xfunc.staging import is_eager
 from xfunc.transforms.jit import jit
+from xfunc.uploads import to_device
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -60,7 +61,7 @@ def key(seed: int | Tensor) -> Tensor:
         fail(OverflowError, f"the seed {seed} has more than 64 bits", "pass a smaller seed.")
     low = (seed + 2**31) % 2**32 - 2**31
     made = torch.tensor([0, low], dtype=torch.int32)
-    return made if is_eager() or tracing.current() is not None else runtime.to_device(made)
+    return made if is_eager() or tracing.current() is not None else to_device(made)
 
 
 PRNGKey = key

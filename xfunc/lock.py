@@ -1,0 +1,60 @@
+"""The lock under which everything runs that touches process-wide switches of torch_xla."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_RLock: Any = type(threading.RLock())
+
+
+class _Lock(_RLock):
+    """One lock for all that touches process-wide switches of torch_xla: traces and runs.
+
+    A thread that a trace itself waits for would wait for ever; it is refused instead.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refused = threading.local()
+
+    @contextlib.contextmanager
+    def refused(self) -> Iterator[None]:
+        """Refuse it to this thread, which a program that is running waits for."""
+        self._refused.now = True
+        try:
+            yield
+        finally:
+            self._refused.now = False
+
+    def __enter__(self) -> None:
+        if not self.acquire(False):
+            self._wait()
+
+    def _wait(self) -> None:
+        if getattr(self._refused, "now", False):
+            raise RuntimeError(
+                "xfunc was called from a function that a running program calls, and that the "
+                "program waits for\nRepair: compute there with numpy, or with torch on the CPU."
+            )
+        while not self.acquire(timeout=1.0):
+            if self._holder_waits_for_a_thread():
+                raise RuntimeError(
+                    "xfunc was called from a thread that a function being traced in another "
+                    "thread is waiting for\nRepair: make the call in the thread that traces, "
+                    "or start the thread outside the traced function."
+                )
+
+    def _holder_waits_for_a_thread(self) -> bool:
+        owner = re.search(r"owner=(\d+)", repr(self))
+        frame = sys._current_frames().get(int(owner[1])) if owner else None
+        waiting = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
+        return frame is not None and frame.f_code.co_filename.endswith(waiting)
+
+
+lock = _Lock()
