@@ -1,9 +1,9 @@
 """HLO modules as data: read them, check them, cut them up, build them."""
 
 from .builder import Builder as Builder
-from .builder import ComputationBuilder as ComputationBuilder
-from .builder import Function as Function
-from .builder import Value as Value
+from .computation import ComputationBuilder as ComputationBuilder
+from .computation import Function as Function
+from .computation import Value as Value
 from .errors import InvalidHloError as InvalidHloError
 from .module import Computation as Computation
 from .module import Instruction as Instruction

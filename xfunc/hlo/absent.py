@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import bypass, fill, fresh_ids
 from xfunc.hlo.literal import write_literal
 from xfunc.hlo.module import Module

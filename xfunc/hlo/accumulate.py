@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import copied
-from xfunc.hlo.edit import fill, fresh_ids
+from xfunc.hlo.edit import copied, fill, fresh_ids
 
 NARROW = (pb.BF16, pb.F16)
 _COARSE = frozenset(

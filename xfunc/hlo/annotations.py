@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import fill, fresh_ids
 from xfunc.hlo.literal import write_literal
 from xfunc.hlo.module import Module

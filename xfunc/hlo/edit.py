@@ -1,8 +1,8 @@
-"""Changes to the protobuf of a computation, in place."""
+"""Changes to the protobuf of a computation, in place, and copies of one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
@@ -70,3 +70,36 @@ def renumber_parameters(proto: pb.HloModuleProto, numbers: Sequence[int]) -> Non
         del shape.parameters[:]
         del shape.parameter_names[:]
         shape.MergeFrom(copied)
+
+
+def copied(
+    computation: pb.HloComputationProto, ids: dict[int, int], new_id: Callable[[], int]
+) -> pb.HloComputationProto:
+    """A copy of a computation with new ids.
+
+    `ids` maps old ids to new ones, and learns those of this copy. Computations that it does not
+    know are called as before.
+    """
+    copy = pb.HloComputationProto()
+    copy.CopyFrom(computation)
+    for i in copy.instructions:
+        new = ids[i.id] = new_id()
+        i.id = new
+        i.name = renamed(i.name, new)
+        i.operand_ids[:] = [ids[k] for k in i.operand_ids]
+        if i.called_computation_ids:
+            i.called_computation_ids[:] = [ids.get(k, k) for k in i.called_computation_ids]
+    for i in copy.instructions:
+        if i.control_predecessor_ids:
+            i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]
+    new = ids[computation.id] = new_id()
+    copy.id = new
+    copy.name = renamed(computation.name, new)
+    copy.root_id = ids[computation.root_id]
+    return copy
+
+
+def renamed(name: str, id: int) -> str:
+    """The name that an instruction or a computation gets with a new id."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem if stem and suffix.isdigit() else name}.{id}"

@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import is_pair, is_region
-from xfunc.hlo.builder import renamed
 from xfunc.hlo.composite import operation_of
-from xfunc.hlo.edit import fresh_ids
+from xfunc.hlo.edit import fresh_ids, renamed
 from xfunc.hlo.module import Module
 
 _RUN = frozenset(("call", "while", "conditional"))

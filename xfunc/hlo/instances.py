@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import copied
-from xfunc.hlo.edit import fresh_ids
+from xfunc.hlo.edit import copied, fresh_ids
 
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:

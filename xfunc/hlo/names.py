@@ -7,7 +7,7 @@ values that were named (`fold_names`); before a program is compiled, they are re
 from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import bypass, entry_of, origin
 from xfunc.hlo.module import Module
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import ComputationBuilder, Value
+from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.shape import Shape
 
 _FFT = {"FFT": pb.FFT, "IFFT": pb.IFFT, "RFFT": pb.RFFT, "IRFFT": pb.IRFFT}

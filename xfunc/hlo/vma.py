@@ -26,8 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import Builder, ComputationBuilder, Function, Value, copied, renamed
+from xfunc.hlo.builder import Builder
 from xfunc.hlo.collectives import AXES
+from xfunc.hlo.computation import ComputationBuilder, Function, Value
+from xfunc.hlo.edit import copied, renamed
 from xfunc.hlo.literal import write_literal
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
