@@ -17,6 +17,28 @@ f.defvjp({rules})
 """
 CUSTOM_JVP = "f = jax.custom_jvp(lambda x, y: jnp.sin(x) * y)\n"
 
+# The rule computes twice the function, so that one sees which of the two was called.
+CUSTOM_VMAP = """
+called = []
+f = jax.custom_batching.custom_vmap(lambda x, y: jnp.sin(x) * y)
+def rule(n, batched, x, y):
+    called.append([n, batched])
+    return 2 * jnp.sin(x) * y, any(batched)
+f.def_vmap(rule)
+"""
+OF_TREES = """
+f = jax.custom_batching.custom_vmap(lambda p, k: {'s': p['a'].sum() * k, 't': (k,)})
+def rule(n, batched, p, k):
+    return {'s': p['a'].sum(-1) * k + n, 't': (k + 1,)}, {'s': True, 't': (batched[1],)}
+f.def_vmap(rule)
+"""
+WITH_VJP = """
+f = jax.custom_vjp(jax.custom_batching.custom_vmap(lambda x, y: jnp.sin(x) * y))
+f.def_vmap(lambda n, batched, x, y: (jnp.cos(x) * y, True))
+f.defvjp(lambda x, y: (f(x, y), (x, y)), lambda r, g: (jnp.cos(r[0]) * g * r[1], jnp.sin(r[0]) * g))
+"""
+SEQUENTIAL = "f = jax.custom_batching.sequential_vmap(lambda x, y: jnp.sin(x) * y)\n"
+
 SNIPPETS: dict[str, list[Snippet]] = {
     # -- staging
     "jax.jit": [
@@ -148,6 +170,36 @@ SNIPPETS: dict[str, list[Snippet]] = {
         "f.defjvp(lambda k, p, t: (f(k, *p), k * 10 * t[0]))\njax.jvp(lambda x: f(3, x), (x,), (v,))",
         "f = jax.custom_jvp(lambda x, k: x ** k, nondiff_argnames=('k',))\n"
         "f.defjvp(lambda k, p, t: (f(*p, k), k * 10 * t[0]))\njax.jvp(lambda x: f(x, 3), (x,), (v,))",
+    ],
+    "jax.custom_batching.custom_vmap": [
+        CUSTOM_VMAP + "[f(x, v), f(x, y=v), jax.jit(f)(x, v), called]",
+        CUSTOM_VMAP + "[jax.vmap(f)(x, v), called]",
+        CUSTOM_VMAP + "[jax.vmap(f, (1, None), 1)(m, v[:2]), called]",
+        CUSTOM_VMAP + "[jax.vmap(jax.vmap(f, (None, 0)), (0, None))(x, v), called[:1]]",
+        CUSTOM_VMAP + "jax.vmap(lambda x: jax.vmap(f)(x, v))(m)",
+        CUSTOM_VMAP + "jax.vmap(jax.jit(lambda x: f(x, x) + f(v, v)))(x)",
+        CUSTOM_VMAP + "jax.vmap(lambda x: jax.lax.scan(lambda c, y: (f(c, y), c), x, v))(x)",
+        CUSTOM_VMAP + "jax.vmap(lambda x: jax.lax.cond(x > 0, lambda x: f(x, x), lambda x: x, x))(x)",
+        CUSTOM_VMAP + "jax.vmap(lambda x: jax.lax.while_loop(lambda c: abs(c) < 5, lambda c: f(c, c) + 3, x))(x)",
+        CUSTOM_VMAP + "jax.vmap(lambda x: jax.lax.map(lambda y: f(x, y), v))(x)",
+        CUSTOM_VMAP + "jax.jvp(f, (x, v), (v, x))",
+        CUSTOM_VMAP + "jax.vmap(lambda x, y: jax.jvp(f, (x, y), (y, x)))(x, v)",
+        CUSTOM_VMAP + "jax.vmap(lambda x, y: jax.jvp(f, (x, y), (1.0, 1.0))[1])(x, v)",
+        CUSTOM_VMAP + "jax.vmap(lambda t: jax.jvp(f, (x, v), (t, t))[1])(m)",
+        CUSTOM_VMAP + "jax.jacfwd(f, argnums=(0, 1))(x, v)",
+        CUSTOM_VMAP + "jax.jacfwd(lambda x: jax.vmap(f)(x, v))(x)",
+        CUSTOM_VMAP + "jax.grad(lambda x: jax.vmap(f)(x, v).sum())(x)",
+        CUSTOM_VMAP + "jax.hessian(lambda x: jax.vmap(f)(x, v).sum())(x)",
+        CUSTOM_VMAP + "jax.grad(lambda x: jax.checkpoint(lambda x: jax.vmap(f)(x, v).sum())(x))(x)",
+        CUSTOM_VMAP + "jax.grad(lambda x: jax.vmap(lambda x: jax.lax.scan(lambda c, y: (f(c, y), c), x, v))(x)[0].sum())(x)",
+        OF_TREES + "[f({'a': x}, v[0]), jax.vmap(f, ({'a': 0}, None), {'s': 0, 't': None})({'a': m}, v[0])]",
+        OF_TREES + "jax.vmap(f)({'a': m}, x[:2])",
+        WITH_VJP + "[f(x, v), jax.vmap(f)(x, v), jax.grad(lambda x: f(x, v).sum())(x), jax.vmap(jax.grad(f))(x, v)]",
+    ],
+    "jax.custom_batching.sequential_vmap": [
+        SEQUENTIAL + "[f(x, v), jax.vmap(f)(x, v), jax.vmap(f, (0, None), 1)(m, x)]",
+        SEQUENTIAL + "jax.vmap(jax.vmap(f, (None, 0)), (0, None))(x, v)",
+        SEQUENTIAL + "jax.vmap(lambda x, y: jax.jvp(f, (x, y), (y, x)))(x, v)",
     ],
     "jax.lax.stop_gradient": ["jax.grad(lambda x: (x * jax.lax.stop_gradient(x)).sum())(x)", "jax.lax.stop_gradient({'a': x, 'b': 2.0})"],
     "jax.checkpoint": [

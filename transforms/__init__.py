@@ -15,6 +15,8 @@ from .cond import switch as switch
 from .custom_jvp import custom_jvp as custom_jvp
 from .custom_linear_solve import custom_linear_solve as custom_linear_solve
 from .custom_vjp import custom_vjp as custom_vjp
+from .custom_vmap import custom_vmap as custom_vmap
+from .custom_vmap import sequential_vmap as sequential_vmap
 from .fori_loop import fori_loop as fori_loop
 from .fwd_and_bwd import fwd_and_bwd as fwd_and_bwd
 from .grad import grad as grad

@@ -1,4 +1,4 @@
-"""What `custom_vjp` and `custom_jvp` have in common: arguments, and functions staged by parts."""
+"""What functions with rules of their own have in common: arguments, and staging by parts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from xfunc.staging import Staged, Transform, call_in_trace
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, labels_of
+
+_DEFINITIONS = frozenset(("defjvp", "defjvps", "defvjp", "def_vmap"))
 
 
 class CustomFunction(Transform):
@@ -39,6 +41,13 @@ class CustomFunction(Transform):
         self.__name__ = self.__qualname__ = function_name(fun)
         self._primal_fun = fun
         self._rules: tuple[Fun, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        # Of two decorators on top of each other, the outer one hands on what defines the inner.
+        inner = self.__dict__.get("_primal_fun")
+        if name in _DEFINITIONS and isinstance(inner, CustomFunction):
+            return getattr(inner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _set_rules(self, *rules: Fun) -> None:
         for r in rules:
@@ -125,7 +134,16 @@ def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     if signature is None:
         bound_args, bound_kwargs = args, kwargs
     else:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                report(
+                    f"{function_name(fun)} was called with arguments that do not fit it: {error}",
+                    f"its parameters are {', '.join(signature.parameters)}.",
+                    at=user_location(),
+                )
+            ) from None
         bound.apply_defaults()
         bound_args, bound_kwargs = bound.args, bound.kwargs
     if bound_kwargs:

@@ -55,6 +55,7 @@ from xfunc.transforms import cond as cond
 from xfunc.transforms import custom_jvp as custom_jvp
 from xfunc.transforms import custom_linear_solve as custom_linear_solve
 from xfunc.transforms import custom_vjp as custom_vjp
+from xfunc.transforms import custom_vmap as custom_vmap
 from xfunc.transforms import eval_shape as eval_shape
 from xfunc.transforms import fori_loop as fori_loop
 from xfunc.transforms import fwd_and_bwd as fwd_and_bwd
@@ -73,6 +74,7 @@ from xfunc.transforms import pure_callback as pure_callback
 from xfunc.transforms import ravel_pytree as ravel_pytree
 from xfunc.transforms import remat as remat
 from xfunc.transforms import scan as scan
+from xfunc.transforms import sequential_vmap as sequential_vmap
 from xfunc.transforms import stop_gradient as stop_gradient
 from xfunc.transforms import switch as switch
 from xfunc.transforms import value_and_grad as value_and_grad

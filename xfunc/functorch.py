@@ -221,6 +221,20 @@ def below_jvp(push: Callable[..., Any], kept: Sequence[Tensor], tangents: Sequen
     return tuple(t if t is None else _functorch._wrap_for_grad(t, level) for t in found)
 
 
+def below_vmap(fun: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
+    """Run ``fun(dims, size, args) -> outputs, dims`` below the innermost level, a vmap."""
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    peeled = [peel(a, level) for a in args]
+    with interpreter.lower():
+        dims = tuple(d for _, d in peeled)
+        outs, out_dims = fun(dims, interpreter.batch_size(), [t for t, _ in peeled])
+    return [
+        o if d is None else _functorch._add_batch_dim(o, d, level)
+        for o, d in zip(outs, out_dims, strict=True)
+    ]
+
+
 def _is_smooth(t: Tensor) -> bool:
     return t.dtype.is_floating_point or t.dtype.is_complex
 
@@ -263,6 +277,15 @@ def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
         return t, None
     dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else None
     return unwrapped(t), dim
+
+
+def levels_of(t: Tensor) -> set[int]:
+    """The numbers of the transforms, in force or not, that have wrapped a tensor."""
+    found = set()
+    while is_wrapped(t):
+        found.add(_functorch.maybe_get_level(t))
+        t = unwrapped(t)
+    return found
 
 
 def mapped_levels(t: Tensor) -> set[int]:

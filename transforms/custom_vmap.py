@@ -1,0 +1,154 @@
+"""`custom_vmap`: a function with its own rule for `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from xfunc import functorch, runtime, tree
+from xfunc.arguments import avals_of
+from xfunc.bind import Dims, Tensor, bind
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import user_location
+from xfunc.staging import call_in_trace, disable_jit, is_eager
+from xfunc.values import is_tracked
+from xfunc.wrappers import Bundle
+
+from .common import Fun
+from .custom import CustomFunction
+from .custom_vmap_primitive import Mapped, Rule, refuse_reverse
+from .map import map as map_
+
+
+def custom_vmap(fun: Fun) -> CustomVmap:
+    """`fun`, in whose place `vmap` calls a rule that is given with ``def_vmap``.
+
+    ::
+
+        @xf.custom_vmap
+        def f(x, y): ...
+
+        @f.def_vmap
+        def rule(axis_size, in_batched, x, y):
+            return f_of_many(x, y), True        # the outputs, and which of them are batched
+
+    `in_batched` is a list with, for each argument, a tree of bools like it: whether it has one more
+    axis, the first, of length `axis_size`. What is returned as second is a tree of bools like the
+    output. Under nested vmaps the rule is called for the innermost, and batched itself.
+
+    Forward mode differentiates `fun`, and the rule in its place under `vmap`. Reverse mode
+    differentiates what `vmap` has put in its place only, as in JAX; for more, decorate the function
+    with `custom_vjp` on top.
+
+    Args:
+        fun: a pure function of trees of tensors.
+
+    Raises:
+        TypeError: the function is called without a rule, or closes over a value that `vmap` maps.
+        TreeMismatchError: what the rule returns does not fit what `fun` returns.
+        UnsupportedOpError: reverse mode is asked for where `vmap` has not replaced the function.
+
+    Source: ``jax.custom_batching.custom_vmap``.
+    """
+    return CustomVmap(fun)
+
+
+def sequential_vmap(f: Fun) -> CustomVmap:
+    """`f`, which `vmap` calls for one example after the other, in a loop.
+
+    For what has no rule of batching, or needs too much memory for all examples at once.
+
+    Args:
+        f: a pure function of trees of tensors.
+
+    Source: ``jax.custom_batching.sequential_vmap``.
+    """
+    one = custom_vmap(f)
+
+    def rule(_: int, in_batched: list[Any], *args: Any) -> Any:
+        leaves, structure = tree.flatten(args)
+        flags = tree.leaves(tuple(in_batched))
+
+        def call(xs: list[Any]) -> Any:
+            each = iter(xs)
+            full = [next(each) if b else x for x, b in zip(leaves, flags, strict=True)]
+            return one(*tree.unflatten(structure, full))
+
+        out = map_(call, [x for x, b in zip(leaves, flags, strict=True) if b])
+        return out, tree.map(lambda _: True, out)
+
+    one.def_vmap(rule)
+    return one
+
+
+class CustomVmap(CustomFunction):
+    """What `custom_vmap` returns."""
+
+    kind, define = "custom_vmap", "def_vmap"
+
+    def __init__(self, fun: Fun):
+        super().__init__(fun, (), ())
+
+    def def_vmap(self, rule: Fun) -> Fun:
+        """Give the rule; see `custom_vmap`. Returns it, so that this is a decorator too."""
+        self._set_rules(rule)
+        return rule
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        given, _ = self._arguments(args, kwargs)
+        leaves, structure = tree.flatten(given)
+        levels = functorch.levels()
+        if not is_eager() or levels[-1:] == [functorch.VMAP]:
+            return self._applied(leaves, structure)
+        if functorch.VMAP not in levels:
+            return self._primal_fun(*given)
+        # The tangents of rules are found where programs are bound, here as elsewhere.
+        functorch.run_backward_in_this_thread()
+        with disable_jit(False):
+            out = self._applied([x.to(runtime.device()) for x in leaves], structure)
+        return tree.map(lambda x: x.to(leaves[0].device), out)
+
+    def _applied(self, leaves: list[Tensor], structure: tree.Structure) -> Any:
+        given: Any = tree.unflatten(structure, leaves)
+        part = self._part(self._primal_fun, "primal")
+        if functorch.top_level() is None and not any(map(is_tracked, leaves)):
+            return call_in_trace(part, given, {}, check_captures=self._check_unwatched)
+        form = tree.structure((given, {}))
+        with disable_jit(False):
+            entry, held = part.find(form, avals_of(leaves), None, effects_allowed=True)
+        rule = Rule(self.__name__, self._rules[0], structure, entry.out_tree, entry.outputs)
+        value = Bundle((self._rules[0], self._primal_fun))
+        primitive = Mapped(rule, value, entry.program)
+        flat = entry.inputs(leaves, held)
+        # Here, and not where primitives are bound, a rule may have effects and errors of its own.
+        if functorch.levels()[-1:] == [functorch.VMAP]:
+            outs = functorch.below_vmap(self._below_vmap(primitive, structure), flat)
+        else:
+            if entry.effects:
+                self._refuse_effects()
+            outs = bind(primitive, flat)
+        return tree.unflatten(entry.out_tree, outs)
+
+    def _below_vmap(self, primitive: Mapped, structure: tree.Structure) -> Callable[..., Any]:
+        def call(dims: Dims, n: int, xs: Sequence[Tensor]) -> Any:
+            if any(d is not None for d in dims):
+                return primitive.batch(dims, n, xs)
+            given: Any = tree.unflatten(structure, xs[: structure.num_leaves])
+            outs = tree.leaves(self.apply(*given))
+            return outs, [None] * len(outs)
+
+        return call
+
+    def _refuse_effects(self) -> NoReturn:
+        raise UnsupportedOpError(
+            report(
+                f"a callback (xf.debug) stands in {self.__name__}, a custom_vmap function that is "
+                "being differentiated",
+                "return the value, and print it outside.",
+                at=user_location(),
+            )
+        )
+
+    def _check_unwatched(self, captures: Sequence[Tensor]) -> None:
+        if any(map(is_tracked, captures)):
+            refuse_reverse(self.__name__)

@@ -1,0 +1,263 @@
+"""The primitive behind `custom_vmap`: a program, and the rule that `vmap` calls in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from xfunc import functorch, tree
+from xfunc.avals import NUMBERS, Aval, batched, short
+from xfunc.bind import Dims, Tensor, at_dim, bind
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.locations import function_name, user_location
+from xfunc.program import Program, differentiable
+from xfunc.staging import Staged, call_in_trace, is_eager
+from xfunc.wrappers import Part
+
+from .common import Fun, as_tensors, check_same
+
+
+class FlatRule(Protocol):
+    """How a flat function is batched.
+
+    Attributes:
+        name: of the user's function.
+        key: what else determines it, beside the functions of the user.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> tuple[Any, ...]: ...
+
+    def is_capture(self, i: int) -> bool:
+        """Whether input `i` is something that the function closes over."""
+        ...
+
+    def __call__(
+        self, n: int, flags: Sequence[bool], flat: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[bool]]:
+        """Outputs for inputs whose first axis is the batch where `flags` say so; and theirs."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The rule that the user gave.
+
+    Attributes:
+        name: of the function.
+        rule: what the user gave.
+        structure: of the tuple of arguments.
+        out_tree: of what the function returns.
+        outputs: avals of that.
+    """
+
+    name: str
+    rule: Fun
+    structure: tree.Structure
+    out_tree: tree.Structure
+    outputs: tuple[Aval, ...]
+    key = ()
+
+    def is_capture(self, i: int) -> bool:
+        return i >= self.structure.num_leaves
+
+    def __call__(
+        self, n: int, flags: Sequence[bool], flat: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[bool]]:
+        count = self.structure.num_leaves
+        if any(flags[count:]):
+            _refuse_closure(self.name, "maps", flat[count + list(flags[count:]).index(True)])
+        given: Any = tree.unflatten(self.structure, flags[:count])
+        args: Any = tree.unflatten(self.structure, flat[:count])
+        result = self.rule(n, list(given), *args)
+        name = f"{self.name}: the rule {function_name(self.rule)}"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TreeMismatchError(
+                report(
+                    f"{name} returned a {type(result).__name__}, not a pair",
+                    "return (output, whether it is batched).",
+                    at=user_location(),
+                )
+            )
+        out, marks = as_tensors(result[0]), tree.leaves(result[1])
+        known = all(type(b) is bool for b in marks)
+        if not known or tree.structure(result[1]) != tree.structure(out):
+            what = tree.map(lambda b: b if type(b) in NUMBERS else type(b).__name__, result[1])
+            raise TreeMismatchError(
+                report(
+                    f"{name} returned {what} as what is batched",
+                    "return a tree like the output, with True or False for each leaf.",
+                    at=user_location(),
+                )
+            )
+        dims = [0 if b else None for b in marks]
+        want = self.outputs
+        if len(dims) == len(want):
+            want = batched(want, dims, n)
+        check_same(
+            out,
+            tree.unflatten(self.out_tree, want),
+            what=f"what it and {self.name} return",
+            name=name,
+            root="output",
+            repair="return outputs of the function's structure and dtypes, with the batch along a "
+            "new first axis of those that are batched.",
+        )
+        return tree.leaves(out), marks
+
+
+@dataclasses.dataclass(frozen=True)
+class Pushed:
+    """The rule of a pushforward: outputs and tangents, by forward mode through a rule.
+
+    Where a primal is batched and its tangent is not, or the other way round, what is missing is
+    repeated: the rule always has a batch to work on, and its results have one.
+
+    Attributes:
+        rule: of what is pushed forward.
+        n_inputs: how many inputs that has; tangents follow.
+        wrt: of which inputs.
+    """
+
+    rule: FlatRule
+    n_inputs: int
+    wrt: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.n_inputs, self.wrt, self.rule.key)
+
+    def is_capture(self, i: int) -> bool:
+        return self.rule.is_capture(i if i < self.n_inputs else self.wrt[i - self.n_inputs])
+
+    def __call__(
+        self, n: int, flags: Sequence[bool], flat: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[bool]]:
+        for i in self.wrt:
+            if self.rule.is_capture(i):
+                _refuse_closure(self.name, "differentiates", flat[i])
+        along = dict(zip(self.wrt, flags[self.n_inputs :], strict=True))
+        either = [b or along.get(i, False) for i, b in enumerate(flags[: self.n_inputs])]
+        wanted = [*either, *(either[i] for i in self.wrt)]
+        moved = [
+            at_dim(x, 0 if b else None, 0 if w else None, n)
+            for x, b, w in zip(flat, flags, wanted, strict=True)
+        ]
+        args, dots = moved[: self.n_inputs], tuple(moved[self.n_inputs :])
+        marks: list[bool] = []
+
+        def floating(*primals: Tensor) -> tuple[Any, Any]:
+            for i, x in zip(self.wrt, primals, strict=True):
+                args[i] = x
+            outs, marks[:] = self.rule(n, either, args)
+            return tuple(o for o in outs if differentiable(o)), tuple(outs)
+
+        _, tangents, outs = functorch.jvp(floating, tuple(args[i] for i in self.wrt), dots)
+        smooth = [b for o, b in zip(outs, marks, strict=True) if differentiable(o)]
+        return [*outs, *tangents], [*marks, *smooth]
+
+
+@dataclasses.dataclass(eq=False)
+class Mapped:
+    """The primitive; see `xfunc.bind.Primitive` for its methods.
+
+    Attributes:
+        of_many: how it is batched.
+        value: what the rule counts as in the cache.
+        program: the function; what it closes over comes after the arguments.
+    """
+
+    of_many: FlatRule
+    value: Callable[..., Any]
+    program: Program
+
+    @property
+    def name(self) -> str:
+        return self.of_many.name
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.program.outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.program.lowering.apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> None:
+        return None
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        refuse_reverse(self.name)
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        wrt = tuple(i for i, t in enumerate(tangents) if t is not None and differentiable(args[i]))
+        if not any(map(differentiable, self.outputs)):
+            return [None for _ in self.outputs]
+        pushed = Pushed(self.of_many, len(args), wrt)
+        inner = Mapped(pushed, self.value, self.program.pushforward(wrt))
+        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
+        found = iter(bind(inner, [*args, *dots])[len(self.outputs) :])
+        return [next(found) if differentiable(o) else None for o in self.outputs]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        rule, flags = self.of_many, tuple(d is not None for d in dims)
+        moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
+
+        def call(*flat: Tensor) -> Any:
+            """Outputs by position: those that are batched, and those that are not."""
+            outs, marks = rule(int(n), flags, flat)
+            return [{i: o for i, o in enumerate(outs) if marks[i] is b} for b in (True, False)]
+
+        role = ("custom_vmap", "rule", int(n), flags, rule.key)
+        part = Staged(call, value=Part(self.value, role))
+        if is_eager():
+            own, shared = call(*moved)
+        else:
+            check = self._check_captures
+            own, shared = call_in_trace(part, tuple(moved), {}, check_captures=check)
+        found, places = own | shared, range(len(own) + len(shared))
+        return [found[i] for i in places], [0 if i in own else None for i in places]
+
+    def _check_captures(self, captures: Sequence[Tensor]) -> None:
+        """What a rule closes over must be known where it is called: outside of the vmap."""
+        known = set(functorch.level_numbers())
+        for c in captures:
+            if not functorch.levels_of(c) <= known:
+                _refuse_closure(f"the vmap rule of {self.name}", "maps or differentiates", c)
+
+
+def _refuse_closure(name: str, does: str, value: torch.Tensor) -> NoReturn:
+    raise TypeError(
+        report(
+            f"{name} closes over a value ({short(value)}) that a transform of it {does}, which "
+            "its rule knows nothing of",
+            "pass the value as an argument.",
+            at=user_location(),
+        )
+    )
+
+
+def refuse_reverse(name: str) -> NoReturn:
+    """Raise what reverse mode of the function itself raises."""
+    raise UnsupportedOpError(
+        report(
+            f"{name} is a custom_vmap function, which reverse mode (grad, vjp, jacrev) cannot "
+            "differentiate where vmap has not put its rule in its place",
+            "decorate it with xf.custom_vjp on top, or differentiate in forward mode (jvp, "
+            "jacfwd).",
+            at=user_location(),
+        )
+    )
