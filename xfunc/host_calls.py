@@ -26,8 +26,7 @@ from xfunc.executable import failures
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.annotations import SHARDING
-from xfunc.hlo.edit import entry_of, fill, fresh_ids
-from xfunc.hlo.literal import write_literal
+from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
 from xfunc.locations import user_location
 from xfunc.lock import lock
 
@@ -93,7 +92,7 @@ def host_call(
         shape: of the result: an array, or a tuple of arrays.
         side_effect: call it even if nothing uses its result.
     """
-    value, proto = body._add("custom-call", shape, operands)
+    value, proto = body.instruction("custom-call", shape, operands)
     become_host_call(proto, name)
     proto.custom_call_has_side_effect = side_effect
     return value
@@ -210,19 +209,13 @@ def add_end(proto: pb.HloModuleProto) -> None:
     count = runtime.device_count()
     entry = entry_of(proto)
     ids = fresh_ids(proto)
-
-    def add(opcode: str, dims: tuple[int, ...], *operands: int) -> pb.HloInstructionProto:
-        k = next(ids)
-        made = entry.instructions.add(name=f"{opcode}.{k}", opcode=opcode, id=k)
-        made.operand_ids.extend(operands)
-        Shape(torch.bool, dims).write(made.shape)
-        return made
-
-    end = add("constant", ())
-    write_literal(torch.tensor(True), end.literal)
+    end = constant(True, next(ids), torch.bool)
+    made = [end]
     if count > 1:
-        end = add("broadcast", (count,), end.id)
-        end = add("custom-call", (count,), end.id)
+        shape = Shape(torch.bool, (count,)).to_proto()
+        spread = instruction("broadcast", next(ids), shape, [end.id])
+        end = instruction("custom-call", next(ids), shape, [spread.id])
+        made += [spread, end]
         end.custom_call_target, end.custom_call_api_version = SHARDING, 1
         end.sharding.type = pb.OpSharding.OTHER
         end.sharding.tile_assignment_dimensions.append(count)
@@ -233,4 +226,4 @@ def add_end(proto: pb.HloModuleProto) -> None:
     for shape in shapes:
         shape.tuple_shapes.add().CopyFrom(end.shape)
     others = (i for i in entry.instructions if i.id != root.id)
-    fill(entry, [*others, root])  # Operands come first.
+    fill(entry, [*others, *made, root])  # Operands come first.

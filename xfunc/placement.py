@@ -167,7 +167,7 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Exe
     b = Builder("device_put")
     body = b.computation("device_put")
     shape = Shape(aval.dtype, aval.shape)
-    value, proto = body._add("custom-call", shape, [body.parameter(shape)])
+    value, proto = body.instruction("custom-call", shape, [body.parameter(shape)])
     proto.custom_call_target = "Sharding"
     if after is None:
         proto.sharding.type = pb.OpSharding.REPLICATED

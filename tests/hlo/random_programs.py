@@ -81,10 +81,10 @@ def _alike(rng: random.Random, x: Value, values: list[Value]) -> Value:
 def _transpose(rng: random.Random, c: ComputationBuilder, x: Value) -> Value:
     order = rng.sample(range(len(x.shape.dims)), len(x.shape.dims))
     dims = [x.shape.dims[d] for d in order]
-    value, proto = c._add("transpose", Shape(x.shape.dtype, dims), [x])
+    value, proto = c.instruction("transpose", Shape(x.shape.dtype, dims), [x])
     proto.dimensions.extend(order)
     return value
 
 
 def _raw(c: ComputationBuilder, opcode: str, *operands: Value) -> Value:
-    return c._add(opcode, operands[0].shape, operands)[0]
+    return c.instruction(opcode, operands[0].shape, operands)[0]

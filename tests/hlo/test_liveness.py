@@ -15,14 +15,14 @@ STACK = Shape(F32, (5, N, N))
 
 
 def dot(c: ComputationBuilder, x: Value, y: Value) -> Value:
-    value, proto = c._add("dot", X, [x, y])
+    value, proto = c.instruction("dot", X, [x, y])
     proto.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
     proto.dot_dimension_numbers.rhs_contracting_dimensions.append(0)
     return value
 
 
 def unary(c: ComputationBuilder, opcode: str, x: Value) -> Value:
-    return c._add(opcode, x.shape, [x])[0]
+    return c.instruction(opcode, x.shape, [x])[0]
 
 
 def arrays(module: Module, *donated: int) -> float:
@@ -86,7 +86,7 @@ def test_other_names_own_nothing():
     packed = c.tuple([flat, x])
     (behind,) = c.opt_barrier([c.get_tuple_element(packed, 0)])
     z = c.reshape(behind, (N, N))
-    value, proto = c._add("transpose", X, [z])
+    value, proto = c.instruction("transpose", X, [z])
     proto.dimensions.extend([1, 0])
     assert arrays(of(dot(c, value, x))) == 2
 

@@ -43,7 +43,7 @@ def fill(c: ComputationBuilder, x: Value, number: float) -> Value:
 def add(
     c: ComputationBuilder, opcode: str, shape: Shape, *operands: Value, **fields: Sequence[int]
 ) -> Value:
-    value, proto = c._add(opcode, shape, operands)
+    value, proto = c.instruction(opcode, shape, operands)
     for name, numbers in fields.items():
         getattr(proto, name).extend(numbers)
     return value
@@ -59,7 +59,7 @@ def spread(c: ComputationBuilder, x: Value, dims: Sequence[int], places: Sequenc
 
 
 def full(c: ComputationBuilder, x: Value) -> Value:
-    value, proto = c._add("slice", x.shape, [x])
+    value, proto = c.instruction("slice", x.shape, [x])
     for n in x.shape.dims:
         proto.slice_dimensions.add(start=0, limit=n, stride=1)
     return value

@@ -13,8 +13,7 @@ import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import bypass, fill, fresh_ids
-from xfunc.hlo.literal import write_literal
+from xfunc.hlo.edit import bypass, constant, fill, fresh_ids, instruction
 from xfunc.hlo.module import Module
 from xfunc.hlo.passes import dead_code_elimination
 from xfunc.hlo.shape import Shape
@@ -44,28 +43,13 @@ def drop_absent(hlo: bytes) -> bytes:
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
             if i.id in found.absent and not i.shape.tuple_shapes:
-                made.append(_zero(i.shape, next(ids)))
-                i = _spread(i, made[-1])
+                zero = constant(0, next(ids), Shape.from_proto(i.shape).dtype)
+                made.append(zero)
+                i = instruction("broadcast", i.id, i.shape, [zero.id], of=i)
             made.append(i)
         fill(c, made)
         bypass(c, found.stands_for)
     return dead_code_elimination(Module(proto)).to_bytes()
-
-
-def _zero(shape: pb.ShapeProto, key: int) -> pb.HloInstructionProto:
-    made = pb.HloInstructionProto(opcode="constant", id=key, name=f"constant.{key}")
-    dtype = Shape.from_proto(shape).dtype
-    Shape(dtype, ()).write(made.shape)
-    with torch._C._DisableFuncTorch():
-        write_literal(torch.zeros((), dtype=dtype, device="cpu"), made.literal)
-    return made
-
-
-def _spread(i: pb.HloInstructionProto, zero: pb.HloInstructionProto) -> pb.HloInstructionProto:
-    made = pb.HloInstructionProto(opcode="broadcast", id=i.id, operand_ids=[zero.id], shape=i.shape)
-    made.name = f"broadcast.{i.id}"
-    made.metadata.CopyFrom(i.metadata)
-    return made
 
 
 # Zero if the first operand is.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import copied, fill, fresh_ids
+from xfunc.hlo.edit import copied, fill, fresh_ids, instruction, with_id
 
 NARROW = (pb.BF16, pb.F16)
 _COARSE = frozenset(
@@ -98,10 +98,7 @@ class _Widening:
                 if k not in wide and by_id[k].shape.element_type in NARROW:
                     wide[k] = self._convert(by_id[k], pb.F32)
                     yield wide[k]
-            made = pb.HloInstructionProto()
-            made.CopyFrom(i)
-            made.id = next(self._ids)
-            made.name = f"{i.opcode}.{made.id}"
+            made = with_id(i, next(self._ids))
             made.shape.element_type = pb.F32
             made.operand_ids[:] = [wide[k].id if k in wide else k for k in i.operand_ids]
             made.called_computation_ids[:] = [self._combiner(k) for k in i.called_computation_ids]
@@ -113,11 +110,7 @@ class _Widening:
     def _convert(
         self, of: pb.HloInstructionProto, element_type: pb.PrimitiveType
     ) -> pb.HloInstructionProto:
-        key = next(self._ids)
-        made = pb.HloInstructionProto(
-            opcode="convert", id=key, name=f"convert.{key}", operand_ids=[of.id], shape=of.shape
-        )
-        made.metadata.CopyFrom(of.metadata)
+        made = instruction("convert", next(self._ids), of.shape, [of.id], of=of)
         made.shape.element_type = element_type
         if of.HasField("sharding") and not of.sharding.is_shard_group:
             made.sharding.CopyFrom(of.sharding)

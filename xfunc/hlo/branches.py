@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import fill, fresh_ids
-from xfunc.hlo.literal import write_literal
+from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 
 _PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
 _CONJUGATED = frozenset(("sqrt", "rsqrt", "power"))
@@ -70,26 +69,20 @@ class _Steps:
         return self._add("complex", real, negated, element_type=self._i.shape.element_type)
 
     def _minus_zero(self) -> int:
-        scalar = self._add("constant")
-        made = self._made[-1]
-        del made.shape.dimensions[:], made.shape.layout.minor_to_major[:]
-        del made.shape.is_dynamic_dimension[:]
-        with torch._C._DisableFuncTorch():
-            write_literal(torch.full((), -0.0, dtype=self._dtype, device="cpu"), made.literal)
-        return self._add("broadcast", scalar)
+        scalar = constant(-0.0, next(self._ids), self._dtype, of=self._i)
+        self._made.append(scalar)
+        return self._add("broadcast", scalar.id)
 
     def _add(
         self, opcode: str, *operands: int, element_type: pb.PrimitiveType | None = None
     ) -> int:
-        i, key = self._i, next(self._ids)
-        made = pb.HloInstructionProto(opcode=opcode, id=key, operand_ids=operands, shape=i.shape)
-        made.name = f"{opcode}.{key}"
+        i = self._i
+        made = instruction(opcode, next(self._ids), i.shape, operands, of=i)
         made.shape.element_type = self._part if element_type is None else element_type
-        made.metadata.CopyFrom(i.metadata)
-        if i.HasField("sharding") and opcode != "constant":
+        if i.HasField("sharding"):
             made.sharding.CopyFrom(i.sharding)
         self._made.append(made)
-        return key
+        return made.id
 
     def _end(self, real: int, imaginary: int) -> list[pb.HloInstructionProto]:
         self._add("complex", real, imaginary, element_type=self._i.shape.element_type)

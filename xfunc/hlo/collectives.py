@@ -16,8 +16,7 @@ import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import fill, fresh_ids
-from xfunc.hlo.literal import write_literal
+from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 from xfunc.hlo.module import Module
 from xfunc.hlo.ops import bitcast_convert
 from xfunc.hlo.shape import Shape
@@ -81,7 +80,7 @@ def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) 
     """Combine the arrays of a group by a binary operation."""
     if groups.size == 1:
         return x
-    value, proto = body._add("all-reduce", x.shape, [x])
+    value, proto = body.instruction("all-reduce", x.shape, [x])
     proto.called_computation_ids.append(_combine(body, x.shape.dtype, opcode))
     groups.write(proto)
     return value
@@ -114,23 +113,9 @@ def _as_product(i: pb.HloInstructionProto, new: Iterator[int]) -> list[pb.HloIns
     groups = i.collective_device_list
     n = groups.iota_replica_group_list.num_devices_per_group
     n = n or len(groups.replica_groups[0].replica_ids)
-    shape = Shape.from_proto(i.shape)
-    size, all_sizes = (pb.HloInstructionProto(id=next(new)) for _ in range(2))
-    size.opcode, size.name = "constant", f"constant.{size.id}"
-    Shape(shape.dtype).write(size.shape)
-    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-        write_literal(torch.tensor(n, dtype=shape.dtype), size.literal)
-    all_sizes.opcode, all_sizes.name = "broadcast", f"broadcast.{all_sizes.id}"
-    all_sizes.shape.CopyFrom(i.shape)
-    all_sizes.operand_ids.append(size.id)
-    product = pb.HloInstructionProto(
-        opcode="multiply",
-        id=i.id,
-        name=f"multiply.{i.id}",
-        shape=i.shape,
-        metadata=i.metadata,
-        operand_ids=[i.operand_ids[0], all_sizes.id],
-    )
+    size = constant(n, next(new), Shape.from_proto(i.shape).dtype)
+    all_sizes = instruction("broadcast", next(new), i.shape, [size.id])
+    product = instruction("multiply", i.id, i.shape, [i.operand_ids[0], all_sizes.id], of=i)
     return [size, all_sizes, product]
 
 
@@ -161,9 +146,9 @@ def _in_order(body: ComputationBuilder, bits: Value) -> Value:
         return body.broadcast(body.constant(n, dtype), dims)
 
     width = constant(8 * dtype.itemsize - 1)
-    sign, _ = body._add("shift-right-arithmetic", bits.shape, [bits, width])
-    flip, _ = body._add("and", bits.shape, [sign, constant(torch.iinfo(dtype).max)])
-    return body._add("xor", bits.shape, [bits, flip])[0]
+    sign, _ = body.instruction("shift-right-arithmetic", bits.shape, [bits, width])
+    flip, _ = body.instruction("and", bits.shape, [sign, constant(torch.iinfo(dtype).max)])
+    return body.instruction("xor", bits.shape, [bits, flip])[0]
 
 
 def all_gather(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
@@ -174,7 +159,7 @@ def all_gather(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
     if groups.partly:  # See NOTE [partly manual regions].
         return all_reduce(body, _at_own_place(body, row, groups), groups, "add")
     shape = Shape(x.shape.dtype, (groups.size, *x.shape.dims))
-    value, proto = body._add("all-gather", shape, [row])
+    value, proto = body.instruction("all-gather", shape, [row])
     proto.dimensions.append(0)
     groups.write(proto)
     return value
@@ -185,7 +170,7 @@ def reduce_scatter(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
     value = x
     if groups.size > 1:
         shape = Shape(x.shape.dtype, (1, *x.shape.dims[1:]))
-        value, proto = body._add("reduce-scatter", shape, [x])
+        value, proto = body.instruction("reduce-scatter", shape, [x])
         proto.dimensions.append(0)
         proto.called_computation_ids.append(_combine(body, x.shape.dtype, "add"))
         groups.write(proto)
@@ -200,10 +185,10 @@ def all_to_all(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
         n = len(x.shape.dims)
         stack = _at_own_place(body, body.reshape(x, (1, *x.shape.dims)), groups)
         shape = Shape(x.shape.dtype, (groups.size, *x.shape.dims))
-        turned, proto = body._add("transpose", shape, [stack])
+        turned, proto = body.instruction("transpose", shape, [stack])
         proto.dimensions.extend([1, 0, *range(2, n + 1)])
         return reduce_scatter(body, turned, groups)
-    value, proto = body._add("all-to-all", x.shape, [x])
+    value, proto = body.instruction("all-to-all", x.shape, [x])
     proto.dimensions.append(0)
     groups.write(proto)
     return value
@@ -220,7 +205,7 @@ def collective_permute(
         return body.zeros(x.shape)
     if groups.size == 1:
         return x
-    value, proto = body._add("collective-permute", x.shape, [x])
+    value, proto = body.instruction("collective-permute", x.shape, [x])
     proto.channel_id = 1
     groups.mark(proto)
     for row in groups.rows().tolist():
@@ -239,7 +224,7 @@ def place_in_group(body: ComputationBuilder, groups: Groups) -> Value:
         place, proto = _arithmetic(body, "divide", total, n)
     elif groups.order.listed is not None:
         table = _numbers(body, np.argsort(groups.order.devices()) % n)
-        place, proto = body._add(
+        place, proto = body.instruction(
             "reshape", Shape(torch.int64), [body.dynamic_slice(table, [_number(body)], [1])]
         )
     else:
@@ -257,7 +242,7 @@ def place_in_group(body: ComputationBuilder, groups: Groups) -> Value:
 
 def _number(body: ComputationBuilder) -> Value:
     """The number of the device."""
-    return body.convert(body._add("partition-id", Shape(torch.uint32))[0], torch.int64)
+    return body.convert(body.instruction("partition-id", Shape(torch.uint32))[0], torch.int64)
 
 
 def _numbers(body: ComputationBuilder, numbers: np.ndarray) -> Value:
@@ -269,7 +254,7 @@ def _numbers(body: ComputationBuilder, numbers: np.ndarray) -> Value:
 def _arithmetic(
     body: ComputationBuilder, opcode: str, x: Value, n: int
 ) -> tuple[Value, pb.HloInstructionProto]:
-    return body._add(opcode, x.shape, [x, body.constant(n, torch.int64)])
+    return body.instruction(opcode, x.shape, [x, body.constant(n, torch.int64)])
 
 
 def _at_own_place(body: ComputationBuilder, row: Value, groups: Groups) -> Value:
@@ -284,4 +269,4 @@ def _combine(body: ComputationBuilder, dtype: torch.dtype, opcode: str) -> int:
     scalar = Shape(dtype)
     inner = body.module.computation(opcode)
     operands = [inner.parameter(scalar), inner.parameter(scalar)]
-    return inner.build(inner._add(opcode, scalar, operands)[0]).id
+    return inner.build(inner.instruction(opcode, scalar, operands)[0]).id

@@ -60,6 +60,9 @@ class ComputationBuilder:
 
     Every method but `build` adds an instruction (or a few) and returns its result.
 
+    Attributes:
+        proto: the computation as far as it is built.
+
     Raises:
         InvalidHloError: from any method, when shapes do not fit or a value is from elsewhere.
     """
@@ -68,18 +71,18 @@ class ComputationBuilder:
         self.module = module
         self._id = module.new_id()
         self.name = f"{name}.{self._id}"
-        self._proto = pb.HloComputationProto(id=self._id, name=self.name)
+        self.proto = pb.HloComputationProto(id=self._id, name=self.name)
         self._parameters = 0
         self._finished = False
 
     def parameter(self, shape: Shape) -> Value:
         """The next parameter: the first is number 0."""
         number = self._parameters
-        value, proto = self._add("parameter", shape)
+        value, proto = self.instruction("parameter", shape)
         proto.parameter_number = number
         self._parameters += 1
-        self._proto.program_shape.parameters.append(proto.shape)
-        self._proto.program_shape.parameter_names.append(proto.name)
+        self.proto.program_shape.parameters.append(proto.shape)
+        self.proto.program_shape.parameter_names.append(proto.name)
         return value
 
     def constant(self, value: bool | int | float | complex, dtype: torch.dtype) -> Value:
@@ -92,7 +95,7 @@ class ComputationBuilder:
         """The values of a CPU tensor."""
         if tensor.device.type != "cpu":
             self._fail("constant", f"its tensor is on {tensor.device}, not on the CPU")
-        value, proto = self._add("constant", Shape(tensor.dtype, tensor.shape))
+        value, proto = self.instruction("constant", Shape(tensor.dtype, tensor.shape))
         write_literal(tensor, proto.literal)
         return value
 
@@ -153,7 +156,7 @@ class ComputationBuilder:
             sharding: of the result.
             config: what else it is told, in a form that depends on the target.
         """
-        value, proto = self._add("custom-call", shape, operands)
+        value, proto = self.instruction("custom-call", shape, operands)
         proto.custom_call_target = target
         proto.custom_call_has_side_effect = side_effect
         proto.custom_call_api_version = 1  # API_VERSION_ORIGINAL, as torch_xla's own
@@ -190,7 +193,7 @@ class ComputationBuilder:
         if direction not in ("EQ", "NE", "GE", "GT", "LE", "LT"):
             self._fail("compare", f"there is no direction {direction!r}")
         shape = Shape(torch.bool, self._same("compare", a, b).dims)
-        value, proto = self._add("compare", shape, [a, b])
+        value, proto = self.instruction("compare", shape, [a, b])
         proto.comparison_direction = direction
         return value
 
@@ -201,24 +204,24 @@ class ComputationBuilder:
             predicate = self.broadcast(predicate, shape.dims)
         if predicate.shape != Shape(torch.bool, shape.dims):
             self._fail("select", f"its predicate is {predicate.shape}, its choices are {shape}")
-        return self._add("select", shape, [predicate, a, b])[0]
+        return self.instruction("select", shape, [predicate, a, b])[0]
 
     def convert(self, value: Value, dtype: torch.dtype) -> Value:
         """The same values as another dtype."""
-        return self._add("convert", Shape(dtype, self._dims("convert", value)), [value])[0]
+        return self.instruction("convert", Shape(dtype, self._dims("convert", value)), [value])[0]
 
     def broadcast(self, scalar: Value, dims: Sequence[int]) -> Value:
         """A scalar, repeated to fill an array."""
         if self._dims("broadcast", scalar):
             self._fail("broadcast", f"its operand is no scalar but {scalar.shape}")
-        return self._add("broadcast", Shape(scalar.shape.dtype, dims), [scalar])[0]
+        return self.instruction("broadcast", Shape(scalar.shape.dtype, dims), [scalar])[0]
 
     def reshape(self, value: Value, dims: Sequence[int]) -> Value:
         """The same values in row-major order, as an array of other dimensions."""
         old = self._dims("reshape", value)
         if math.prod(old) != math.prod(dims):
             self._fail("reshape", f"{value.shape} does not fit into dimensions {[*dims]}")
-        return self._add("reshape", Shape(value.shape.dtype, dims), [value])[0]
+        return self.instruction("reshape", Shape(value.shape.dtype, dims), [value])[0]
 
     def dynamic_slice(
         self, value: Value, start_indices: Sequence[Value], sizes: Sequence[int]
@@ -227,7 +230,7 @@ class ComputationBuilder:
         dims = self._dims("dynamic-slice", value)
         self._check_window("dynamic-slice", dims, start_indices, sizes)
         shape = Shape(value.shape.dtype, sizes)
-        found, proto = self._add("dynamic-slice", shape, [value, *start_indices])
+        found, proto = self.instruction("dynamic-slice", shape, [value, *start_indices])
         proto.dynamic_slice_sizes.extend(sizes)
         return found
 
@@ -240,7 +243,25 @@ class ComputationBuilder:
         if value.shape.element_type != update.shape.element_type:
             self._fail(opcode, f"{update.shape} cannot be written into {value.shape}")
         self._check_window(opcode, dims, start_indices, sizes)
-        return self._add(opcode, value.shape, [value, update, *start_indices])[0]
+        return self.instruction(opcode, value.shape, [value, update, *start_indices])[0]
+
+    def instruction(
+        self, opcode: str, shape: Shape, operands: Sequence[Value] = ()
+    ) -> tuple[Value, pb.HloInstructionProto]:
+        """Any instruction: its result, and its protobuf, whose other fields the caller sets."""
+        for operand in operands:
+            if operand.owner is not self:
+                self._fail(
+                    opcode, f"operand {operand.name!r} is from computation {operand.owner.name!r}"
+                )
+        if self._finished:
+            self._fail(opcode, "the computation is finished")
+        id = self.module.new_id()
+        proto = self.proto.instructions.add(
+            name=f"{opcode}.{id}", opcode=opcode, id=id, operand_ids=[o.id for o in operands]
+        )
+        shape.write(proto.shape)
+        return Value(id, proto.name, shape, self), proto
 
     def build(self, root: Value) -> Function:
         """Finish: the computation returns `root`."""
@@ -252,24 +273,9 @@ class ComputationBuilder:
             )
             raise InvalidHloError(f"computation {self.name!r}: {what}")
         self._finished = True
-        self._proto.root_id = root.id
-        root.shape.write(self._proto.program_shape.result)
-        return self.module.finish(self._proto)
-
-    def _add(self, opcode: str, shape: Shape, operands: Sequence[Value] = ()) -> _Added:
-        for operand in operands:
-            if operand.owner is not self:
-                self._fail(
-                    opcode, f"operand {operand.name!r} is from computation {operand.owner.name!r}"
-                )
-        if self._finished:
-            self._fail(opcode, "the computation is finished")
-        id = self.module.new_id()
-        proto = self._proto.instructions.add(
-            name=f"{opcode}.{id}", opcode=opcode, id=id, operand_ids=[o.id for o in operands]
-        )
-        shape.write(proto.shape)
-        return Value(id, proto.name, shape, self), proto
+        self.proto.root_id = root.id
+        root.shape.write(self.proto.program_shape.result)
+        return self.module.finish(self.proto)
 
     def _checked(
         self,
@@ -287,13 +293,13 @@ class ComputationBuilder:
         problem = mismatch(opcode, [o.shape for o in operands], shape, signatures, tuple_index)
         if problem is not None:
             self._fail(opcode, problem)
-        value, proto = self._add(opcode, shape, operands)
+        value, proto = self.instruction(opcode, shape, operands)
         proto.called_computation_ids.extend(f.id for f in called)
         proto.tuple_index = tuple_index
         return value
 
     def _binary(self, opcode: str, a: Value, b: Value) -> Value:
-        return self._add(opcode, self._same(opcode, a, b), [a, b])[0]
+        return self.instruction(opcode, self._same(opcode, a, b), [a, b])[0]
 
     def _same(self, opcode: str, a: Value, b: Value) -> Shape:
         if a.shape != b.shape or a.shape.is_tuple:
@@ -331,6 +337,5 @@ class ComputationBuilder:
         )
 
 
-_Added = tuple[Value, pb.HloInstructionProto]
 # Inside ComputationBuilder, `tuple` is the method.
 Dims = tuple[int, ...]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
+import torch
+
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.literal import write_literal
+from xfunc.hlo.shape import Shape
 
 
 def entry_of(proto: pb.HloModuleProto) -> pb.HloComputationProto:
@@ -18,6 +22,42 @@ def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
     return count(
         1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
     )
+
+
+def instruction(
+    opcode: str,
+    id: int,
+    shape: pb.ShapeProto,
+    operands: Iterable[int] = (),
+    of: pb.HloInstructionProto | None = None,
+) -> pb.HloInstructionProto:
+    """A new instruction; `of` is the one that it does a part of, and counts as its source."""
+    made = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
+    made.name = f"{opcode}.{id}"
+    if of is not None:
+        made.metadata.CopyFrom(of.metadata)
+    return made
+
+
+def constant(
+    value: float,
+    id: int,
+    dtype: torch.dtype,
+    of: pb.HloInstructionProto | None = None,
+) -> pb.HloInstructionProto:
+    """A new scalar; see `instruction`."""
+    made = instruction("constant", id, Shape(dtype).to_proto(), of=of)
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made.literal)
+    return made
+
+
+def with_id(i: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
+    """A copy of an instruction with another id."""
+    made = pb.HloInstructionProto()
+    made.CopyFrom(i)
+    made.id, made.name = id, renamed(i.name, id)
+    return made
 
 
 def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:

@@ -8,7 +8,7 @@ it is computed where it is used.
 from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import fill, fresh_ids
+from xfunc.hlo.edit import fill, fresh_ids, with_id
 
 _INEXACT = frozenset((pb.F16, pb.BF16, pb.F32, pb.F64, pb.C64, pb.C128))
 
@@ -23,10 +23,7 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
             if i.opcode == "convert" and i.shape.element_type in _INEXACT:
                 mask = by_id[i.operand_ids[0]]
                 if mask.shape.element_type == pb.PRED:
-                    whole = pb.HloInstructionProto()
-                    whole.CopyFrom(i)
-                    whole.id = next(ids)
-                    whole.name = f"convert.{whole.id}"
+                    whole = with_id(i, next(ids))
                     whole.shape.element_type = pb.S32
                     made.append(whole)
                     i.operand_ids[:] = [whole.id]

@@ -17,7 +17,7 @@ _SEPARATOR = "\n"
 
 def named(body: ComputationBuilder, x: Value, name: str) -> Value:
     """The same value, with a name."""
-    value, proto = body._add("copy", x.shape, [x])
+    value, proto = body.instruction("copy", x.shape, [x])
     proto.frontend_attributes.map[_NAME] = name
     return value
 

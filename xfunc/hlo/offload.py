@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, entry_of, fill, fresh_ids
+from xfunc.hlo.edit import bypass, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.shape import Shape
 
@@ -92,15 +92,8 @@ def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, It
 
 
 def _place(id: int, operand: int, shape: Shape, memory: str) -> pb.HloInstructionProto:
-    proto = pb.HloInstructionProto(
-        opcode="custom-call",
-        id=id,
-        name=f"custom-call.{id}",
-        operand_ids=[operand],
-        custom_call_target=_TARGET,
-        custom_call_has_side_effect=True,
-        custom_call_api_version=1,
-    )
+    proto = instruction("custom-call", id, shape.to_proto(), [operand])
+    proto.custom_call_target, proto.custom_call_api_version = _TARGET, 1
+    proto.custom_call_has_side_effect = True
     proto.frontend_attributes.map[_BUFFER] = memory
-    shape.write(proto.shape)
     return proto

@@ -33,7 +33,7 @@ def fft(body: ComputationBuilder, x: Value, kind: FftKind, sizes: Sequence[int])
         dims[-1], dtype = sizes[-1] // 2 + 1, dtype.to_complex()
     elif kind == "IRFFT":
         dims[-1], dtype = sizes[-1], dtype.to_real()
-    value, proto = body._add("fft", Shape(dtype, dims), [x])
+    value, proto = body.instruction("fft", Shape(dtype, dims), [x])
     proto.fft_type = _FFT[kind]
     proto.fft_length.extend(sizes)
     return value
@@ -44,7 +44,7 @@ def cholesky(body: ComputationBuilder, a: Value) -> Value:
 
     Only the lower triangle is read; what the result holds above its diagonal is undefined.
     """
-    value, proto = body._add("cholesky", a.shape, [a])
+    value, proto = body.instruction("cholesky", a.shape, [a])
     proto.cholesky_options.lower = True
     return value
 
@@ -59,7 +59,7 @@ def triangular_solve(
     unit_diagonal: bool,
 ) -> Value:
     """The `x` of ``a @ x = b``, or of ``x @ a = b`` if not `left`, for a triangular `a`."""
-    value, proto = body._add("triangular-solve", b.shape, [a, b])
+    value, proto = body.instruction("triangular-solve", b.shape, [a, b])
     options = proto.triangular_solve_options
     options.left_side, options.lower, options.unit_diagonal = left, lower, unit_diagonal
     options.transpose_a = pb.TriangularSolveOptions.NO_TRANSPOSE
@@ -68,12 +68,12 @@ def triangular_solve(
 
 def bitcast_convert(body: ComputationBuilder, x: Value, dtype: torch.dtype) -> Value:
     """The same bits as another dtype of the same size."""
-    return body._add("bitcast-convert", Shape(dtype, x.shape.dims), [x])[0]
+    return body.instruction("bitcast-convert", Shape(dtype, x.shape.dims), [x])[0]
 
 
 def part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) -> Value:
     """The real or the imaginary parts of a complex array."""
-    return body._add(which, Shape(x.shape.dtype.to_real(), x.shape.dims), [x])[0]
+    return body.instruction(which, Shape(x.shape.dtype.to_real(), x.shape.dims), [x])[0]
 
 
 def reduce(
@@ -83,10 +83,10 @@ def reduce(
     scalar = Shape(x.shape.dtype)
     inner = body.module.computation(opcode)
     combine = inner.build(
-        inner._add(opcode, scalar, [inner.parameter(scalar), inner.parameter(scalar)])[0]
+        inner.instruction(opcode, scalar, [inner.parameter(scalar), inner.parameter(scalar)])[0]
     )
     kept = [n for d, n in enumerate(x.shape.dims) if d not in dims]
-    value, proto = body._add("reduce", Shape(x.shape.dtype, kept), [x, start])
+    value, proto = body.instruction("reduce", Shape(x.shape.dtype, kept), [x, start])
     proto.dimensions.extend(dims)
     proto.called_computation_ids.append(combine.id)
     return value

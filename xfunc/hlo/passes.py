@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import fresh_ids
+from xfunc.hlo.edit import fresh_ids, instruction
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
@@ -75,9 +75,7 @@ def extract(
     made = [_parameter(i, number) for number, i in enumerate(given.values())]
     if barrier and made:
         made += _barrier(made, ids)
-    root = pb.HloInstructionProto(opcode="tuple", id=next(ids), operand_ids=outputs)
-    root.name = f"tuple.{root.id}"
-    Shape.of_tuple(r.shape for r in roots).write(root.shape)
+    root = instruction("tuple", next(ids), _tuple(r.shape for r in roots), outputs)
 
     proto = pb.HloModuleProto(
         name=name, entry_computation_id=entry.id, entry_computation_name=f"{name}.{entry.id}"
@@ -191,15 +189,12 @@ def _without_lost_control(
 
 def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
     """Parameter `number` in the place of an instruction."""
-    proto = pb.HloInstructionProto()
     if of.opcode == "parameter":
+        proto = pb.HloInstructionProto()
         proto.CopyFrom(of.proto)
         proto.ClearField("control_predecessor_ids")
     else:
-        proto.opcode = "parameter"
-        proto.id = of.id
-        proto.name = f"parameter.{of.id}"
-        of.shape.write(proto.shape)
+        proto = instruction("parameter", of.id, of.shape.to_proto())
         # How it is sharded holds for a parameter too; but a tie to the sharding of another value
         # is between the two instructions that state it.
         if of.proto.HasField("sharding") and not of.proto.sharding.is_shard_group:
@@ -216,24 +211,17 @@ def _barrier(
     for p in parameters:
         p.id = next(ids)
         p.name = f"parameter.{p.id}"
-    packed = pb.HloInstructionProto(
-        opcode="tuple", id=next(ids), operand_ids=[p.id for p in parameters]
-    )
-    packed.name = f"tuple.{packed.id}"
-    Shape.of_tuple(Shape.from_proto(p.shape) for p in parameters).write(packed.shape)
-    behind = pb.HloInstructionProto(
-        opcode="opt-barrier", id=next(ids), operand_ids=[packed.id], shape=packed.shape
-    )
-    behind.name = f"opt-barrier.{behind.id}"
+    shape = _tuple(Shape.from_proto(p.shape) for p in parameters)
+    packed = instruction("tuple", next(ids), shape, [p.id for p in parameters])
+    behind = instruction("opt-barrier", next(ids), shape, [packed.id])
     elements = [
-        pb.HloInstructionProto(
-            opcode="get-tuple-element",
-            id=id,
-            name=f"get-tuple-element.{id}",
-            operand_ids=[behind.id],
-            tuple_index=k,
-            shape=p.shape,
-        )
-        for k, (id, p) in enumerate(zip(old, parameters, strict=True))
+        instruction("get-tuple-element", id, p.shape, [behind.id])
+        for id, p in zip(old, parameters, strict=True)
     ]
+    for k, element in enumerate(elements):
+        element.tuple_index = k
     return [packed, behind, *elements]
+
+
+def _tuple(shapes: Iterable[Shape]) -> pb.ShapeProto:
+    return Shape.of_tuple(shapes).to_proto()

@@ -29,8 +29,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import Builder
 from xfunc.hlo.collectives import AXES
 from xfunc.hlo.computation import ComputationBuilder, Function, Value
-from xfunc.hlo.edit import copied, renamed
-from xfunc.hlo.literal import write_literal
+from xfunc.hlo.edit import constant, copied, instruction, renamed, with_id
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.varying import Axes, Choice, Varying, Walk, all_axes
@@ -196,9 +195,7 @@ class _Settling:
         made: list[pb.HloInstructionProto] = []
         known: dict[int, int] = {}
         for i in c.instructions:
-            new = pb.HloInstructionProto()
-            new.CopyFrom(i.proto)
-            _number(new, self._b)
+            new = with_id(i.proto, self._b.new_id())
             new.operand_ids[:] = [known[o.id] for o in i.operands]
             new.control_predecessor_ids[:] = [known[k] for k in i.proto.control_predecessor_ids]
             operands = [found[o.id] for o in i.operands]
@@ -245,11 +242,10 @@ class _Settling:
                 i.operand_ids[0] = self._call(made, i, kind, missing)
         strong = kind == "cast" and _WEAK not in i.frontend_attributes.map
         if strong and mine:  # Equal or not, the values now count as different.
-            same = pb.HloInstructionProto(
-                opcode="reshape", name="reshape", shape=i.shape, operand_ids=i.operand_ids[:1]
-            )
+            same = instruction("reshape", self._b.new_id(), i.shape, i.operand_ids[:1])
             same.frontend_attributes.map[AXES] = ",".join(sorted(own | mine))
-            i.operand_ids[0] = _added(made, same, self._b)
+            made.append(same)
+            i.operand_ids[0] = same.id
         pending = sorted(axes - self._sizes.keys())
         if pending:  # for a region around this one
             i.frontend_attributes.map[_AXES] = ",".join(pending)
@@ -257,11 +253,10 @@ class _Settling:
             return i.id
         if kind != "type":
             return i.operand_ids[0]
-        nothing = pb.HloInstructionProto(opcode="constant", name="constant", shape=i.shape)
+        nothing = constant(False, self._b.new_id(), torch.bool)
         _lies_like(nothing, i)
-        with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-            write_literal(torch.tensor(False), nothing.literal)
-        return _added(made, nothing, self._b)
+        made.append(nothing)
+        return nothing.id
 
     def _call(
         self,
@@ -277,14 +272,12 @@ class _Settling:
         else:
             n = math.prod(self._sizes[a] for a in axes)
             part = body.constant(1 / n, x.shape.dtype)
-            _lies_like(body._proto.instructions[-1], i)
+            _lies_like(body.proto.instructions[-1], i)
             result = body.multiply(x, body.broadcast(part, x.shape.dims))
-        call = pb.HloInstructionProto(
-            opcode="call", name="call", shape=i.shape, operand_ids=i.operand_ids[:1]
-        )
-        call.metadata.CopyFrom(i.metadata)
+        call = instruction("call", self._b.new_id(), i.shape, i.operand_ids[:1], of=i)
         call.called_computation_ids.append(body.build(result).id)
-        return _added(made, call, self._b)
+        made.append(call)
+        return call.id
 
 
 def _lies_like(scalar: pb.HloInstructionProto, i: pb.HloInstructionProto) -> None:
@@ -293,14 +286,3 @@ def _lies_like(scalar: pb.HloInstructionProto, i: pb.HloInstructionProto) -> Non
         scalar.sharding.CopyFrom(i.sharding)
         n = len(i.shape.dimensions)
         scalar.sharding.tile_assignment_dimensions[:] = i.sharding.tile_assignment_dimensions[n:]
-
-
-def _number(i: pb.HloInstructionProto, b: Builder) -> None:
-    i.id = b.new_id()
-    i.name = renamed(i.name, i.id)
-
-
-def _added(made: list[pb.HloInstructionProto], i: pb.HloInstructionProto, b: Builder) -> int:
-    _number(i, b)
-    made.append(i)
-    return i.id

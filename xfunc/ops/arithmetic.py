@@ -32,7 +32,7 @@ def _is_floating(x: Operand, y: Operand) -> bool:
 
 
 def _two(body: ComputationBuilder, x: Value, y: Value, *, opcode: str) -> Value:
-    return body._add(opcode, x.shape, [x, y])[0]
+    return body.instruction(opcode, x.shape, [x, y])[0]
 
 
 # -- division -------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
-    return body._add(opcode, x.shape, [x, by])[0]
+    return body.instruction(opcode, x.shape, [x, by])[0]
 
 
 def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
