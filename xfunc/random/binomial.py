@@ -8,10 +8,12 @@ from functools import partial
 import torch
 
 from xfunc.random.checks import (
+    Dtype,
     Number,
     Shape,
     Tensor,
     as_key,
+    drawn_with,
     fail,
     floating,
     numbers,
@@ -22,8 +24,6 @@ from xfunc.random.counts import FEW, real, rounds
 from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit
 from xfunc.transforms.scan import scan
-
-Dtype = torch.dtype | None
 
 
 def binomial(
@@ -47,10 +47,7 @@ def binomial(
 
     Source: ``jax.random.binomial``.
     """
-    name = "binomial"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    n, p = numbers(dtype, n, p)
-    return _binomial(key, n, p, shape=shape_or(shape, name, n, p), dtype=dtype)
+    return drawn_with(_binomial, "binomial", key, (n, p), shape, dtype)
 
 
 def multinomial(

@@ -1,9 +1,9 @@
-"""Checks of what random functions are given."""
+"""Checks of what random functions are given, and draws by what has been checked."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +15,7 @@ from xfunc.locations import user_location
 Tensor = torch.Tensor
 Shape = Sequence[int]
 Number = float | Tensor
+Dtype = torch.dtype | None
 
 # Bits of the mantissa, without the leading one.
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
@@ -94,3 +95,30 @@ def check_broadcast(name: str, dims: tuple[int, ...], *given: Tensor) -> None:
                 f"{name} has shape={dims}, to which {tuple(t.shape)} does not broadcast",
                 "draw the larger shape.",
             )
+
+
+def drawn(
+    program: Callable[..., Tensor],
+    name: str,
+    key: Tensor,
+    shape: Shape,
+    dtype: Dtype,
+    **options: Any,
+) -> Tensor:
+    """What a program draws, of a floating dtype, when the arguments have been checked."""
+    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
+    return program(key, shape=dims, dtype=dtype, **options)
+
+
+def drawn_with(
+    program: Callable[..., Tensor],
+    name: str,
+    key: Tensor,
+    parameters: tuple[Number, ...],
+    shape: Shape | None,
+    dtype: Dtype,
+) -> Tensor:
+    """Likewise, with parameters, which the program gets as tensors that broadcast to the shape."""
+    key, dtype = as_key(key, name), floating(dtype, name)
+    given = numbers(dtype, *parameters)
+    return program(key, *given, shape=shape_or(shape, name, *given), dtype=dtype)

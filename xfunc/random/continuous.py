@@ -20,9 +20,10 @@ from xfunc.random.checks import (
     as_shape,
     check_broadcast,
     check_mode,
+    drawn,
+    drawn_with,
     floating,
     numbers,
-    shape_or,
 )
 from xfunc.random.threefry import random_bits, shift_right
 from xfunc.transforms.jit import jit
@@ -74,9 +75,7 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 
     Source: ``jax.random.normal``.
     """
-    name = "normal"
-    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
-    return _normal(key, shape=dims, dtype=dtype)
+    return drawn(_normal, "normal", key, shape, dtype)
 
 
 def truncated_normal(
@@ -101,11 +100,7 @@ def truncated_normal(
 
     Source: ``jax.random.truncated_normal``.
     """
-    name = "truncated_normal"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    low, high = numbers(dtype, lower, upper)
-    dims = shape_or(shape, name, low, high)
-    return _truncated_normal(key, low, high, shape=dims, dtype=dtype)
+    return drawn_with(_truncated_normal, "truncated_normal", key, (lower, upper), shape, dtype)
 
 
 def gumbel(
@@ -125,11 +120,9 @@ def gumbel(
 
     Source: ``jax.random.gumbel``.
     """
-    name = "gumbel"
     mode = mode or "low"
-    check_mode(mode, name)
-    key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
-    return gumbel_of(key, shape=dims, dtype=dtype, mode=mode)
+    check_mode(mode, "gumbel")
+    return drawn(gumbel_of, "gumbel", key, shape, dtype, mode=mode)
 
 
 # -- programs -----------------------------------------------------------------------------------

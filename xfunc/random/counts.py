@@ -29,8 +29,6 @@ from xfunc.transforms.jit import jit
 from xfunc.transforms.stop_gradient import stop_gradient
 from xfunc.transforms.while_loop import while_loop
 
-Dtype = torch.dtype | None
-
 
 def poisson(
     key: Tensor, lam: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int32

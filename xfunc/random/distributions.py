@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from xfunc.random.checks import (
+    Dtype,
     Number,
     Shape,
     Tensor,
     as_key,
     as_shape,
+    drawn,
+    drawn_with,
     fail,
     floating,
     numbers,
@@ -23,8 +25,6 @@ from xfunc.random.continuous import normal, uniform
 from xfunc.random.discrete import bernoulli
 from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit
-
-Dtype = torch.dtype | None
 
 
 def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
@@ -40,7 +40,7 @@ def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
     Source: ``jax.random.exponential``.
     """
-    return _drawn(_exponential, "exponential", key, shape, dtype)
+    return drawn(_exponential, "exponential", key, shape, dtype)
 
 
 def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
@@ -48,7 +48,7 @@ def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
     Source: ``jax.random.laplace``.
     """
-    return _drawn(_laplace, "laplace", key, shape, dtype)
+    return drawn(_laplace, "laplace", key, shape, dtype)
 
 
 def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
@@ -56,7 +56,7 @@ def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
     Source: ``jax.random.logistic``.
     """
-    return _drawn(_logistic, "logistic", key, shape, dtype)
+    return drawn(_logistic, "logistic", key, shape, dtype)
 
 
 def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
@@ -64,7 +64,7 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
     Source: ``jax.random.cauchy``.
     """
-    return _drawn(_cauchy, "cauchy", key, shape, dtype)
+    return drawn(_cauchy, "cauchy", key, shape, dtype)
 
 
 def maxwell(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
@@ -72,7 +72,7 @@ def maxwell(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
     Source: ``jax.random.maxwell``.
     """
-    return _drawn(_maxwell, "maxwell", key, shape, dtype)
+    return drawn(_maxwell, "maxwell", key, shape, dtype)
 
 
 def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Tensor:
@@ -111,7 +111,7 @@ def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtyp
 
     Source: ``jax.random.rayleigh``.
     """
-    return _scaled(_rayleigh, "rayleigh", key, (scale,), shape, dtype)
+    return drawn_with(_rayleigh, "rayleigh", key, (scale,), shape, dtype)
 
 
 def pareto(key: Tensor, b: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
@@ -119,7 +119,7 @@ def pareto(key: Tensor, b: Number, shape: Shape | None = None, dtype: Dtype = No
 
     Source: ``jax.random.pareto``.
     """
-    return _scaled(_pareto, "pareto", key, (b,), shape, dtype)
+    return drawn_with(_pareto, "pareto", key, (b,), shape, dtype)
 
 
 def lognormal(
@@ -129,7 +129,7 @@ def lognormal(
 
     Source: ``jax.random.lognormal``.
     """
-    return _scaled(_lognormal, "lognormal", key, (sigma,), shape, dtype)
+    return drawn_with(_lognormal, "lognormal", key, (sigma,), shape, dtype)
 
 
 def weibull_min(
@@ -139,7 +139,7 @@ def weibull_min(
 
     Source: ``jax.random.weibull_min``.
     """
-    return _scaled(_weibull_min, "weibull_min", key, (scale, concentration), shape, dtype)
+    return drawn_with(_weibull_min, "weibull_min", key, (scale, concentration), shape, dtype)
 
 
 def double_sided_maxwell(
@@ -171,7 +171,7 @@ def triangular(
 
     Source: ``jax.random.triangular``.
     """
-    return _scaled(_triangular, "triangular", key, (left, mode, right), shape, dtype)
+    return drawn_with(_triangular, "triangular", key, (left, mode, right), shape, dtype)
 
 
 def wald(key: Tensor, mean: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
@@ -179,30 +179,12 @@ def wald(key: Tensor, mean: Number, shape: Shape | None = None, dtype: Dtype = N
 
     Source: ``jax.random.wald``.
     """
-    return _scaled(_wald, "wald", key, (mean,), shape, dtype)
+    return drawn_with(_wald, "wald", key, (mean,), shape, dtype)
 
 
 # -- programs -----------------------------------------------------------------------------------
 
-Program = Callable[..., Tensor]
 _program = partial(jit, static_argnames=("shape", "dtype"))
-
-
-def _drawn(program: Program, name: str, key: Tensor, shape: Shape, dtype: Dtype) -> Tensor:
-    return program(as_key(key, name), shape=as_shape(shape, name), dtype=floating(dtype, name))
-
-
-def _scaled(
-    program: Program,
-    name: str,
-    key: Tensor,
-    parameters: tuple[Number, ...],
-    shape: Shape | None,
-    dtype: Dtype,
-) -> Tensor:
-    key, dtype = as_key(key, name), floating(dtype, name)
-    given = numbers(dtype, *parameters)
-    return program(key, *given, shape=shape_or(shape, name, *given), dtype=dtype)
 
 
 @_program

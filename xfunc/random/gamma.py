@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-from xfunc.random.checks import Number, Shape, Tensor, as_key, floating, numbers, shape_or
+from xfunc.random.checks import (
+    Dtype,
+    Number,
+    Shape,
+    Tensor,
+    as_key,
+    drawn_with,
+    floating,
+    numbers,
+    shape_or,
+)
 from xfunc.random.continuous import normal, uniform
 from xfunc.random.gamma_slope import gamma_slope
 from xfunc.random.threefry import split
@@ -21,8 +31,6 @@ from xfunc.transforms.custom_jvp import custom_jvp
 from xfunc.transforms.jit import jit
 from xfunc.transforms.vmap import vmap
 from xfunc.transforms.while_loop import while_loop
-
-Dtype = torch.dtype | None
 
 
 def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
@@ -58,11 +66,7 @@ def beta(
 
     Source: ``jax.random.beta``.
     """
-    name = "beta"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    a, b = numbers(dtype, a, b)
-    dims = shape_or(shape, name, a, b)
-    return _beta(key, a, b, shape=dims, dtype=dtype)
+    return drawn_with(_beta, "beta", key, (a, b), shape, dtype)
 
 
 def dirichlet(
@@ -94,10 +98,7 @@ def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor
 
     Source: ``jax.random.t``.
     """
-    name = "t"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    (df,) = numbers(dtype, df)
-    return _t(key, df, shape=shape_or(shape, name, df), dtype=dtype)
+    return drawn_with(_t, "t", key, (df,), shape, dtype)
 
 
 def f(
@@ -107,10 +108,7 @@ def f(
 
     Source: ``jax.random.f``.
     """
-    name = "f"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    above, below = numbers(dtype, dfnum, dfden)
-    return _f(key, above, below, shape=shape_or(shape, name, above, below), dtype=dtype)
+    return drawn_with(_f, "f", key, (dfnum, dfden), shape, dtype)
 
 
 # -- programs -----------------------------------------------------------------------------------

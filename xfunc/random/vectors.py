@@ -8,12 +8,14 @@ from functools import partial
 import torch
 
 from xfunc.random.checks import (
+    Dtype,
     Number,
     Shape,
     Tensor,
     as_key,
     as_shape,
     check_broadcast,
+    drawn_with,
     fail,
     floating,
     numbers,
@@ -24,8 +26,6 @@ from xfunc.random.distributions import exponential, rademacher
 from xfunc.random.gamma import gamma
 from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit
-
-Dtype = torch.dtype | None
 
 
 def multivariate_normal(
@@ -109,10 +109,7 @@ def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype =
 
     Source: ``jax.random.generalized_normal``.
     """
-    name = "generalized_normal"
-    key, dtype = as_key(key, name), floating(dtype, name)
-    (p,) = numbers(dtype, p)
-    return _generalized_normal(key, p, shape=shape_or(shape, name, p), dtype=dtype)
+    return drawn_with(_generalized_normal, "generalized_normal", key, (p,), shape, dtype)
 
 
 def ball(key: Tensor, d: int, p: Number = 2.0, shape: Shape = (), dtype: Dtype = None) -> Tensor:
