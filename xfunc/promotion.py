@@ -214,17 +214,20 @@ def _wrapping(func: Callable[..., Any]) -> Callable[..., Any]:
         dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         exact = func in _DIVIDING and kwargs.get("rounding_mode") is None
-        if dtype in _NARROW and not exact:
-            args = tuple(_wrapped(a, dtype) for a in args)
-            kwargs = {k: _wrapped(v, dtype) for k, v in kwargs.items()}
+        if dtype is not None and not (exact and dtype in _NARROW):
+            args = tuple(wrapped(a, dtype) for a in args)
+            kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
         return func(*args, **kwargs)
 
     return call
 
 
-def _wrapped(x: Any, dtype: torch.dtype) -> Any:
-    if type(x) is not int:
+def wrapped(x: Any, dtype: torch.dtype) -> Any:
+    """A number as it is beside tensors of a dtype; what is no number as it is."""
+    if type(x) is not int or not -(2**63) <= x < 2**64:  # torch takes no others
         return x
+    if dtype not in _NARROW:  # torch_xla makes an int64 of it
+        return float(x) if x >= 2**63 and dtype.is_floating_point else x
     first = torch.iinfo(dtype).min
     return (x - first) % (1 << 8 * dtype.itemsize) + first
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from xfunc import filling
+from xfunc import filling, fitting
 
 
 def _is_number(*xs: Any) -> bool:
@@ -44,6 +44,8 @@ def linspace(start: Any, end: Any, steps: Any, **kwargs: Any) -> torch.Tensor:
     """``torch.linspace``."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if "out" in kwargs or not _is_number(start, end, steps) or not dtype.is_floating_point:
+        for x in (start, end):
+            fitting.check_number(torch.linspace, x, dtype)
         return filling.linspace(start, end, steps, **kwargs)
     step = (end - start) / max(steps - 1, 1)
     at = _counted(steps, kwargs)

@@ -142,6 +142,19 @@ def refusal_of(
                 at=at,
             )
         )
+    unlowered = _UNLOWERED.match(message)
+    if unlowered is not None:
+        of, why = unlowered.groups()
+        what = "a number" if of == "prim::Constant" else of.removeprefix("aten::")
+        return UnsupportedOpError(
+            report(
+                f"{what} cannot be written for XLA: {why}",
+                "give numbers within the range of the dtype (torch.iinfo, torch.finfo), and "
+                "operands of the dtypes that the operation takes.",
+                function=name,
+                at=at,
+            )
+        )
     if any(t in message for t in _COMPLEX_HALF):
         what = "the code" if func is None else operation_name(func)
         return UnsupportedOpError(
@@ -243,6 +256,9 @@ def _show(x: Any) -> str:
 
 
 _COMPLEX_HALF = ("Type not supported: ComplexHalf", "input shape type not supported: f16")
+_UNLOWERED = re.compile(
+    r"Error while lowering: \S* (\S+),[^\n]*\n(?:Error|XLA builder error): ([^\n]*)"
+)
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
 _OUT_OF_MEMORY = tuple(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.filling import FILLING
+from xfunc.fitting import fitting
 from xfunc.in_place import IN_PLACE
 from xfunc.indexing import INDEXING
 from xfunc.promotion import PROMOTING
@@ -149,3 +150,4 @@ REPLACEMENTS: dict[Any, Any] = {
     **QUANTILES,
     **UNBATCHED,
 }
+REPLACEMENTS |= fitting(REPLACEMENTS)

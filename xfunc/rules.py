@@ -12,6 +12,7 @@ from xfunc import purity
 from xfunc.avals import short
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.literals import literal
+from xfunc.promotion import number
 from xfunc.purity import Kind
 from xfunc.refusals import operation_name
 from xfunc.values import find_traced, on_device, tensors_in
@@ -33,6 +34,8 @@ def special(
     if func is torch.Tensor.__setitem__ and purity.is_masked_fill(args):
         # torch_xla would look for the places of the mask; a fill needs no places.
         x, mask, value = args
+        if isinstance(value, (int, float)) and x.is_floating_point():
+            value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
         return True, trace.call(torch.Tensor.masked_fill_, (x, mask, value), {})
     if kind is Kind.BACKWARD:
