@@ -58,7 +58,7 @@ class Batching:
         number = functorch.top_level().level()
         # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
         hidden = self._before.get(number)
-        self._before[number] = self._trace.made()
+        self._before[number] = self._trace.made.so_far()
         try:
             yield
         finally:
@@ -129,7 +129,7 @@ class Batching:
         self._trace.known.forget(tensor)
 
     def _is_made_inside(self, tensor: Tensor, level: int) -> bool:
-        if self._trace.is_input(tensor) or id(tensor) not in self._trace.made():
+        if self._trace.is_input(tensor) or tensor not in self._trace.made:
             return False
         before = self._before.get(level)
         if before is None:  # the user's own torch.func.vmap

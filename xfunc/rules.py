@@ -37,7 +37,7 @@ def special(
         if isinstance(value, (int, float)) and x.is_floating_point():
             value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-        return True, trace.call(torch.Tensor.masked_fill_, (x, mask, value), {})
+        return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
     if kind is Kind.BACKWARD:
         trace.refuse(
             PurityError,
@@ -50,7 +50,7 @@ def special(
         # The graph belongs to the trace: a node kept beyond it would compute on nothing.
         return True, None
     if func == purity.DATA:
-        return True, trace.call(torch.Tensor.detach, args, {})  # Shares the version counter.
+        return True, trace.mode.call(torch.Tensor.detach, args, {})  # Shares the version counter.
     if func == purity.SET_DATA:
         trace.refuse(
             PurityError,
@@ -60,7 +60,7 @@ def special(
     if kind is Kind.REPR:
         return _show(trace, func, args)
     if kind is Kind.COPY:
-        return True, trace.call(torch.clone, (args[0],), {})
+        return True, trace.mode.call(torch.clone, (args[0],), {})
     if func is torch.Tensor.copy_ and args[0].device.type == "cpu" and trace.owns(args[0]):
         refuse_read(trace, "copying to the host with Tensor.copy_", args[1])
     reads = kind is Kind.READ or (kind is Kind.MOVE and purity.leaves_device(args, kwargs))
@@ -115,8 +115,8 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         )
     out = NotImplemented
     if source is not None:
-        args, kwargs = trace.lift_all(args, kwargs)
-        with trace.mode():
+        args, kwargs = trace.mode.lift_all(args, kwargs)
+        with trace.mode:
             out = source.draw(func, args, kwargs)
     if out is NotImplemented:
         covered = "" if source is None else ", and xf.random.implicit does not cover it"
@@ -178,8 +178,9 @@ def _make_literal(
         if not on_device(where):
             refuse_read(trace, operation_name(func), data)
         # torch's own detaches in place, which vmap refuses.
-        copied = trace.call(torch.clone, (trace.call(torch.detach, (data,), {}),), {})
-        return True, trace.call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
+        call = trace.mode.call
+        copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
+        return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
     if isinstance(data, torch.Tensor) or not on_device(where):
         return False, None
     traced = find_traced(data)
@@ -195,7 +196,7 @@ def _make_literal(
         value = func(*args, **kwargs)
         out = literal(value)
     trace.known.put(out, value)
-    trace.remember(out, func, sys._getframe(3))
+    trace.made.remember(out, func, sys._getframe(3))
     return True, out
 
 
@@ -210,7 +211,7 @@ def typed_numbers(trace: Trace, args: tuple[Any, ...]) -> tuple[Any, ...]:
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None or like.ndim or not like.is_floating_point():
         return args
-    typed = {"dtype": like.dtype}
+    call, typed = trace.mode.call, {"dtype": like.dtype}
     return tuple(
-        trace.call(torch.full, ((), a), typed) if type(a) in (int, float, bool) else a for a in args
+        call(torch.full, ((), a), typed) if type(a) in (int, float, bool) else a for a in args
     )
