@@ -24,18 +24,20 @@ import torch
 
 from xfunc import functorch, tracing
 from xfunc.avals import Aval, hlo_shape
-from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo import collectives as hlo
 from xfunc.lowering import Lowering, with_parameter
 from xfunc.named_axes import TRANSPOSES
+from xfunc.primitive import Dims, Tensor
 
 from .manual import Region
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A linear primitive; see `xfunc.bind.Primitive` for its methods.
+    """A linear primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         kind: which one.
@@ -145,7 +147,7 @@ class Maximum(Collective):
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePair:
-    """Reverse mode of first order: see `xfunc.bind.Pair`."""
+    """Reverse mode of first order: see `xfunc.primitive.Pair`."""
 
     primitive: Collective
     wrt: tuple[int, ...] = (0,)

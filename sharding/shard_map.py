@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 from xfunc import ambient, tree
 from xfunc.avals import short
-from xfunc.bind import Tensor, bind, differentiations
+from xfunc.bind import bind, differentiations
 from xfunc.entry import Entry
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import function_name, user_location
+from xfunc.primitive import Tensor
 from xfunc.program import differentiable
 from xfunc.staging import Staged, Transform, disable_jit, is_eager
 from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from xfunc.avals import Aval
-from xfunc.bind import Dims, Tensor, bind, zeros
+from xfunc.bind import bind, zeros
 from xfunc.lowering import Lowering
 from xfunc.policies import everything_saveable
+from xfunc.primitive import Dims, Tensor
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves
 
@@ -37,7 +38,7 @@ Specs = tuple[PartitionSpec, ...]
 
 @dataclasses.dataclass(eq=False)
 class ShardMap:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         body: the program of one device.
@@ -140,7 +141,7 @@ def with_axis(spec: PartitionSpec, d: int) -> PartitionSpec:
 
 @dataclasses.dataclass(eq=False)
 class ShardMapPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair` and NOTE [residuals of a region].
+    """Reverse mode of first order: see `xfunc.primitive.Pair` and NOTE [residuals of a region].
 
     Attributes:
         forwards: the primitive.

@@ -15,13 +15,15 @@ import torch
 from xfunc import effects, host_calls, identity, tracing, tree
 from xfunc.arguments import as_outputs
 from xfunc.avals import Aval, ShapeDtypeStruct, hlo_shape, short
-from xfunc.bind import Dims, Pair, Tensor, at_dim, bind
+from xfunc.batching import at_dim
+from xfunc.bind import bind
 from xfunc.effects import Callback
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.literals import from_numpy
 from xfunc.locations import function_name, user_location
 from xfunc.ops.emit import instruction
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.staging import Transform, is_eager
 
 from .common import Fun, arrays, as_tensors, labels_in
@@ -145,7 +147,7 @@ def _seen(_: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """The primitive; see `xfunc.bind.Primitive`."""
+    """The primitive; see `xfunc.primitive.Primitive`."""
 
     callback: Fun
     structure: tree.Structure

@@ -13,9 +13,10 @@ import torch
 from xfunc import functorch, tree
 from xfunc.arguments import avals_of
 from xfunc.avals import Aval, aval_of, short
-from xfunc.bind import Tensor, bind
+from xfunc.bind import bind
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
+from xfunc.primitive import Tensor
 from xfunc.staging import Staged, Transform, is_eager, watched
 from xfunc.wrappers import Bundle, Part
 

@@ -10,9 +10,9 @@ import torch
 
 from xfunc import functorch, tree, values
 from xfunc.avals import Aval, aval_of, short
-from xfunc.bind import Tensor
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
+from xfunc.primitive import Tensor
 from xfunc.program import Program
 from xfunc.staging import Staged, Transform, call_in_trace
 from xfunc.wrappers import Bundle, Part

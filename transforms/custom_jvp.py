@@ -10,11 +10,12 @@ import torch
 
 from xfunc import functorch, tree
 from xfunc.avals import Aval, aval_of, batched
-from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.bind import bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import everything_saveable
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program, differentiable
 from xfunc.staging import is_eager
 from xfunc.values import is_tracked
@@ -162,7 +163,7 @@ class CustomJvp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class JvpRule:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -275,7 +276,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order: the transpose of the rule; see `xfunc.bind.Pair`."""
+    """Reverse mode of first order: the transpose of the rule; see `xfunc.primitive.Pair`."""
 
     primitive: JvpRule
     pushed: CallPair

@@ -11,10 +11,12 @@ import torch
 from xfunc import functorch, runtime, tracing, tree
 from xfunc.arguments import avals_of
 from xfunc.avals import Aval, aval_of, batched
-from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.call import Call
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program
 from xfunc.staging import Staged, Transform, disable_jit, is_eager
 from xfunc.wrappers import Bundle, Part
@@ -149,7 +151,7 @@ class LinearSolve(Transform):
 
 @dataclasses.dataclass(eq=False)
 class Solve:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         programs: the linear function, its solver, and the solver of its transpose if there is one.
@@ -269,7 +271,7 @@ def _transpose(matvec: Program, n: int) -> Program:
 
 @dataclasses.dataclass(eq=False)
 class _SolvePair:
-    """Reverse mode of first order, which keeps `x`; see `xfunc.bind.Pair` for its methods."""
+    """Reverse mode of first order, which keeps `x`; see `xfunc.primitive.Pair` for its methods."""
 
     primitive: Solve
     own: tuple[int, ...]

@@ -10,11 +10,12 @@ import torch
 
 from xfunc import functorch, tracing, tree, vma
 from xfunc.avals import Aval, aval_of, batched
-from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.bind import bind, zeros
 from xfunc.call import Call
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import function_name, user_location
 from xfunc.lowering import Lowering
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program, differentiable
 from xfunc.staging import is_eager
 from xfunc.values import is_tracked
@@ -181,7 +182,7 @@ class CustomVjp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class VjpRule:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -317,7 +318,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order; see `xfunc.bind.Pair` for its methods."""
+    """Reverse mode of first order; see `xfunc.primitive.Pair` for its methods."""
 
     primitive: VjpRule
 

@@ -10,9 +10,11 @@ import torch
 
 from xfunc import functorch, tree
 from xfunc.avals import NUMBERS, Aval, batched, short
-from xfunc.bind import Dims, Tensor, at_dim, bind
+from xfunc.batching import at_dim
+from xfunc.bind import bind
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import function_name, user_location
+from xfunc.primitive import Dims, Tensor
 from xfunc.program import Program, differentiable
 from xfunc.staging import Staged, call_in_trace, is_eager
 from xfunc.wrappers import Part
@@ -169,7 +171,7 @@ class Pushed:
 
 @dataclasses.dataclass(eq=False)
 class Mapped:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         of_many: how it is batched.

@@ -11,10 +11,11 @@ import torch
 from xfunc import tree
 from xfunc.arguments import avals_of
 from xfunc.avals import aval_of
-from xfunc.bind import Pair, bind, differentiations
+from xfunc.bind import bind, differentiations
 from xfunc.call import Call
 from xfunc.errors import report
 from xfunc.locations import user_location
+from xfunc.primitive import Pair
 from xfunc.program import Program
 from xfunc.staging import Staged, Transform, is_eager
 from xfunc.wrappers import Part

@@ -8,11 +8,12 @@ import torch
 
 from xfunc import functorch, tracing, tree
 from xfunc.arguments import avals_of, prepare
-from xfunc.bind import Tensor, bind
+from xfunc.bind import bind
 from xfunc.call import Call
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import everything_saveable
+from xfunc.primitive import Tensor
 from xfunc.program import Program, differentiable
 from xfunc.split import Halves, split
 from xfunc.staging import Staged, Transform, is_eager

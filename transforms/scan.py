@@ -13,10 +13,11 @@ import torch
 
 from xfunc import ambient, effects, tree
 from xfunc.avals import Aval, aval_of
-from xfunc.bind import Tensor, bind, differentiations
+from xfunc.bind import bind, differentiations
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import Policy, everything_saveable
+from xfunc.primitive import Tensor
 from xfunc.program import differentiable
 from xfunc.staging import Staged, Transform, is_eager
 from xfunc.values import is_tracked

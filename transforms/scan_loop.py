@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from xfunc import runtime, tracing
 from xfunc.annotation import Tie
 from xfunc.avals import Aval, aval_of, hlo_shape
-from xfunc.bind import Tensor, bind
+from xfunc.bind import bind
 from xfunc.lowering import UNUSED, Lowering, with_parameter
+from xfunc.primitive import Tensor
 
 from .loop import LoopSpec, Role, loop_module
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from xfunc.annotation import Tie
 from xfunc.avals import Aval, hlo_shape
-from xfunc.bind import Dims, Pair, Tensor, zeros
+from xfunc.bind import zeros
 from xfunc.lowering import UNUSED, Lowering, with_parameter
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Joint
 from xfunc.split import Halves
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class ScanPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair`."""
+    """Reverse mode of first order: see `xfunc.primitive.Pair`."""
 
     scan: Scan
     joint: Joint

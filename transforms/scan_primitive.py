@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from xfunc.avals import Aval
-from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.policies import Policy
+from xfunc.primitive import Dims, Tensor
 from xfunc.program import Program, differentiable
 
 from .scan_loop import forward_loop, stacked, tied

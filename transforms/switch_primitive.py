@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from xfunc.avals import Aval, batched
-from xfunc.bind import Dims, Pair, Tensor, bind, zeros
+from xfunc.bind import bind, zeros
 from xfunc.call import Call, CallPair
 from xfunc.lowering import Lowering
 from xfunc.policies import everything_saveable
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Joint, Program, differentiable
 
 from .conditional import Arm, conditional
@@ -32,7 +33,7 @@ Uses = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(eq=False)
 class Switch:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         branches: the programs; their outputs agree.
@@ -157,7 +158,7 @@ def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SwitchPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair` and NOTE [residuals of a switch]."""
+    """Reverse mode of first order: see `xfunc.primitive.Pair` and NOTE [residuals of a switch]."""
 
     name: str
     joints: tuple[Joint, ...]

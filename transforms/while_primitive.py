@@ -19,17 +19,19 @@ from typing import NoReturn
 import torch
 
 from xfunc.avals import Aval, aval_of, batched, hlo_shape
-from xfunc.bind import Dims, Pair, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Builder
 from xfunc.locations import Location
 from xfunc.lowering import Lowering, with_parameter
+from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program, differentiable
 
 
 @dataclasses.dataclass(eq=False)
 class While:
-    """The primitive; see `xfunc.bind.Primitive` for its methods.
+    """The primitive; see `xfunc.primitive.Primitive` for its methods.
 
     Attributes:
         cond: returns a boolean scalar.

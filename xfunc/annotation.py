@@ -7,16 +7,18 @@ import functools
 from collections.abc import Sequence
 
 from xfunc.avals import Aval, batched, hlo_shape
-from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.annotations import tied
 from xfunc.lowering import Lowering
+from xfunc.primitive import Dims, Tensor
 from xfunc.program import differentiable
 
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """Base of the primitives; see `xfunc.bind.Primitive`.
+    """Base of the primitives; see `xfunc.primitive.Primitive`.
 
     Equal annotations are lowered once. The derivatives of the values are annotated alike.
 
@@ -75,7 +77,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class AnnotationPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair`."""
+    """Reverse mode of first order: see `xfunc.primitive.Pair`."""
 
     annotation: Annotation
     wrt: tuple[int, ...]

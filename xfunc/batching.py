@@ -153,3 +153,12 @@ def vmap(
             return fun(*xs)
 
     return functorch.vmap(run, dims, args)
+
+
+def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
+    """`t` with its batch dimension where it is wanted; added, if it has none."""
+    if wanted is None or dim == wanted:
+        return t
+    if dim is None:
+        return t.unsqueeze(wanted).expand([*t.shape[:wanted], n, *t.shape[wanted:]])
+    return t.movedim(dim, wanted)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xfunc.avals import Aval
-from xfunc.bind import Dims, Tensor, bind, zeros
+from xfunc.bind import bind, zeros
 from xfunc.policies import Policy, everything_saveable
+from xfunc.primitive import Dims, Tensor
 from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves
 

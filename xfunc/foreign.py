@@ -25,10 +25,11 @@ import torch
 
 from xfunc import tracing
 from xfunc.avals import Aval, aval_of, short
-from xfunc.bind import Dims, Pair, Tensor, bind
+from xfunc.bind import bind
 from xfunc.errors import CompileError, UnsupportedOpError, report
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
+from xfunc.primitive import Dims, Pair, Tensor
 
 
 def call_jax(
@@ -81,7 +82,7 @@ _RULE = "give it a rule with xf.custom_vjp, which serves for the first derivativ
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-    """The primitive: a program that was made elsewhere; see `xfunc.bind.Primitive`."""
+    """The primitive: a program that was made elsewhere; see `xfunc.primitive.Primitive`."""
 
     lowering: Lowering
 

@@ -19,9 +19,11 @@ import torch
 
 from xfunc import ambient
 from xfunc.avals import Aval, aval_of, hlo_shape
-from xfunc.bind import Dims, Tensor, at_dim, bind
+from xfunc.batching import at_dim
+from xfunc.bind import bind
 from xfunc.hlo import Builder
 from xfunc.lowering import Lowering
+from xfunc.primitive import Dims, Tensor
 
 TRANSPOSES = {
     "psum": "psum",
@@ -83,7 +85,7 @@ def named(name: str, size: int, numbers: Tensor) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Among:
-    """A primitive that is linear in the values of all examples; see `xfunc.bind.Primitive`.
+    """A primitive that is linear in the values of all examples; see `xfunc.primitive.Primitive`.
 
     Attributes:
         kind: which one.

@@ -21,11 +21,13 @@ import torch
 
 from xfunc import ambient, functorch
 from xfunc.avals import Aval, aval_of, batched, hlo_shape
-from xfunc.bind import Dims, Tensor, at_dim, bind, zeros
+from xfunc.batching import at_dim
+from xfunc.bind import bind, zeros
 from xfunc.hlo import Builder
 from xfunc.hlo.vma import mark
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
+from xfunc.primitive import Dims, Tensor
 
 
 def checked() -> tuple[str, ...]:
@@ -113,7 +115,7 @@ def _here() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """The primitive behind `witness`; see `xfunc.bind.Primitive`.
+    """The primitive behind `witness`; see `xfunc.primitive.Primitive`.
 
     Attributes:
         axes: along which it is of interest whether the value varies.
@@ -219,7 +221,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class LinearPair:
-    """Reverse mode of first order: see `xfunc.bind.Pair`."""
+    """Reverse mode of first order: see `xfunc.primitive.Pair`."""
 
     primitive: Linear
     wrt: tuple[int, ...] = (0,)
