@@ -9,10 +9,10 @@ import torch
 
 from xfunc import ambient, functorch, placement, runtime, tracing, tree, values
 from xfunc.avals import NUMBERS
+from xfunc.eager import is_eager
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import user_location
 from xfunc.lock import lock
-from xfunc.staging import is_eager
 from xfunc.uploads import to_device
 
 from .mesh import Mesh, check_devices

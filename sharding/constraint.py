@@ -10,12 +10,12 @@ from xfunc import ambient, functorch, tracing, tree
 from xfunc.annotation import Annotation
 from xfunc.avals import aval_of, batched
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.annotations import constrain
 from xfunc.hlo.tiles import Tiles
 from xfunc.locations import user_location
-from xfunc.staging import is_eager
 from xfunc.transforms.common import arrays, as_tensors, labels_in
 from xfunc.uploads import to_device
 

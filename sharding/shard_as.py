@@ -8,9 +8,9 @@ from xfunc import tracing
 from xfunc.annotation import Tie
 from xfunc.avals import aval_of, short
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import ShardingError, report
 from xfunc.locations import user_location
-from xfunc.staging import is_eager
 from xfunc.transforms.common import arrays, as_tensors
 from xfunc.uploads import to_device
 

@@ -9,12 +9,14 @@ from typing import Any, NoReturn
 from xfunc import ambient, tree
 from xfunc.avals import short
 from xfunc.bind import bind, differentiations
+from xfunc.eager import disable_jit, is_eager
 from xfunc.entry import Entry
 from xfunc.errors import ShardingError, report, shown
 from xfunc.locations import function_name, user_location
 from xfunc.primitive import Tensor
 from xfunc.program import differentiable
-from xfunc.staging import Staged, Transform, disable_jit, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in
 from xfunc.values import is_tracked
 from xfunc.wrappers import Part

@@ -10,7 +10,7 @@ from xfunc import tree
 from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
 

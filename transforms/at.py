@@ -13,7 +13,7 @@ from xfunc import tracing
 from xfunc.avals import NUMBERS, short
 from xfunc.errors import report, shown
 from xfunc.locations import user_location
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import Fun, Tensor, as_tensor
 from .positions import Positions, as_index, positions

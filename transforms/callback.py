@@ -17,6 +17,7 @@ from xfunc.arguments import as_outputs
 from xfunc.avals import Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.batching import at_dim
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.effects import Callback
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
@@ -24,7 +25,7 @@ from xfunc.literals import from_numpy
 from xfunc.locations import function_name, user_location
 from xfunc.ops.emit import instruction
 from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.staging import Transform, is_eager
+from xfunc.transformed import Transform
 
 from .common import Fun, arrays, as_tensors, labels_in
 from .scan import scan

@@ -8,8 +8,10 @@ from typing import Any
 
 from xfunc import ambient, tree
 from xfunc.call import Call
+from xfunc.eager import is_eager
 from xfunc.policies import Policy, nothing_saveable
-from xfunc.staging import Staged, Transform, call_in_trace, is_eager
+from xfunc.staging import Staged, call_in_trace
+from xfunc.transformed import Transform
 from xfunc.wrappers import Part
 
 from .common import Fun, not_chosen, select

@@ -12,12 +12,12 @@ from xfunc import tracing, tree
 from xfunc.annotation import Annotation
 from xfunc.avals import aval_of
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import report, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.names import named
 from xfunc.locations import user_location
 from xfunc.primitive import Tensor
-from xfunc.staging import is_eager
 
 from .common import arrays, as_tensors, labels_in
 

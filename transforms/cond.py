@@ -14,10 +14,12 @@ from xfunc import functorch, tree
 from xfunc.arguments import avals_of
 from xfunc.avals import Aval, aval_of, short
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.primitive import Tensor
-from xfunc.staging import Staged, Transform, is_eager, watched
+from xfunc.staging import Staged, watched
+from xfunc.transformed import Transform
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, check_same, labels_in

@@ -14,7 +14,8 @@ from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.primitive import Tensor
 from xfunc.program import Program
-from xfunc.staging import Staged, Transform, call_in_trace
+from xfunc.staging import Staged, call_in_trace
+from xfunc.transformed import Transform
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, labels_of

@@ -14,11 +14,13 @@ from xfunc.avals import Aval, aval_of, batched
 from xfunc.batching import at_dim
 from xfunc.bind import bind, zeros
 from xfunc.call import Call
+from xfunc.eager import disable_jit, is_eager
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
 from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program
-from xfunc.staging import Staged, Transform, disable_jit, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, as_tensors, check_floating, check_same, labels_in, split_aux

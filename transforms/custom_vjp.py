@@ -12,12 +12,12 @@ from xfunc import functorch, tracing, tree, vma
 from xfunc.avals import Aval, aval_of, batched
 from xfunc.bind import bind, zeros
 from xfunc.call import Call
+from xfunc.eager import is_eager
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import function_name, user_location
 from xfunc.lowering import Lowering
 from xfunc.primitive import Dims, Pair, Tensor
 from xfunc.program import Program, differentiable
-from xfunc.staging import is_eager
 from xfunc.values import is_tracked
 
 from .common import Fun, as_tensors, check_same

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 from xfunc import functorch, runtime, tree
 from xfunc.arguments import avals_of
 from xfunc.bind import bind
+from xfunc.eager import disable_jit, is_eager
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
 from xfunc.primitive import Dims, Tensor
-from xfunc.staging import call_in_trace, disable_jit, is_eager
+from xfunc.staging import call_in_trace
 from xfunc.values import is_tracked
 from xfunc.wrappers import Bundle
 

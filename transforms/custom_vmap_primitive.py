@@ -12,11 +12,12 @@ from xfunc import functorch, tree
 from xfunc.avals import NUMBERS, Aval, batched, short
 from xfunc.batching import at_dim
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.locations import function_name, user_location
 from xfunc.primitive import Dims, Tensor
 from xfunc.program import Program, differentiable
-from xfunc.staging import Staged, call_in_trace, is_eager
+from xfunc.staging import Staged, call_in_trace
 from xfunc.wrappers import Part
 
 from .common import Fun, as_tensors, check_same

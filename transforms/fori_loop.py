@@ -9,10 +9,10 @@ import torch
 
 from xfunc import runtime, tracing
 from xfunc.avals import short
+from xfunc.eager import is_eager
 from xfunc.errors import report
 from xfunc.literals import from_numpy
 from xfunc.locations import function_name, user_location
-from xfunc.staging import is_eager
 from xfunc.wrappers import Part
 
 from .common import Fun

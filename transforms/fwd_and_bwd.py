@@ -13,11 +13,13 @@ from xfunc.arguments import avals_of
 from xfunc.avals import aval_of
 from xfunc.bind import bind, differentiations
 from xfunc.call import Call
+from xfunc.eager import is_eager
 from xfunc.errors import report
 from xfunc.locations import user_location
 from xfunc.primitive import Pair
 from xfunc.program import Program
-from xfunc.staging import Staged, Transform, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 from xfunc.wrappers import Part
 
 from .common import (

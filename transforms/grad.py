@@ -11,7 +11,7 @@ from xfunc import functorch, tracing, tree, vma
 from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import (
     Fun,

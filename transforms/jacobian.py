@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from xfunc import functorch, tree, vma
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import (
     Fun,

@@ -11,19 +11,15 @@ import torch
 
 from xfunc import ambient, stages, tracing, tree
 from xfunc.cache import CacheInfo
+from xfunc.eager import is_eager
 from xfunc.errors import ShardingError, report, shown
 from xfunc.frames import hide_library_frames
 from xfunc.locations import function_name, user_location
 from xfunc.placement import remember
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
-from xfunc.staging import (
-    Staged,
-    Transform,
-    call_in_trace,
-    is_eager,
-    run_staged,
-)
+from xfunc.staging import Staged, call_in_trace, run_staged
+from xfunc.transformed import Transform
 
 Nums = int | Sequence[int] | None
 Names = str | Sequence[str] | None

@@ -9,7 +9,7 @@ import torch
 from xfunc import functorch, tree
 from xfunc.errors import report
 from xfunc.locations import user_location
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import Fun, Tensor, as_tensors, check_same, split_aux
 

@@ -10,13 +10,15 @@ from xfunc import functorch, tracing, tree
 from xfunc.arguments import avals_of, prepare
 from xfunc.bind import bind
 from xfunc.call import Call
+from xfunc.eager import is_eager
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import everything_saveable
 from xfunc.primitive import Tensor
 from xfunc.program import Program, differentiable
 from xfunc.split import Halves, split
-from xfunc.staging import Staged, Transform, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 
 from .common import Fun, arrays, as_tensors, labels_of
 from .jvp import push, tangents_of

@@ -9,7 +9,7 @@ import torch
 from xfunc import tree
 from xfunc.errors import report
 from xfunc.locations import function_name, user_location
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 from xfunc.wrappers import Part
 
 from .common import Fun, as_tensors

@@ -14,12 +14,14 @@ import torch
 from xfunc import ambient, effects, tree
 from xfunc.avals import Aval, aval_of
 from xfunc.bind import bind, differentiations
+from xfunc.eager import is_eager
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
 from xfunc.policies import Policy, everything_saveable
 from xfunc.primitive import Tensor
 from xfunc.program import differentiable
-from xfunc.staging import Staged, Transform, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 from xfunc.values import is_tracked
 from xfunc.wrappers import Part
 

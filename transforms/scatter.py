@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from xfunc.staging import is_eager
+from xfunc.eager import is_eager
 
 from .common import Tensor
 from .custom_jvp import custom_jvp

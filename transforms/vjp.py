@@ -11,10 +11,12 @@ from xfunc.arguments import prepare
 from xfunc.avals import Aval, short
 from xfunc.bind import bind
 from xfunc.call import Call
+from xfunc.eager import is_eager
 from xfunc.errors import LeakError, report
 from xfunc.locations import function_name, user_location
 from xfunc.program import differentiable
-from xfunc.staging import Staged, Transform, is_eager, own
+from xfunc.staging import Staged
+from xfunc.transformed import Transform, own
 
 from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of, split_aux
 

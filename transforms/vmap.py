@@ -15,7 +15,7 @@ from xfunc.avals import short
 from xfunc.errors import TreeMismatchError, report, shown
 from xfunc.locations import function_name, user_location
 from xfunc.named_axes import named
-from xfunc.staging import Transform
+from xfunc.transformed import Transform
 
 from .common import Fun, Tensor, arrays, as_arrays, as_tensor
 

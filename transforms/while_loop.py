@@ -14,9 +14,11 @@ from xfunc import functorch, tree
 from xfunc.arguments import avals_of
 from xfunc.avals import Aval, aval_of, short
 from xfunc.bind import bind
+from xfunc.eager import is_eager
 from xfunc.errors import TreeMismatchError, report
 from xfunc.locations import function_name, user_location
-from xfunc.staging import Staged, Transform, is_eager
+from xfunc.staging import Staged
+from xfunc.transformed import Transform
 from xfunc.wrappers import Bundle, Part
 
 from .common import Fun, arrays, as_tensors, check_same, labels_in

@@ -12,6 +12,7 @@ from xfunc import tree as tree
 from xfunc.avals import ShapeDtypeStruct as ShapeDtypeStruct
 from xfunc.cache import clear_caches as clear_caches
 from xfunc.cache import trace_count as trace_count
+from xfunc.eager import disable_jit as disable_jit
 from xfunc.memory_report import memory_report as memory_report
 from xfunc.modules import functional as functional
 from xfunc.scopes import named_scope as named_scope
@@ -42,7 +43,6 @@ from xfunc.sharding import sharding_of as sharding_of
 from xfunc.sharding import use_mesh as use_mesh
 from xfunc.sharding import visualize_sharding as visualize_sharding
 from xfunc.sharding import with_sharding_constraint as with_sharding_constraint
-from xfunc.staging import disable_jit as disable_jit
 from xfunc.transfer import block_until_ready as block_until_ready
 from xfunc.transfer import device_get as device_get
 from xfunc.transfer import devices as devices

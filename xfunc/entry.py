@@ -35,6 +35,7 @@ class Entry:
             (an index), or as itself.
         donated: flat arguments whose buffers the program may take over.
         effects: to be had when it has run; their tensors are the program's last outputs.
+        executable: what ran last; None before the first run.
     """
 
     program: Program
@@ -43,7 +44,7 @@ class Entry:
     captures: tuple[int | torch.Tensor, ...]
     donated: frozenset[int] = frozenset()
     effects: tuple[Effect, ...] = ()
-    _run: Executable | None = None
+    executable: Executable | None = None
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
 
@@ -77,21 +78,21 @@ class Entry:
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
             return bind(self.call, flat)
-        if self._run is None:
+        if self.executable is None:
             lowering = self.program.lowering
             if not lowering.outputs:
                 return []
             self._consts = lowering.held()
         if self._consts:
             flat = [*flat, *self._consts]
-        if self._run is None or runtime.device_count() > 1:
+        if self.executable is None or runtime.device_count() > 1:
             lowering = self.program.lowering
-            self._run = lowering.executable(self.donated, lie(flat))
-            self._inputs = self._run.inputs
+            self.executable = lowering.executable(self.donated, lie(flat))
+            self._inputs = self.executable.inputs
         if self.donated:
-            outputs = self._run_donating(self._run, flat)
+            outputs = self._run_donating(self.executable, flat)
         else:
-            outputs = self._run([flat[i] for i in self._inputs])
+            outputs = self.executable([flat[i] for i in self._inputs])
         if runtime.device_count() > 1:
             hand_on_mesh(flat, outputs)
         return outputs

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xfunc import effects, tree
+from xfunc.eager import disable_jit
 from xfunc.errors import report
 from xfunc.locations import Location, in_user_file, user_location
-from xfunc.staging import disable_jit
 from xfunc.values import tensors_in
 
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")

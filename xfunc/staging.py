@@ -1,8 +1,7 @@
 """From a Python function and its arguments to a program, once per key; then only the program.
 
-`Staged` finds or makes the program of a function for given argument trees. `Transform` is the base
-of what `jit`, `grad`, `vmap` and the rest return: called with real tensors it stages itself and
-runs as one executable; called inside a trace it traces into it.
+`Staged` finds or makes the program of a function for given argument trees. With real tensors it
+runs as one executable (`run_staged`); inside a trace it is a call (`call_in_trace`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import functools
 import inspect
 import operator
 import threading
-import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -28,8 +26,7 @@ from xfunc.call import Call
 from xfunc.changes import Changed
 from xfunc.effects import Effect
 from xfunc.entry import Entry
-from xfunc.errors import report, shown
-from xfunc.frames import hide_library_frames
+from xfunc.errors import report
 from xfunc.globals import Guards
 from xfunc.guards import collect_guards, depend_on
 from xfunc.locations import Location, function_name, user_location
@@ -37,35 +34,10 @@ from xfunc.lock import lock
 from xfunc.lowering import count_compiles
 from xfunc.program import Program, differentiable
 from xfunc.why import Key
-from xfunc.wrappers import Wrapper
 
 _AVAL = operator.attrgetter("shape", "dtype")
 _IS_XLA = operator.attrgetter("is_xla")
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _TENSOR_ONLY = {torch.Tensor}
-
-
-class _Switches(threading.local):
-    eager = False
-
-
-_switches = _Switches()
-
-
-@contextlib.contextmanager
-def disable_jit(disable: bool = True) -> Iterator[None]:
-    """Run transforms eagerly, operation by operation, on whatever device the tensors are on."""
-    before = _switches.eager
-    _switches.eager = disable
-    try:
-        yield
-    finally:
-        _switches.eager = before
-
-
-def is_eager() -> bool:
-    """Whether `disable_jit` is in force."""
-    return _switches.eager
 
 
 class Staged:
@@ -276,54 +248,6 @@ def _check_no_recursion(staged: Staged, key: Key) -> None:
         )
 
 
-class Transform(Wrapper):
-    """A transformed function: see the transform that made it."""
-
-    def __init__(self, fun: Callable[..., Any], options: Hashable, name: str):
-        if not callable(fun):
-            raise TypeError(
-                report(
-                    f"{name} was given {shown(fun)}, which is not callable",
-                    f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
-                    at=user_location(),
-                )
-            )
-        self.fun, self.options = fun, options
-        functools.update_wrapper(self, fun, updated=())
-        self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
-        self._staged = Staged(self.apply, value=self, stays=self.stays)
-
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
-        """Of each flat argument, whether a Python number there stays one (and counts by value)."""
-        return (False,) * structure.num_leaves
-
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace into the enclosing trace (or run eagerly)."""
-        raise NotImplementedError
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is not None:
-            return own(self.apply(*args, **kwargs))
-        if is_eager():
-            return self.apply(*args, **kwargs)
-        try:
-            return run_staged(self._staged, args, kwargs)
-        except Exception as error:
-            raise hide_library_frames(error) from error.__cause__
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-
-def own(result: Any) -> Any:
-    """What a transform returns inside a trace: tensors that share memory with nothing.
-
-    An output may be an argument, and a gradient the view of one number; a change in place to it
-    is to change nothing else. A copy is no instruction in HLO.
-    """
-    return tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
-
-
 def run_staged(
     staged: Staged,
     args: tuple[Any, ...],
@@ -356,7 +280,7 @@ def run_staged(
         entry = store.find(key)
         if entry is None:
             entry = staged.make(key, held, watched(leaves), effects_allowed=True, **options)
-        if (entry._run is None or runtime.device_count() > 1) and inspect_result is None:
+        if (entry.executable is None or runtime.device_count() > 1) and inspect_result is None:
             return _first_run(store, entry, leaves, held)
         if inspect_result is None:
             return entry.result(entry.run(leaves, held))

@@ -24,8 +24,8 @@ import torch
 
 from xfunc import tracing
 from xfunc.avals import short
+from xfunc.eager import is_eager
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape, fail
-from xfunc.staging import is_eager
 from xfunc.transforms.jit import jit
 from xfunc.uploads import to_device
 

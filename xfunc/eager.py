@@ -1,0 +1,30 @@
+"""Running transforms without tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class _Switches(threading.local):
+    eager = False
+
+
+_switches = _Switches()
+
+
+@contextlib.contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Run transforms eagerly, operation by operation, on whatever device the tensors are on."""
+    before = _switches.eager
+    _switches.eager = disable
+    try:
+        yield
+    finally:
+        _switches.eager = before
+
+
+def is_eager() -> bool:
+    """Whether `disable_jit` is in force."""
+    return _switches.eager
