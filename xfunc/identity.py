@@ -40,13 +40,6 @@ def places_of(fun: Any) -> dict[tuple[int, str | None], tuple[Any, Hashable]]:
     return walk.places
 
 
-def functions_in(fun: Any) -> list[types.FunctionType]:
-    """The Python functions that a function consists of and holds."""
-    walk = Walk()
-    walk.value(fun)
-    return walk.functions
-
-
 def class_contents(fun: Any) -> dict[classes.ClassState, Any]:
     """What stands in the classes of what a function holds; see `ClassState.note_changes`."""
     walk = Walk()

@@ -15,7 +15,6 @@ from xfunc.ops.emit import loop
 from xfunc.ops.registry import kernel
 
 Tensor = torch.Tensor
-EULER = 0.5772156649015329
 
 
 def wide(x: Tensor) -> tuple[Tensor, torch.dtype]:
