@@ -11,7 +11,8 @@ from typing import Any
 import error_cases
 import pytest
 import torch
-from error_cases import SECTIONS, Case
+from error_cases import SECTIONS
+from error_sections.case import Case
 
 import xfunc as xf
 from xfunc import errors

@@ -1,0 +1,1 @@
+"""What `error_cases` is made of."""
