@@ -24,10 +24,12 @@ import torch
 
 from xfunc import functorch, tracing
 from xfunc.avals import Aval, hlo_shape
-from xfunc.batching import at_dim
+from xfunc.batching import at_dim, axes_of
 from xfunc.bind import bind, zeros
+from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo import collectives as hlo
+from xfunc.locations import user_location
 from xfunc.lowering import Lowering, with_parameter
 from xfunc.named_axes import TRANSPOSES
 from xfunc.primitive import Dims, Tensor
@@ -90,7 +92,7 @@ class Collective:
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> CollectivePair:
+    def pair(self, wrt: tuple[bool, ...]) -> CollectivePair | None:
         return CollectivePair(self)
 
     def vjp(
@@ -112,10 +114,41 @@ class Collective:
 
     def batched(self, n: int) -> tuple[Collective, int, int]:
         """The primitive of a batch, and where the batch is before and after."""
+        if shared := set(axes_of(n)) & set(self.axes):
+            raise ShardingError(
+                report(
+                    f"{self.name} is along {min(shared)!r}, which divides the examples of a vmap "
+                    "(spmd_axis_name) around the shard_map",
+                    "name another axis; give the vmap an axis_name, and communicate along that, "
+                    "where examples are to communicate.",
+                    at=user_location(),
+                )
+            )
         before = 1 if self.kind in ("psum_scatter", "all_to_all") else 0
         after = 1 if self.kind in ("all_gather", "all_to_all") else 0
         shape = (*self.aval.shape[:before], n, *self.aval.shape[before:])
         return dataclasses.replace(self, aval=Aval(shape, self.aval.dtype)), before, after
+
+
+@dataclasses.dataclass(frozen=True)
+class Total(Collective):
+    """The ``psum`` of a gradient along axes along which all devices compute the same.
+
+    If such an axis comes to divide the examples of a batch, each of them is on one device only.
+    """
+
+    def pair(self, wrt: tuple[bool, ...]) -> None:
+        return None
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        alone = tuple(a for a in self.axes if a in axes_of(n))
+        if not alone:
+            return super().batch(dims, n, args)
+        rest = dataclasses.replace(self, axes=tuple(a for a in self.axes if a not in alone))
+        (out,), out_dims = rest.batch(dims, n, args)
+        return [out * self.region.size(alone)], out_dims
 
 
 @dataclasses.dataclass(frozen=True)

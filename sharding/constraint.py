@@ -14,12 +14,12 @@ from xfunc.eager import is_eager
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.annotations import constrain
-from xfunc.hlo.tiles import Tiles
 from xfunc.locations import user_location
 from xfunc.transforms.common import arrays, as_tensors, labels_in
 from xfunc.uploads import to_device
 
 from .arrays import device_put
+from .mapped import mapped_axes, with_axis
 from .prefix import broadcast
 from .spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
 
@@ -31,8 +31,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
     Inside of a program XLA divides what it is not told about as it thinks best; this tells it. The
     gradient of each leaf is divided in the same way. Under `vmap` a sharding is that of one
-    example, and XLA may divide the mapped axis as it likes; so too dimensions of the entry
-    ``P.UNCONSTRAINED``. Outside of a traced function the data is moved.
+    example. The mapped axis is divided over the axes of `vmap`'s `spmd_axis_name`; without, XLA may
+    divide it as it likes, and so too dimensions of the entry ``P.UNCONSTRAINED``. Outside of a
+    traced function the data is moved.
 
     Args:
         x: a tree of tensors and numbers.
@@ -59,23 +60,20 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint(Annotation):
-    """The primitive: one value, divided as `tiles` says.
+    """The primitive: one value, divided as `sharding` says."""
 
-    Attributes:
-        tiles: how.
-        free: dimensions that XLA may divide as it likes.
-    """
-
-    tiles: Tiles
-    free: tuple[int, ...]
+    sharding: NamedSharding
 
     def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        return [constrain(body, values[0], self.tiles.to_proto(), self.free)]
+        sharding, ndim = self.sharding, self.avals[0].ndim
+        free = [d for d, e in enumerate(sharding.spec) if e is PartitionSpec.UNCONSTRAINED]
+        return [constrain(body, values[0], sharding.tiles(ndim).to_proto(), tuple(free))]
 
     def batched(self, n: int) -> Constraint:
-        tiles = dataclasses.replace(self.tiles, dims=(1, *self.tiles.dims))
-        free = (0, *(d + 1 for d in self.free))
-        return Constraint(batched(self.avals, [0], n), tiles, free)
+        mesh, spec = self.sharding.mesh, self.sharding.spec
+        axes = mapped_axes(n, mesh, [spec], f"{_NAME} with {spec!r}")
+        sharding = NamedSharding(mesh, with_axis(spec, 0, axes or PartitionSpec.UNCONSTRAINED))
+        return Constraint(batched(self.avals, [0], n), sharding)
 
 
 def _constrained(x: Any, sharding: NamedSharding) -> Any:
@@ -85,8 +83,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         x = to_device(x)
     if sharding.mesh.size == 1:
         return x
-    free = tuple(d for d, e in enumerate(sharding.spec) if e is PartitionSpec.UNCONSTRAINED)
-    return bind(Constraint((aval_of(x),), sharding.tiles(x.ndim), free), [x])[0]
+    return bind(Constraint((aval_of(x),), sharding), [x])[0]
 
 
 def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:

@@ -20,7 +20,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc.avals import Aval
+from xfunc.avals import Aval, aval_of
+from xfunc.batching import Size, axes_of
 from xfunc.bind import bind, zeros
 from xfunc.lowering import Lowering
 from xfunc.policies import everything_saveable
@@ -29,8 +30,9 @@ from xfunc.program import Joint, Program, differentiable
 from xfunc.split import Halves
 
 from .border import Port, across, ways
-from .collectives import psum
+from .collective_primitive import Total
 from .manual import Region
+from .mapped import mapped_axes, with_axis
 from .spec import PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]
@@ -96,7 +98,7 @@ class ShardMap:
         def fn(*flat: Tensor) -> list[Tensor]:
             given = [ct / k if k > 1 else ct for ct, k in zip(flat[n:], shares, strict=True)]
             grads = pull.fn(*flat[:n], *given)
-            return [psum(g, a) if a else g for g, a in zip(grads, missing, strict=True)]
+            return [_total(g, self.region, a) for g, a in zip(grads, missing, strict=True)]
 
         key = ("shard_map vjp", self.key, wrt, present)
         inner = ShardMap(
@@ -123,20 +125,27 @@ class ShardMap:
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
-        inner = self.batched(self.body.batched(dims, n), dims)
+        axes, each = self.divided(n)
+        inner = self.batched(self.body.batched(dims, each), dims, axes)
         return bind(inner, args), [0] * len(self.outputs)
 
-    def batched(self, body: Program, dims: Dims) -> ShardMap:
+    def divided(self, n: int) -> tuple[tuple[str, ...], int]:
+        """The own axes of the region that divide a batch, and how many examples a device has."""
+        specs = (*self.in_specs, *self.out_specs)
+        own = mapped_axes(n, self.region.mesh, specs, self.name, self.region.own)
+        each = n // self.region.size(own)
+        return own, Size(each, axes_of(n)) if axes_of(n) else each
+
+    def batched(self, body: Program, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
         """The region of a batched body, whose outputs are batched along axis 0."""
         pairs = zip(self.in_specs, dims, strict=True)
-        ins = tuple(s if d is None else with_axis(s, d) for s, d in pairs)
-        return ShardMap(body, self.region, ins, tuple(with_axis(s, 0) for s in self.out_specs))
+        ins = tuple(s if d is None else with_axis(s, d, axes) for s, d in pairs)
+        outs = tuple(with_axis(s, 0, axes) for s in self.out_specs)
+        return ShardMap(body, self.region, ins, outs)
 
 
-def with_axis(spec: PartitionSpec, d: int) -> PartitionSpec:
-    """The spec of an array that has one more dimension, which is not divided, at `d`."""
-    entries = [*spec, *(None for _ in range(d - len(spec)))]
-    return PartitionSpec(*entries[:d], None, *entries[d:])
+def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
+    return bind(Total("psum", aval_of(g), region, axes), [g])[0] if axes else g
 
 
 @dataclasses.dataclass(eq=False)
@@ -205,9 +214,10 @@ class ShardMapPair:
         return across(f"{p.name}.backward", self.halves.backward, region, ins, outs)
 
     def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
-        joint = self.joint.batched(dims, n)
-        forwards = self.forwards.batched(joint.source, dims)
+        axes, each = self.forwards.divided(n)
+        joint = self.joint.batched(dims, each)
+        forwards = self.forwards.batched(joint.source, dims, axes)
         # One gradient for each example, also of what all of them share.
-        grad_specs = tuple(with_axis(s, 0) for s in self.grad_specs)
+        grad_specs = tuple(with_axis(s, 0, axes) for s in self.grad_specs)
         inner = ShardMapPair(forwards, joint, grad_specs)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -274,9 +274,37 @@ def networks(n: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
+def examples(n: Any) -> dict[str, Callable[[], Any]]:
+    """Where an axis of the mesh divides the examples of a vmap."""
+    P, mesh = n.P, n.mesh((4, 2), ("i", "j"))
+    w, xs = iota(n, 4, 4), iota(n, 8, 4, 4)
+
+    def of_one(w: Any, x: Any) -> Any:
+        return n.psum(n.tanh(x @ w).sum(), "i")
+
+    def tall(w: Any, x: Any) -> Any:
+        return n.tanh(x @ w)
+
+    def over(f: Any, out: Any, in_axes: Any = (None, 0), out_axes: Any = 0) -> Any:
+        mapped = n.shard_map(f, mesh, (P(), P("i")), out)
+        return n.vmap(mapped, in_axes=in_axes, out_axes=out_axes, spmd_axis_name="j")
+
+    loss = over(of_one, P())
+    return {
+        "value": lambda: loss(w, xs),
+        "divided": lambda: over(tall, P("i"))(w, xs),
+        "axes": lambda: over(tall, P("i"), (None, 1), 2)(w, xs.reshape(4, 8, 4)),
+        "gradients": lambda: n.grad(lambda w, xs: loss(w, xs).sum(), (0, 1))(w, xs),
+        "tangents": lambda: n.jvp(loss, (w, xs), (w * 2, xs)),
+        "all axes": lambda: n.vmap(
+            n.shard_map(tall, mesh, (P(), P()), P()), in_axes=(None, 0), spmd_axis_name=("i", "j")
+        )(w, xs),
+    }
+
+
 def programs(n: Any) -> dict[str, Callable[[], Any]]:
     """All of them by name."""
     found = {}
-    for group in (blockwise, collectives, matmuls, networks):
+    for group in (blockwise, collectives, matmuls, networks, examples):
         found |= {f"{group.__name__}: {k}": f for k, f in group(n).items()}
     return found

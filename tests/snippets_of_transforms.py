@@ -236,6 +236,8 @@ SNIPPETS: dict[str, list[Snippet]] = {
         "jax.vmap(lambda a: (a, a.sum()), out_axes=(1, 0))(m)",
         "jax.vmap(lambda x: 3.0, axis_size=2, in_axes=None)(x)",
         "jax.vmap(lambda a: a - jax.lax.pmean(a, 'i'), axis_name='i')(m)",
+        "mesh = jax.make_mesh((1,), ('i',))\nf = lambda a: jax.lax.with_sharding_constraint(a * 2, jax.sharding.NamedSharding(mesh, jax.P()))\n"
+        "jax.vmap(f, spmd_axis_name='i')(m)",
     ],
     "jax.lax.scan": [
         f"jax.lax.scan({CARRY}, 1.0, x)",

@@ -191,7 +191,7 @@ class Scan:
             outs = plain.fn(*flat)
             return [o if i >= c or i in batched else o[0] for i, o in enumerate(outs)]
 
-        body = self.body.derive(("scan batched", c, body_dims, n), plain.name, fn, plain.avals)
+        body = self.body.derive(("scan batched", c, plain), plain.name, fn, plain.avals)
         moved = [
             at_dim(a, d, None if i not in batched else 1 if c <= i < x else 0, n)
             for i, (a, d) in enumerate(zip(args, dims, strict=True))

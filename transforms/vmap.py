@@ -26,6 +26,7 @@ def vmap(
     out_axes: Any = 0,
     axis_name: str | None = None,
     axis_size: int | None = None,
+    spmd_axis_name: str | tuple[str, ...] | None = None,
 ) -> Any:
     """A function that maps `fun` over an axis of its arguments, as one batched computation.
 
@@ -39,6 +40,9 @@ def vmap(
         axis_size: size of the mapped axis; needed only if nothing is mapped over.
         axis_name: a name for the mapped axis. The examples then communicate along it with the
             collectives (`psum`, `all_gather`, ...), as devices do along an axis of a mesh.
+        spmd_axis_name: an axis of a mesh, or a tuple of axes, that divides the examples. A
+            `with_sharding_constraint` in `fun` divides the mapped axis over it; and a `shard_map`
+            there gives each device its part of the examples. They must name other axes.
 
     Raises:
         TreeMismatchError: the mapped axes differ in size, or `in_axes` does not fit the arguments.
@@ -48,18 +52,33 @@ def vmap(
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    return Vmap(fun, in_axes, out_axes, axis_size, axis_name)
+    axes = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
+    if not isinstance(axes, (tuple, list)) or not all(isinstance(a, str) for a in axes):
+        raise TypeError(
+            report(
+                f"vmap of {function_name(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
+                "give the name of a mesh axis, or a tuple of names.",
+                at=user_location(),
+            )
+        )
+    return Vmap(fun, in_axes, out_axes, axis_size, axis_name, tuple(axes))
 
 
 class Vmap(Transform):
     """What `vmap` returns."""
 
     def __init__(
-        self, fun: Fun, in_axes: Any, out_axes: Any, axis_size: int | None, axis_name: str | None
+        self,
+        fun: Fun,
+        in_axes: Any,
+        out_axes: Any,
+        axis_size: int | None,
+        axis_name: str | None,
+        mesh_axes: tuple[str, ...],
     ):
         self._in_axes, self._out_axes, self._axis_size = in_axes, out_axes, axis_size
-        self._axis_name = axis_name
-        options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name)
+        self._axis_name, self._mesh_axes = axis_name, mesh_axes
+        options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name, mesh_axes)
         super().__init__(fun, options, "vmap")
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +122,7 @@ class Vmap(Transform):
                     )
             return tuple(outs) or torch.zeros(())
 
-        trace = tracing.current()
+        trace, axes = tracing.current(), self._mesh_axes
         if self._axis_name is not None or all(d is None for d in dims):
             # torch.func.vmap needs something to map over, and a named axis its numbers.
             numbers = torch.arange(size, device=leaves[0].device if leaves else None)
@@ -112,9 +131,9 @@ class Vmap(Transform):
                 with self._named(size, number):
                     return flat(*xs)
 
-            outs = batching.vmap(trace, numbered, (0, *dims), (numbers, *leaves))
+            outs = batching.vmap(trace, numbered, (0, *dims), (numbers, *leaves), axes)
         else:
-            outs = batching.vmap(trace, flat, dims, leaves)
+            outs = batching.vmap(trace, flat, dims, leaves, axes)
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
                 raise TreeMismatchError(

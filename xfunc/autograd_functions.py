@@ -69,7 +69,7 @@ class PrimitiveFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
-        outputs, dims = primitive.batch(tuple(in_dims[1:]), info.batch_size, args)
+        outputs, dims = primitive.batch(tuple(in_dims[1:]), _size(info), args)
         return tuple(outputs), tuple(dims)
 
 
@@ -133,7 +133,7 @@ class PairFunction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, application: Application, *args: Tensor) -> Any:
         # See NOTE [vmap below grad].
-        n = info.batch_size
+        n = _size(info)
         pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
         inner = Application(None, pair)
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
@@ -174,7 +174,7 @@ class _BackwardFunction(torch.autograd.Function):
         n_residuals: int,
         *flat: Tensor | None,
     ) -> Any:
-        dims, n = in_dims[3:], info.batch_size
+        dims, n = in_dims[3:], _size(info)
         if application.batched is None or application.batched[0] != _depth():
             pullback = _batched_pullback if application.primitive else _batched_again
             return pullback(application, n_args, n_residuals, flat, dims, n)
@@ -182,6 +182,10 @@ class _BackwardFunction(torch.autograd.Function):
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
         moved = _moved(flat, dims, wanted, n)
         return apply(_BackwardFunction, inner, n_args, n_residuals, *moved), grad_dims
+
+
+def _size(info: Any) -> int:
+    return batching.size_below(tracing.current(), info.batch_size)
 
 
 def _depth() -> int:
@@ -209,7 +213,8 @@ def _batched_pullback(
         return tuple(primitive.vjp(args, cts, application.pair.wrt))
 
     tensors: list[Any] = [flat[i] for i in present]
-    grads = batching.vmap(tracing.current(), pull, [dims[i] for i in present], tensors)
+    own = [dims[i] for i in present]
+    grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
     return grads, tuple(0 for _ in grads)
 
 

@@ -1,10 +1,15 @@
-"""vmap of functions that write in place.
+"""vmap of functions that write in place, and over axes that a mesh divides.
 
 NOTE [tensors that become batched]: torch.func.vmap cannot write values that differ from example to
 example into a tensor that all examples share. But if the mapped function made that tensor itself,
 ``y = torch.zeros(3)``, it is merely not batched yet: each example has its own. Before such a write,
 the contents of `y` are replaced by a batched tensor of the same values, and those of its views by
 views of that.
+
+NOTE [examples that a mesh divides]: the size of a vmap with ``spmd_axis_name`` knows the axes
+of the mesh: it is a `Size`. So what is derived from it, such as the batched program of a body,
+knows them too; and wherever a primitive's rule is told the size of the batch, it can ask for
+`axes_of` it.
 """
 
 from __future__ import annotations
@@ -29,6 +34,28 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
+class Size(int):
+    """A number of examples; see NOTE [examples that a mesh divides]."""
+
+    axes: tuple[str, ...]
+
+    def __new__(cls, n: int, axes: tuple[str, ...]) -> Size:
+        size = super().__new__(cls, n)
+        size.axes = axes
+        return size
+
+
+def axes_of(n: int) -> tuple[str, ...]:
+    """The axes of a mesh that divide this number of examples."""
+    return n.axes if isinstance(n, Size) else ()
+
+
+def size_below(trace: Trace | None, n: int) -> int:
+    """The size of the innermost vmap, where its level has just been left to apply a rule."""
+    axes = () if trace is None else trace.batching.axes_at(len(functorch.levels()) + 1)
+    return Size(n, axes) if axes else n
+
+
 @dataclasses.dataclass
 class _View:
     """How a view was made, and of which result it is which."""
@@ -46,6 +73,11 @@ class Batching:
         self._trace = trace
         self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # by level: what there was
         self._views: dict[int, _View] = {}
+        self._axes: dict[int, tuple[str, ...]] = {}  # of a mesh, by level
+
+    def axes_at(self, level: int) -> tuple[str, ...]:
+        """The axes of a mesh that divide the examples of the vmap of a level."""
+        return self._axes.get(level, ())
 
     @property
     def is_open(self) -> bool:
@@ -53,12 +85,14 @@ class Batching:
         return bool(self._before)
 
     @contextlib.contextmanager
-    def level(self) -> Iterator[None]:
-        """While the function of the innermost vmap runs."""
+    def level(self, axes: tuple[str, ...]) -> Iterator[None]:
+        """While the function of the innermost vmap runs, which `axes` of a mesh divide."""
         number = functorch.top_level().level()
         # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
         hidden = self._before.get(number)
         self._before[number] = self._trace.made.so_far()
+        others = self._axes
+        self._axes = {**others, number: axes} if axes or number in others else others
         try:
             yield
         finally:
@@ -66,6 +100,7 @@ class Batching:
                 del self._before[number]
             else:
                 self._before[number] = hidden
+            self._axes = others
             if not self._before:
                 self._views.clear()
 
@@ -143,13 +178,14 @@ def vmap(
     fun: Callable[..., Any],
     dims: Sequence[int | None],
     args: Sequence[Tensor],
+    axes: tuple[str, ...] = (),
 ) -> Any:
-    """`functorch.vmap` of a function that runs in a trace."""
+    """`functorch.vmap` of a function that runs in a trace; `axes` of a mesh divide the examples."""
     if trace is None:
         return functorch.vmap(fun, dims, args)
 
     def run(*xs: Tensor) -> Any:
-        with trace.batching.level():
+        with trace.batching.level(axes):
             return fun(*xs)
 
     return functorch.vmap(run, dims, args)

@@ -94,7 +94,7 @@ class Joint:
 
     def batched(self, dims: tuple[int | None, ...], n: int) -> Joint:
         """vmap over inputs and all cotangents: gradients are those of each example."""
-        key = ("batched", dims, n)
+        key = ("batched", dims, n, batching.axes_of(n))
         if key not in self._memo:
             # The function whose vmap this is: outputs and gradients through torch.func, so that
             # it can be batched any number of times.
@@ -358,7 +358,9 @@ class Program:
                 return []
             if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
                 return [o.expand(n, *o.shape) for o in self.fn(*flat)]
-            return list(batching.vmap(tracing.current(), lambda *a: tuple(self.fn(*a)), dims, flat))
+            trace = tracing.current()
+            return list(batching.vmap(trace, lambda *a: tuple(self.fn(*a)), dims, flat, axes))
 
+        axes = batching.axes_of(n)
         avals = batched(self.avals, dims, n)
-        return self.derive(("batched", dims, n), f"vmap of {self.name}", fn, avals)
+        return self.derive(("batched", dims, n, axes), f"vmap of {self.name}", fn, avals)

@@ -21,7 +21,7 @@ import torch
 
 from xfunc import ambient, functorch
 from xfunc.avals import Aval, aval_of, batched, hlo_shape
-from xfunc.batching import at_dim
+from xfunc.batching import at_dim, axes_of
 from xfunc.bind import bind, zeros
 from xfunc.hlo import Builder
 from xfunc.hlo.vma import mark
@@ -216,7 +216,10 @@ class Linear:
         """The primitive of a batch, and where each operand has its batch dimension."""
         wanted = (0, *(None if d is None else 0 for d in dims[1:]))
         first, *rest = batched(self.operands, wanted, n)
-        return dataclasses.replace(self, aval=first, witnesses=tuple(rest)), wanted
+        # What differs along an axis that divides the examples is not about one of them.
+        axes = tuple(a for a in self.axes if a not in axes_of(n))
+        inner = dataclasses.replace(self, axes=axes, aval=first, witnesses=tuple(rest))
+        return inner, wanted
 
 
 @dataclasses.dataclass(frozen=True)

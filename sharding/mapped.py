@@ -1,0 +1,67 @@
+"""Specs of batches: where the mapped axis of a `vmap` is, and the mesh axes that divide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from xfunc.batching import axes_of
+from xfunc.errors import ShardingError, report
+from xfunc.locations import user_location
+
+from .mesh import AbstractMesh
+from .spec import Entry, PartitionSpec
+
+
+def with_axis(spec: PartitionSpec, d: int, entry: Entry | tuple[str, ...] = None) -> PartitionSpec:
+    """The spec of an array that has one more dimension at `d`, divided as `entry` says."""
+    entries = [*spec, *(None for _ in range(d - len(spec)))]
+    return PartitionSpec(*entries[:d], entry, *entries[d:])
+
+
+def mapped_axes(
+    n: int,
+    mesh: AbstractMesh,
+    specs: Sequence[PartitionSpec],
+    what: str,
+    among: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """The axes (`among` some) that divide a batch of `n`, beside specs of one example.
+
+    Args:
+        what: has the specs, in a message.
+
+    Raises:
+        ShardingError: an axis is not of this mesh, divides one example already, or `n` is no
+            multiple of its size.
+    """
+    asked = axes_of(n)
+    axes = tuple(a for a in asked if among is None or a in among)
+    taken = {name for spec in specs for names in spec.axes for name in names}
+    size = math.prod(mesh.shape.get(a, 1) for a in axes)
+    for a in asked:
+        if a not in mesh.shape:
+            problem = f"{mesh!r} has no such axis"
+            repair = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
+        elif a not in axes:
+            continue
+        elif a in taken:
+            problem = f"the axis {a!r} divides single examples there"
+            repair = "let each axis divide the batch, or the examples."
+        elif n % size:
+            problem = f"there are {n} examples, no multiple of {size}"
+            repair = "pad the batch, or divide it over fewer devices."
+        else:
+            continue
+        raise ShardingError(
+            report(
+                f"{what} is in a vmap with spmd_axis_name={_shown(asked)}, and {problem}",
+                repair,
+                at=user_location(),
+            )
+        )
+    return axes
+
+
+def _shown(axes: tuple[str, ...]) -> str:
+    return repr(axes[0] if len(axes) == 1 else axes)
