@@ -114,3 +114,26 @@ def test_nan_comes_last_whatever_its_sign(name: str, dtype: torch.dtype) -> None
     x = torch.tensor([-2.0, NAN, INF, -INF], dtype=dtype)
     for f in (order, lambda x: order(-x)):
         torch.testing.assert_close(xf.device_get(xf.jit(f)(x)), f(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "x", [[-INF, -INF, 1.0, 2.0], [INF, 1.0, 2.0], [1.0, -INF, 2.0], [1e30, 1.0, -1e30]]
+)
+def test_logcumsumexp_changes_as_in_torch_beside_infinities(x: list[float]) -> None:
+    at, direction = torch.tensor(x), torch.tensor([0.5, 2.0, -1.0, 3.0][: len(x)])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.logcumsumexp(x, 0)
+
+    want = torch.func.jvp(f, (at,), (direction,))
+    got = xf.jit(lambda x, d: xf.jvp(f, (x,), (d,)))(at, direction)
+    torch.testing.assert_close(xf.device_get(got), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [0, 0j, 1, 2, -1, -0.5, 0.5, 1 + 1j, 1j, -1j, 2 - 1j])
+def test_powers_of_complex_zero_are_those_of_torch(exponent: complex) -> None:
+    z = torch.tensor([0j, 1 + 1j, 0j, -2j])
+    got = xf.jit(lambda z: z**exponent)(z).cpu()
+    torch.testing.assert_close(
+        torch.view_as_real(got), torch.view_as_real(z**exponent), equal_nan=True
+    )

@@ -59,6 +59,10 @@ CALLS: dict[str, tuple[Callable[[], Any], float, float]] = {
     "bernoulli": (lambda: torch.bernoulli(ONES * 0.2), 0.2, 0.4),
     "bernoulli of p": (lambda: ONES.bernoulli(0.2), 0.2, 0.4),
     "multinomial": (lambda: torch.multinomial(P, 8000, True)[0].float(), 2.3, 1.1),
+    "poisson": (lambda: torch.poisson(ONES * 3), 3.0, math.sqrt(3)),
+    "poisson of float64": (lambda: torch.poisson(ONES.double() * 40), 40.0, math.sqrt(40)),
+    "binomial": (lambda: torch.binomial(ONES * 9, ONES / 3), 3.0, math.sqrt(2)),
+    "binomial of many": (lambda: torch.binomial(ONES * 90, ONES / 3), 30.0, math.sqrt(20)),
     "bernoulli_": (lambda: empty().bernoulli_(0.2), 0.2, 0.4),
     "bernoulli_ of a tensor": (lambda: empty().bernoulli_(ONES * 0.2), 0.2, 0.4),
     "normal_": (lambda: empty().normal_(3.0, 2.0), 3.0, 2.0),
@@ -266,7 +270,6 @@ def test_a_generator_is_refused() -> None:
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: torch.poisson(ONES), "torch.poisson"),
         (lambda: torch.rand(3, out=torch.zeros(3)), "torch.rand"),
         (lambda: nn.LSTM(3, 3, 2, dropout=0.5)(torch.zeros(2, 3))[0], "torch.lstm"),
     ],

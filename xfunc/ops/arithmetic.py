@@ -11,6 +11,7 @@ remainder the dividend, as XLA and JAX have it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -123,7 +124,10 @@ def _int_pow(x: Tensor, y: Tensor) -> Tensor:
 
 def _complex_pow(x: Tensor, y: Tensor) -> Tensor:
     found = instruction(_two, x, y, opcode="power")
-    return torch.where((x == 0) & (y.real > 0), 0, found)
+    zero = x == 0
+    found = torch.where(zero & (y == 0), 1, found)
+    found = torch.where(zero & (y.real < 0) & (y.imag == 0), complex(math.inf, math.nan), found)
+    return torch.where(zero & (y.real > 0), 0, found)
 
 
 def _pow(x: Operand, y: Operand) -> Tensor:

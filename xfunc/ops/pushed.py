@@ -82,7 +82,24 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.ndim or not x.numel():
         return x.clone()
-    return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
+    if x.is_complex():
+        return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return logcumsumexp(x.float(), dim).to(x.dtype)
+    still = x.detach()
+    one = torch.where(x.isinf(), 0, x - still).exp()
+    most, total = scan_along(_exp_added, (still, one), dim)
+    change = total - total.detach()
+    # Where all are -inf there is no change; beside an infinity none is known: 0 / 0, of this root.
+    unknown = torch.where(most == torch.inf, (change * change).sqrt(), 0)
+    return torch.where(most.isinf(), most + unknown, most + total.log())
+
+
+def _exp_added(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Sums of exponentials, each as the greatest of the exponents and the sum without it."""
+    most = torch.maximum(a[0], b[0])
+    below, above = (torch.where(m == most, 0, m - most).exp() for m in (a[0], b[0]))
+    return most, a[1] * below + b[1] * above
 
 
 def _is_nested(*args: Any, **kwargs: Any) -> bool:

@@ -37,10 +37,10 @@ class implicit:
     of a traced function, the context holds for torch's own tensors.
 
     Covered are dropout of all kinds, ``rand``, ``randn``, ``randint``, ``randperm`` and their
-    ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``rrelu``, ``gumbel_softmax``,
-    attention with dropout, and the methods ``bernoulli_``, ``uniform_``, ``normal_``,
-    ``exponential_``, ``random_``, ``geometric_``, ``cauchy_`` and ``log_normal_``. The
-    distributions are torch's, the numbers are not.
+    ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``poisson``, ``binomial``,
+    ``rrelu``, ``gumbel_softmax``, attention with dropout, and the methods ``bernoulli_``,
+    ``uniform_``, ``normal_``, ``exponential_``, ``random_``, ``geometric_``, ``cauchy_`` and
+    ``log_normal_``. The distributions are torch's, the numbers are not.
 
     Args:
         key: int32[2].

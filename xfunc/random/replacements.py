@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from xfunc import tracing
-from xfunc.random import continuous, discrete
+from xfunc.random import continuous, counts, discrete
+from xfunc.random.binomial import binomial
 from xfunc.random.checks import Tensor
 
 NextKey = Callable[[], Tensor]
@@ -222,6 +223,19 @@ def _multinomial(
     return drawn.movedim(0, -1).to(input.device)
 
 
+def _poisson(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
+    del kwargs
+    drawn = counts.poisson(new(), input.detach().float(), dtype=torch.int64)
+    return drawn.to(input.device, input.dtype)
+
+
+def _binomial(new: NextKey, count: Tensor, prob: Tensor, **kwargs: Any) -> Tensor:
+    del kwargs
+    dtype = torch.promote_types(count.dtype, torch.float32)
+    n, p = count.detach().to(dtype), prob.detach().to(dtype)
+    return binomial(new(), n, p, dtype=dtype).to(count.device, count.dtype)
+
+
 def _bernoulli_of(new: NextKey, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
     del kwargs
     return _bernoulli(new(), input if p is None else p, input)
@@ -304,6 +318,8 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "normal": _normal_of,
     "bernoulli": _bernoulli_of,
     "multinomial": _multinomial,
+    "poisson": _poisson,
+    "binomial": _binomial,
     "bernoulli_": _in_place(_fill_bernoulli),
     "normal_": _in_place(_fill_normal),
     "log_normal_": _in_place(_fill_log_normal),
