@@ -272,3 +272,13 @@ def test_changes_that_nothing_can_follow_are_refused_by_name(
 
 
 ONES = torch.ones(4)
+
+
+def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = xf.fori_loop(0, 2, lambda i, c: torch.tanh(x.clone()), torch.tanh(x))
+        y.squeeze_()
+        return y * 2
+
+    x = torch.tensor(0.5)
+    torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), 2 - 2 * torch.tanh(x) ** 2)

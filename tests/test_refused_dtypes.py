@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +70,48 @@ def test_products_of_booleans(name: str) -> None:
         PRODUCTS[name](B)
     with pytest.raises(xf.errors.UnsupportedOpError, match="was given bool"):
         xf.jit(PRODUCTS[name])(B)
+
+
+FOREIGN = {
+    "to": lambda x, d: x.to(d).float(),
+    "type": lambda x, d: x.type(d).float(),
+    "zeros": lambda x, d: torch.zeros(2, dtype=d),
+    "literal": lambda x, d: torch.tensor([1, 2], dtype=d),
+    "like": lambda x, d: torch.ones_like(x, dtype=d),
+    "new": lambda x, d: x.new_zeros(2, dtype=d),
+    "view": lambda x, d: x.view(d),
+    "sum": lambda x, d: x.sum(dtype=d).float(),
+    "softmax": lambda x, d: x.softmax(0, d),
+}
+
+
+OWN = "uint16 uint32 uint64 float8_e4m3fn float8_e8m0fnu".split()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((n, d) for n in FOREIGN for d in OWN),
+        *((n, d) for n in FOREIGN if n != "literal" for d in ("quint8", "bits8", "uint1")),
+    ],
+)
+def test_dtypes_that_xla_does_not_hold(name: str, dtype: str) -> None:
+    compute, d = FOREIGN[name], getattr(torch, dtype)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=f"{dtype}.* not supported"):
+        xf.jit(lambda x: compute(x, d))(torch.ones(4))
+
+
+def test_dtypes_that_xla_does_not_hold_on_the_host() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        table = torch.ones(3, dtype=torch.uint16, device="cpu")
+        return x + torch.ones_like(table, dtype=torch.uint16).to(torch.float32)
+
+    assert xf.jit(f)(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_nested_tensors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2)])
+    with pytest.raises(xf.errors.UnsupportedOpError, match="x cannot be used: it is a nested"):
+        xf.jit(lambda x: x)(nested)

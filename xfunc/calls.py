@@ -21,12 +21,12 @@ from xfunc.locations import user_location
 from xfunc.purity import Kind
 from xfunc.refusals import explain, refusal_of
 from xfunc.replacements import REPLACEMENTS
-from xfunc.values import tensors_in
+from xfunc.values import SUPPORTED, check_dtype, tensors_in
 
 if TYPE_CHECKING:
     from xfunc.tracing import Trace
 
-_LEAVES = frozenset((int, float, bool, type(None), str, torch.dtype, torch.device))
+_LEAVES = frozenset((int, float, bool, type(None), str, torch.device))
 # What may return its argument as it is: the line that made the value stays.
 _SAME_VALUE = frozenset(
     (
@@ -122,7 +122,7 @@ class Mode(TorchFunctionMode):
         return out
 
     def lift_all(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self, args: Sequence[Any], kwargs: dict[str, Any], beside: Sequence[Any] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # One of these for each operation traced: the common cases come first.
         trace = self._trace
@@ -141,9 +141,11 @@ class Mode(TorchFunctionMode):
                 a = trace.lift(a)
             elif kind is tuple or kind is list:
                 a = kind(self.lift_all(a, {})[0])
+            elif kind is torch.dtype and a not in SUPPORTED:
+                check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
             lifted.append(a)
         if kwargs:
-            values, _ = self.lift_all(tuple(kwargs.values()), {})
+            values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted)
             kwargs = dict(zip(kwargs, values, strict=True))
         return tuple(lifted), kwargs
 

@@ -59,6 +59,8 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
     func = getattr(torch.Tensor, name)
 
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if name == "squeeze_" and not x.ndim:  # torch's rule of vmap squeezes the dimension -1.
+            return x
         if x._is_view() and (x.requires_grad or functorch.levels()):
             raise UnsupportedOpError(
                 report(

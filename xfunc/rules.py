@@ -15,7 +15,7 @@ from xfunc.literals import literal
 from xfunc.promotion import number
 from xfunc.purity import Kind
 from xfunc.refusals import operation_name
-from xfunc.values import find_traced, on_device, tensors_in
+from xfunc.values import check_dtype, find_traced, on_device, tensors_in
 
 if TYPE_CHECKING:
     from xfunc.tracing import Trace
@@ -194,6 +194,7 @@ def _make_literal(
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
     with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
         value = func(*args, **kwargs)
+        check_dtype(value.dtype, (), trace.name)
         out = literal(value)
     trace.known.put(out, value)
     trace.made.remember(out, func, sys._getframe(3))

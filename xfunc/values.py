@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from xfunc.avals import Aval, short
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
 
-_SUPPORTED = frozenset(
+SUPPORTED = frozenset(
     (
         torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
         torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
@@ -56,21 +56,35 @@ def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
     """Raise unless `x` is an array that XLA can hold."""
     # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None
-    if x.dtype not in _SUPPORTED:
+    if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:
+        raise _not_an_array(f"{label} cannot be used: it is a nested tensor", name)
+    if x.dtype not in SUPPORTED:
         problem = f"its dtype {x.dtype} is not supported"
     elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
         problem = f"its layout {x.layout} is not supported"
     elif isinstance(x, torch.Tensor) and x.device.type == "meta":
         problem = "it is on the meta device and has no data"
     if problem:
-        raise UnsupportedOpError(
-            report(
-                f"{label} ({short(x)}) cannot be used: {problem}",
-                "convert it to a dense tensor of a supported dtype first.",
-                function=name,
-                at=user_location(),
-            )
-        )
+        raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)
+
+
+def check_dtype(dtype: torch.dtype, others: Iterable[Any], name: str) -> None:
+    """Raise unless XLA can hold a dtype that an operation was given, beside `others`."""
+    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it is met
+    if known or any(_is_of_host(v) for v in others):
+        return
+    raise _not_an_array(f"{dtype} is not supported", name)
+
+
+def _is_of_host(x: Any) -> bool:
+    if isinstance(x, torch.Tensor):
+        return x.device.type == "cpu"
+    return isinstance(x, (str, torch.device)) and str(x) == "cpu"
+
+
+def _not_an_array(problem: str, name: str) -> UnsupportedOpError:
+    repair = "convert it to a dense tensor of a supported dtype first."
+    return UnsupportedOpError(report(problem, repair, function=name, at=user_location()))
 
 
 def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -137,8 +137,9 @@ def vjp(fun: Fun, *primals: Any) -> Any:
 def jvp(fun: Fun, primals: Any, tangents: Any) -> Any:
     """A value and its derivative along a direction."""
     out = fresh(fun(*primals))
-    zeros = tree.tree_map(torch.zeros_like, out)
-    _, push = _vjp(lambda ct: _vjp(fun, *primals)[1](ct), zeros)
+    # Anywhere will do: it is linear. But torch's formula for logcumsumexp takes logarithms.
+    ones = tree.tree_map(torch.ones_like, out)
+    _, push = _vjp(lambda ct: _vjp(fun, *primals)[1](ct), ones)
     (dots,) = push(tuple(tangents))
     return out, fresh(dots)
 
