@@ -34,4 +34,5 @@ from .shard_map import shard_map as shard_map
 from .spec import NamedSharding as NamedSharding
 from .spec import P as P
 from .spec import PartitionSpec as PartitionSpec
+from .typeof import typeof as typeof
 from .visualize import visualize_sharding as visualize_sharding

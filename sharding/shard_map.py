@@ -28,6 +28,7 @@ from .mesh import AbstractMesh
 from .prefix import broadcast
 from .shard_map_primitive import ShardMap
 from .spec import NamedSharding, PartitionSpec, check_shape
+from .typeof import typed_arguments
 
 _NO_SPECS: Any = object()
 
@@ -160,8 +161,15 @@ class ShardMapped(Transform):
         wrt = None
         if differentiations(leaves) == 1:
             wrt = tuple(differentiable(x) and is_tracked(x) for x in leaves)
-        with inside(region):
-            entry, held = self._body.find(structure, avals, wrt)
+        types = tuple(specs)
+
+        def typed(*args: Any) -> Any:
+            with typed_arguments(types):
+                return self.fun(*args)
+
+        with inside(region):  # What `typeof` tells is part of what is traced.
+            beside = (("in_specs", tuple(s.axes for s in types)),)
+            entry, held = self._body.find(structure, avals, wrt, beside=beside, call=typed)
         flat = entry.inputs(leaves, held)
         specs += [PartitionSpec()] * (len(flat) - len(leaves))
         outs = self._out_specs(entry, region, specs, name)

@@ -75,6 +75,10 @@ SNIPPETS: dict[str, list[Snippet]] = {
         MESH + SHARDED.format(body="jax.lax.psum(x, 'i')", out="jax.P()"),
     ],
     "jax.lax.pvary": [MESH + SHARDED.format(body="jax.lax.pvary(x.sum() * 0 + 1.0, ()) * x", out="jax.P('i')")],
+    "jax.typeof": [
+        "t = jax.typeof(m)\n[tuple(t.shape), t.ndim, t.size, t.dtype == jnp.float32, sorted(t.vma)]",
+        "[tuple(jax.jit(lambda x: (jax.typeof(x).shape == (3,)) * x)(x).shape), sorted(jax.typeof(2.0).vma)]",
+    ],
     "jax.lax.psum": [EACH.format(body=f"jax.lax.{f}(x, 'i')") for f in ("psum", "pmean", "pmax", "pmin")],
     "jax.lax.all_gather": [
         EACH.format(body="jax.lax.all_gather(x, 'i')"),

@@ -40,6 +40,7 @@ from xfunc.sharding import shard_alike as shard_alike
 from xfunc.sharding import shard_as as shard_as
 from xfunc.sharding import shard_map as shard_map
 from xfunc.sharding import sharding_of as sharding_of
+from xfunc.sharding import typeof as typeof
 from xfunc.sharding import use_mesh as use_mesh
 from xfunc.sharding import visualize_sharding as visualize_sharding
 from xfunc.sharding import with_sharding_constraint as with_sharding_constraint

@@ -1,0 +1,104 @@
+"""`typeof`: the type of a value, and along which axes it varies in a `shard_map`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xfunc import ambient, functorch, tracing, vma
+from xfunc.avals import ShapeDtypeStruct, aval_of, short
+from xfunc.bind import Tensor
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo.vma import types
+from xfunc.locations import user_location
+from xfunc.lowering import lower
+from xfunc.transforms.common import as_tensor
+
+from .spec import PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType(ShapeDtypeStruct):
+    """What `typeof` returns.
+
+    Attributes:
+        vma: the manual axes, of several devices, along which the value varies.
+    """
+
+    vma: frozenset[str] = frozenset()
+
+
+def typeof(x: Any) -> ArrayType:
+    """The shape and dtype of a value, and the axes along which it varies from device to device.
+
+    In a function given to `shard_map`, ``typeof(x).vma`` names the axes to be passed to `pvary` or
+    `pcast`, where another value is to vary as `x` does. Elsewhere, and with ``check_vma=False``, it
+    is empty; and it has no axes of a single device.
+
+    Raises:
+        UnsupportedOpError: `x` depends on the arguments of a function that is traced by itself in
+            the `shard_map`: a body of a loop, a branch, a jitted function. Its types are found when
+            all of the `shard_map` is known.
+
+    Source: ``jax.typeof``.
+    """
+    x = as_tensor(x)
+    if isinstance(x, ShapeDtypeStruct):
+        return ArrayType(x.shape, x.dtype, x.sharding)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            report(
+                f"typeof was given a {type(x).__name__}",
+                "pass a tensor or a number.",
+                at=user_location(),
+            )
+        )
+    axes = _varying(x) if vma.checked() else frozenset[str]()
+    return ArrayType(tuple(x.shape), x.dtype, vma=axes)
+
+
+class _Thread(threading.local):
+    known: tuple[Any, tuple[frozenset[str], ...]] = (None, ())
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def typed_arguments(specs: Sequence[PartitionSpec]) -> Iterator[None]:
+    """In a block, the first inputs of the current trace are of the types that these specs give."""
+    before = _thread.known
+    found = tuple(frozenset(n for names in s.axes for n in names) for s in specs)
+    _thread.known = tracing.current(), found
+    try:
+        yield
+    finally:
+        _thread.known = before
+
+
+def _varying(x: Tensor) -> frozenset[str]:
+    trace, known = _thread.known
+    here, region = tracing.current(), ambient.region()
+    assert here is not None
+    with functorch.bottom_level():
+        value = functorch.innermost(x).detach()
+        raw = here.raw_inputs()
+        lowering = lower("typeof", raw, [aval_of(t) for t in raw], [value])
+    used = [i for i in lowering.inputs if i < len(raw)]
+    if used and (here is not trace or region.axes != region.own):
+        raise UnsupportedOpError(
+            report(
+                f"typeof was asked how a value ({short(x)}) varies in a function that is traced by "
+                "itself: a body of a loop, a branch, a jitted function, a rule, or a shard_map in "
+                "another one",
+                "call typeof in the function given to shard_map itself, outside of that; loops and "
+                "branches come to vary by themselves.",
+                at=user_location(),
+            )
+        )
+    every = frozenset(n for n in vma.checked() if region.mesh.shape[n] > 1)
+    inputs = [every & known[i] if i < len(known) else frozenset() for i in lowering.inputs]
+    return types(lowering.module, inputs, every)[0]
