@@ -90,9 +90,8 @@ def test_the_same_function_with_other_specs() -> None:
         found.append(xf.typeof(x).vma)
         return x
 
-    for spec in (P("fsdp"), P("fsdp"), P("tensor")):
-        rows = 2 * MESH.shape[spec[0]]
-        shard_map(device, MESH, spec, spec)(torch.ones(rows, 2))
+    for name in ("fsdp", "fsdp", "tensor"):
+        shard_map(device, MESH, P(name), P(name))(torch.ones(2 * MESH.shape[name], 2))
     assert found == [{"fsdp"}, {"tensor"}]
 
 
