@@ -137,3 +137,21 @@ def test_powers_of_complex_zero_are_those_of_torch(exponent: complex) -> None:
     torch.testing.assert_close(
         torch.view_as_real(got), torch.view_as_real(z**exponent), equal_nan=True
     )
+
+
+def test_logcumsumexp_changes_twice() -> None:
+    x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+    def pushed(x: torch.Tensor) -> torch.Tensor:
+        return xf.jvp(lambda x: torch.logcumsumexp(x, 0), (x,), (x.detach() + 1,))[1].sin().sum()
+
+    step = 1e-6 * torch.eye(3, dtype=torch.float64)
+
+    direction = x + 1
+
+    def slopes(x: torch.Tensor) -> torch.Tensor:
+        changes = [(x[: k + 1].softmax(0) * direction[: k + 1]).sum() for k in range(3)]
+        return torch.stack(changes).sin().sum()
+
+    want = torch.stack([(slopes(x + s) - slopes(x - s)) / 2e-6 for s in step])
+    torch.testing.assert_close(xf.jit(xf.grad(pushed))(x).cpu(), want, rtol=1e-6, atol=1e-8)

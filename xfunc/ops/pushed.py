@@ -89,8 +89,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     still = x.detach()
     one = torch.where(x.isinf(), 0, x - still).exp()
     most, total = scan_along(_exp_added, (still, one), dim)
-    change = total - total.detach()
     # Where all are -inf there is no change; beside an infinity none is known: 0 / 0, of this root.
+    change = torch.where(most == torch.inf, total - total.detach(), 1)
     unknown = torch.where(most == torch.inf, (change * change).sqrt(), 0)
     return torch.where(most.isinf(), most + unknown, most + total.log())
 
