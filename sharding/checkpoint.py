@@ -250,7 +250,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
                 at=user_location(),
             )
         )
-    if runtime.xla()._xla_get_num_processes() > 1 and not distributed.is_initialized():
+    if runtime.process_count() > 1 and not distributed.is_initialized():
         raise RuntimeError(
             report(
                 "there are several processes, which must agree on who writes and reads what",

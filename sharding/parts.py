@@ -44,7 +44,7 @@ class Target:
         tiles = self.placement.tiles
         place = np.argsort(tiles.order.devices()) // tiles.replicated
         found = []
-        for device in _local_devices():
+        for device in runtime.local_devices():
             index = np.unravel_index(place[device], tiles.dims)
             start = tuple(int(i) * n for i, n in zip(index, self.padded, strict=True))
             ends = zip(start, self.padded, self.shape, strict=True)
@@ -79,10 +79,10 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
         return {boxes[0][0]: _compact(tensor.detach().cpu())}
     with lock:
         runtime.block()  # The program that computes it may still run.
-        (shards,) = runtime.xla()._get_local_shards([tensor])
+        shards = placement.shards_of(tensor)
     return {
         start: _compact(data[tuple(map(slice, size))].to(target.dtype))
-        for (start, size), (data, _) in zip(boxes, shards, strict=True)
+        for (start, size), data in zip(boxes, shards, strict=True)
     }
 
 
@@ -106,17 +106,8 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
         if target.placement is None:
             found = to_device(parts[boxes[0][0]])
         else:
-            found = runtime.xla()._global_tensor_from_cpu_shards(
-                [parts[start] for start, _ in boxes],
-                target.placement.op_sharding,
-                list(target.shape),
-            )
+            shards = [parts[start] for start, _ in boxes]
+            found = placement.from_shards(shards, target.placement, target.shape)
     if target.sharding is not None:
         placement.remember(found, target.sharding)
     return found
-
-
-def _local_devices() -> list[int]:
-    """The numbers of this process's devices, in torch_xla's order."""
-    names = runtime.xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
-    return [int(name.partition(":")[2]) for name in names]

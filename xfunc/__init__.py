@@ -1,5 +1,6 @@
 """xfunc: JAX-style functional transforms over torch and torch_xla."""
 
+from xfunc import aot as aot
 from xfunc import checkpoint_policies as checkpoint_policies
 from xfunc import config as config
 from xfunc import debug as debug

@@ -11,7 +11,7 @@ import dataclasses
 
 from google.protobuf.message import DecodeError
 
-from xfunc import runtime
+from xfunc import recorder
 from xfunc.executable import Executable
 from xfunc.hlo import Module, wire
 
@@ -45,18 +45,10 @@ class Optimised:
     memory: MemoryAnalysis
 
 
-def text_of(module: Module) -> str:
-    """An optimised module as XLA prints it."""
-    # Not `str(module)`, which verifies: XLA numbers what it optimised in its own way.
-    builder = runtime.builder()
-    handle = builder.computation_from_module_proto(module.name, module.to_bytes())
-    return builder.get_computation_hlo(handle)
-
-
 def optimised(executable: Executable) -> Optimised | None:
     """See NOTE [where compiled programs are found]; None: this device's client does not tell."""
     try:
-        space = runtime.xla().profiler.TslProfilerSessionWrapper().stop()
+        space = recorder.session().stop()
         for name, program in _programs(space):
             if name.rsplit("(", 1)[0].rsplit(".", 1)[0] == executable.graph:
                 return _read(program)

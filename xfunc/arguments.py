@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import optree
 import torch
 
 from xfunc import runtime, tracing, tree, values
@@ -76,17 +75,6 @@ def prepare(
         else:
             fixed.append((i, x))
     return made, tuple(fixed)
-
-
-def path_of(accessor: optree.PyTreeAccessor, names: Sequence[str]) -> str:
-    """A key path in ``(args, kwargs)``, as the user knows it."""
-    if len(accessor) < 2:
-        return "the arguments"
-    which, first = accessor[0].entry, accessor[1].entry
-    rest = accessor[2:].codify("")
-    if which == 1:
-        return f"{first}{rest}"
-    return f"{names[first]}{rest}" if first < len(names) else f"argument {first}{rest}"
 
 
 def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ import torch
 from xfunc import functorch
 from xfunc.avals import short
 from xfunc.errors import PurityError
-from xfunc.refusals import operation_name
+from xfunc.purity import operation_name
 from xfunc.values import tensors_in
 
 if TYPE_CHECKING:

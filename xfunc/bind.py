@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, promotion, runtime, tracing, values
+from xfunc import functorch, runtime, traced, tracing, values
 from xfunc.autograd_functions import Application, PairFunction, PrimitiveFunction, alive, apply
 from xfunc.primitive import Primitive, Tensor
 from xfunc.program import differentiable
@@ -49,7 +49,7 @@ def _on_device(x: Any) -> Any:
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     watched = differentiations(args)
     if watched == 0:
-        return primitive.emit([a if a is None else promotion.as_said(a) for a in args])
+        return primitive.emit([a if a is None else traced.as_said(a) for a in args])
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (pair := primitive.pair(wrt)) is not None:

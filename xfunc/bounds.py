@@ -19,8 +19,7 @@ from xfunc.avals import short
 from xfunc.errors import report
 from xfunc.indexing import dimensions
 from xfunc.locations import user_location
-from xfunc.purity import Kind
-from xfunc.refusals import operation_name
+from xfunc.purity import Kind, operation_name
 
 Tensor = torch.Tensor
 Found = Iterator[tuple[Tensor, int, int, bool]]

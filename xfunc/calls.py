@@ -5,8 +5,9 @@ A torch function mode sees them all, and hands the arguments that are no values 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,7 +83,7 @@ class Mode(TorchFunctionMode):
             if out is NotImplemented:
                 run = REPLACEMENTS.get(func, func)
                 if func is torch.autograd.grad and trace.around.region is not None:
-                    run = _typed_grad()
+                    run = _grad_here()
                 into = kwargs.get("out") is not None
                 out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
         except Exception as error:
@@ -93,7 +94,7 @@ class Mode(TorchFunctionMode):
                 raise
             raise refusal from error
         if trace.around.region is not None and func in _SHAPED_LIKE:
-            out = _typed_like(out, args[0] if args else kwargs["input"])
+            out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
             trace.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
         if isinstance(out, torch.Tensor):
@@ -158,16 +159,22 @@ def _like(func: Any) -> bool:
     return func.__name__.endswith("_like")
 
 
-def _typed_grad() -> Any:
-    """What ``torch.autograd.grad`` does in a region: as `xf.grad`, if the user's code calls it."""
-    from xfunc import vma
+@dataclasses.dataclass
+class Regions:
+    """What differs in manual regions, whose values have varying types: `xfunc.vma` says what.
 
-    own = functorch.takes_own_gradient() or not vma.checked()
-    return torch.autograd.grad if own else vma.autograd_grad
+    Attributes:
+        grad: what ``torch.autograd.grad`` does where the user's code calls it; None: as elsewhere.
+        like: what is made after the shape of another value, as the region wants it.
+    """
+
+    grad: Callable[[], Callable[..., Any] | None] = lambda: None
+    like: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda out, _: out
 
 
-def _typed_like(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What is made after the shape of another value of a region varies as that does, as in JAX."""
-    from xfunc import vma  # which rests on traces
+regions = Regions()
 
-    return vma.vary_like(out, x) if vma.checked() else out
+
+def _grad_here() -> Any:
+    own = functorch.takes_own_gradient()
+    return (None if own else regions.grad()) or torch.autograd.grad

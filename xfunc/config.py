@@ -8,8 +8,8 @@ trace or transfer starts it: later they raise. The environment variables ``PJRT_
 from __future__ import annotations
 
 import os
-import sys
 
+from xfunc import runtime
 from xfunc.errors import report, shown
 from xfunc.locations import user_location
 
@@ -51,8 +51,7 @@ def set_cpu_devices(n: int) -> None:
 
 
 def _check_not_started(setting: str) -> None:
-    backend = sys.modules.get("torch_xla")
-    if backend is not None and backend._XLAC._xla_runtime_is_initialized():
+    if runtime.has_started():
         raise RuntimeError(
             report(
                 f"config.{setting} came after the device client had started",

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from xfunc import functorch
-from xfunc.locations import user_location
-from xfunc.refusals import no_derivative
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.locations import Location, user_location
 from xfunc.values import is_tracked, tensors_in
 
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -53,3 +53,16 @@ def check_derivative(
             is_tracked(t) or functorch.has_tangent(t) for t in tensors_in(args, kwargs)
         ):
             raise no_derivative(overload.name(), name, user_location())
+
+
+def no_derivative(operation: str, name: str, at: Location | None) -> UnsupportedOpError:
+    """The error of a derivative that torch would take for zero."""
+    return UnsupportedOpError(
+        report(
+            f"{operation} has no derivative, and its arguments are being differentiated",
+            "give it one (xf.custom_vjp, xf.custom_jvp, torch.library.register_autograd), or pass "
+            "x.detach() to it, whose derivative is zero.",
+            function=name,
+            at=at,
+        )
+    )

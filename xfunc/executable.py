@@ -17,8 +17,8 @@ import torch
 from xfunc.avals import Aval
 from xfunc.errors import CompileError
 from xfunc.limits import check_maps, check_memory
-from xfunc.refusals import compile_error
 from xfunc.runtime import device_count, placeholder, settle, user_computation, wait, xla
+from xfunc.xla_errors import compile_error
 
 if TYPE_CHECKING:
     from xfunc.placement import Placement

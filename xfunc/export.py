@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from google.protobuf.message import DecodeError
 
-from xfunc import functorch, portable, tracing, tree, values
+from xfunc import functorch, portable, stablehlo, tracing, tree, values
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
@@ -85,7 +85,7 @@ def serialize(lowered: Lowered) -> bytes:
     contents = {
         _HEADER: json.dumps(header, indent=1).encode(),
         _HLO: module.to_bytes(),
-        _STABLEHLO: portable.stablehlo_bytecode(module),
+        _STABLEHLO: stablehlo.bytecode(module),
     }
     contents[_SUMS] = json.dumps({n: _sum(contents[n]) for n in _PARTS}, indent=1).encode()
     file = io.BytesIO()

@@ -19,7 +19,7 @@ from xfunc.avals import short
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
 from xfunc.promotion import result_type, wrapped
-from xfunc.refusals import operation_name
+from xfunc.purity import operation_name
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]

@@ -22,7 +22,7 @@ from xfunc import functorch
 from xfunc.avals import short
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
-from xfunc.refusals import operation_name
+from xfunc.purity import operation_name
 
 Tensor = torch.Tensor
 

@@ -16,9 +16,9 @@ from xfunc.avals import short
 from xfunc.errors import LeakError, report
 from xfunc.identity import function_value
 from xfunc.locations import Location, in_user_code, line_of
-from xfunc.purity import Kind
-from xfunc.refusals import operation_name
-from xfunc.values import refill, tensors_in
+from xfunc.purity import Kind, operation_name
+from xfunc.traced import refill
+from xfunc.values import tensors_in
 
 
 class Leaked(torch.Tensor):

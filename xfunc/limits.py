@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.errors import CompileError, report
-from xfunc.refusals import out_of_memory
+from xfunc.xla_errors import out_of_memory
 
 # NOTE [memory maps]
 # A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from xfunc import config, purity, runtime, scopes, tracing
+from xfunc import config, purity, recording, runtime, tracing
 from xfunc.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, report
 from xfunc.executable import Executable
@@ -23,7 +24,7 @@ from xfunc.host_calls import add_end, available, has_host_calls, refuse_host_cal
 from xfunc.lapack import use_lapack
 from xfunc.lock import lock
 from xfunc.placement import Placement, lie, prepare_to_run
-from xfunc.promotion import as_said
+from xfunc.traced import as_said
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,7 +59,7 @@ class Lowering:
     @functools.cached_property
     def computation(self) -> Any:
         """torch_xla's handle of the HLO."""
-        return runtime.builder().computation_from_module_proto(self.name, self.hlo)
+        return runtime.computation(self.name, self.hlo)
 
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
@@ -103,7 +104,7 @@ class Lowering:
                 refuse_host_calls(proto, self.name, "on the running device")
             add_end(proto)
         hlo = Module(proto).to_bytes()
-        return runtime.builder().computation_from_module_proto(self.name, hlo), calls_host
+        return runtime.computation(self.name, hlo), calls_host
 
     def is_unused(self, flat: int) -> bool:
         """Whether a flat input feeds the parameter that `with_parameter` adds."""
@@ -192,24 +193,14 @@ def lower(
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return Lowering(name, b"", (), tuple(avals), (), ())
-    X = runtime.xla()
-    context = X.lowering.LoweringContext(name)
     # First: a view whose base was changed is made again here, which must not happen in there.
     outputs = [as_said(o) for o in outputs]
-    with scopes.written():
-        context.build(outputs)
-    hoisted = context.device_parameter_id_tensor_mapping()
-    inputs: list[int] = [-1] * len(hoisted)
-    for i, raw in enumerate(raw_inputs):
-        k = context.tensor_parameter_id(raw)
-        if k >= 0:
-            inputs[k] = i
-            del hoisted[k]
-    consts = []
-    for k in sorted(hoisted):
-        inputs[k] = len(raw_inputs) + len(consts)
-        consts.append(tracing.as_constant(hoisted[k]))
-    hlo = drop_absent(context.hlo())
+    with recording.names_written():
+        hlo, parameters = recording.recorded(name, raw_inputs, outputs)
+    consts = [tracing.as_constant(p) for p in parameters if isinstance(p, torch.Tensor)]
+    places = itertools.count(len(raw_inputs))
+    inputs = [p if isinstance(p, int) else next(places) for p in parameters]
+    hlo = drop_absent(hlo)
     _refuse_generator(name, hlo)
     return with_parameter(
         Lowering(name, hlo, tuple(inputs), tuple(avals), tuple(consts), out_avals)

@@ -293,3 +293,18 @@ def _list_groups(groups: pb.CollectiveDeviceListProto) -> None:
     for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
         groups.replica_groups.add(replica_ids=row)
     groups.ClearField("iota_replica_group_list")
+
+
+def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What each device of this process holds of an array, on the host, with its padding."""
+    (shards,) = runtime.xla()._get_local_shards([tensor])
+    return [data for data, _ in shards]
+
+
+def from_shards(
+    shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
+) -> torch.Tensor:
+    """An array of what each device of this process is to hold, with its padding."""
+    return runtime.xla()._global_tensor_from_cpu_shards(
+        list(shards), placement.op_sharding, list(shape)
+    )

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from xfunc import runtime
+from xfunc import recorder, runtime
 from xfunc.errors import report
 from xfunc.locations import user_location
 
@@ -35,7 +35,7 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
             )
         )
     try:
-        session = runtime.xla().profiler.TslProfilerSessionWrapper()
+        session = recorder.session()
         try:
             yield
             runtime.block()
@@ -54,4 +54,4 @@ def annotate(name: str) -> contextlib.AbstractContextManager[object]:
 
     Source: ``jax.profiler.TraceAnnotation``.
     """
-    return runtime.xla().profiler.TraceMe(name)
+    return recorder.mark(name)

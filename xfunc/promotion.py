@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime
-
 _BINARY = (
     "add sub subtract rsub pow maximum minimum max min atan2 arctan2 remainder fmod xlogy "
     "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift clamp clip "
@@ -62,24 +60,6 @@ _NUMBERS: dict[type, Callable[[], torch.dtype]] = {
     float: torch.get_default_dtype,
     complex: lambda: torch.promote_types(torch.get_default_dtype(), torch.complex32),
 }
-
-
-def as_said(t: torch.Tensor) -> torch.Tensor:
-    """A plain traced tensor that holds what its dtype says: where no operand told of it."""
-    if t.device.type != "xla":
-        return t
-    held = _HELD.get(runtime.xla()._get_xla_tensor_shape_type(t), t.dtype)
-    if held == t.dtype:
-        return t
-    with torch._C.DisableTorchFunction():
-        return t.to(held).to(t.dtype)
-
-
-_HELD = {
-    "pred": torch.bool, "s8": torch.int8, "s16": torch.int16, "s32": torch.int32,
-    "s64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16,
-    "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
-}  # fmt: skip
 
 
 def _kind(dtype: torch.dtype) -> int:

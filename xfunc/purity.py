@@ -256,3 +256,21 @@ def is_masked_fill(args: tuple[Any, ...]) -> bool:
         return False
     single = not isinstance(value, torch.Tensor) or value.ndim == 0
     return single and tuple(x.shape[: mask.ndim]) == tuple(mask.shape)
+
+
+def operation_name(func: Any) -> str:
+    """How to call a torch function in a message."""
+    if func is None:
+        return "an input"
+    name = getattr(func, "__name__", repr(func))
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__") and owner is not None:
+        return f"Tensor.{owner.__name__}"
+    if hasattr(func, "__objclass__") or getattr(func, "__module__", None) == "torch._tensor":
+        return f"Tensor.{name}"
+    for module in ("linalg", "fft", "special"):  # torch.linalg.norm is called linalg_norm.
+        if name.startswith(f"{module}_"):
+            return f"torch.{module}.{name.removeprefix(f'{module}_')}"
+    if not hasattr(torch, name) and hasattr(torch.nn.functional, name):
+        return f"torch.nn.functional.{name}"
+    return f"torch.{name}"

@@ -13,8 +13,7 @@ from xfunc.avals import short
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.literals import literal
 from xfunc.promotion import number
-from xfunc.purity import Kind
-from xfunc.refusals import operation_name
+from xfunc.purity import Kind, operation_name
 from xfunc.values import check_dtype, find_traced, on_device, tensors_in
 
 if TYPE_CHECKING:

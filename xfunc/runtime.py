@@ -10,7 +10,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from xfunc import limits
 from xfunc.avals import Aval
 from xfunc.errors import report
+from xfunc.hlo import Module, set_printer
 from xfunc.locations import user_location
 
 
@@ -49,11 +50,23 @@ def xla() -> ModuleType:
         torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
     _use_all_devices()
     torch_xla.device()
-    # The one look upwards: every way into torch_xla comes by here, and none may miss the kernels.
-    from xfunc import ops
-
-    ops.start()
+    for do in _at_start:
+        do()
     return torch_xla._XLAC
+
+
+_at_start: list[Callable[[], None]] = []
+
+
+def at_start(do: Callable[[], None]) -> None:
+    """Have a function called when torch_xla has been loaded: every way into it comes by `xla`."""
+    _at_start.append(do)
+
+
+def has_started() -> bool:
+    """Whether a device client runs in this process, whoever started it."""
+    backend = sys.modules.get("torch_xla")
+    return backend is not None and backend._XLAC._xla_runtime_is_initialized()
 
 
 # NOTE [virtual devices]
@@ -75,8 +88,7 @@ def _make_room_for_devices() -> None:
     wanted, given = _THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
     has_enough = given.isdecimal() and int(given) >= wanted
     if not has_enough:
-        backend = sys.modules.get("torch_xla")
-        if backend is not None and backend._XLAC._xla_runtime_is_initialized():
+        if has_started():
             raise RuntimeError(
                 report(
                     f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
@@ -128,6 +140,30 @@ def builder() -> ModuleType:
     from torch_xla.core import xla_builder
 
     return xla_builder
+
+
+def computation(name: str, hlo: bytes) -> Any:
+    """torch_xla's handle of an HLO module."""
+    return builder().computation_from_module_proto(name, hlo)
+
+
+def text_of(module: Module) -> str:
+    """A module as XLA prints it, whether or not it passes our own checks."""
+    return builder().get_computation_hlo(computation(module.name, module.to_bytes()))
+
+
+set_printer(text_of)
+
+
+def process_count() -> int:
+    """The number of processes that run programs together."""
+    return xla()._xla_get_num_processes()
+
+
+def local_devices() -> list[int]:
+    """The numbers of this process's devices, in torch_xla's order."""
+    names = xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
+    return [int(name.partition(":")[2]) for name in names]
 
 
 def placeholder(aval: Aval) -> torch.Tensor:

@@ -15,16 +15,15 @@ times what a stamp does, so there are some inside of named scopes only.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from xfunc import functorch, runtime
+from xfunc import functorch, recording
 from xfunc.errors import report
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
@@ -120,7 +119,7 @@ class Stamps:
 
     def __init__(self) -> None:
         self.watching = False
-        self._stamp = runtime.xla()._set_xla_custom_op_name_prefix
+        self._stamp = recording.stamper()
 
     def stamp(self, tensor: Any, frame: types.FrameType | None) -> None:
         """Note that `tensor` was made by the user's code at or above `frame`."""
@@ -173,18 +172,6 @@ def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
     _stamps[id(code)] = found
     _kept.append(code)
     return found
-
-
-@contextlib.contextmanager
-def written() -> Iterator[None]:
-    """Let torch_xla write the stamps into what it lowers."""
-    X = runtime.xla()
-    before = X._get_ir_debug()
-    X._set_ir_debug(True)
-    try:
-        yield
-    finally:
-        X._set_ir_debug(before)
 
 
 def resolve(module: Module, lines: bool = True) -> Module:

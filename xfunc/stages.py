@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from xfunc import export, portable, tree
-from xfunc.analysis import MemoryAnalysis, Optimised, optimised, text_of
-from xfunc.aot import CompiledAhead, compile_ahead
+from xfunc import export, portable, stablehlo, tree
+from xfunc.analysis import MemoryAnalysis, Optimised, optimised
 from xfunc.arguments import avals_of, prepare
 from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct
 from xfunc.entry import Entry
@@ -24,8 +23,11 @@ from xfunc.literals import from_numpy
 from xfunc.locations import user_location
 from xfunc.lowering import Lowering
 from xfunc.placement import Placement, as_argument, known_sharding, placement_of, placements
-from xfunc.runtime import device_count
+from xfunc.runtime import device_count, text_of
 from xfunc.staging import Staged, run_staged
+
+if TYPE_CHECKING:
+    from xfunc.aot import CompiledAhead
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ class Lowered:
                 )
             )
         if dialect == "stablehlo":
-            return portable.stablehlo(portable.whole(self._lowering, {}, tiles=self.traced._tiles))
+            return stablehlo.text(portable.whole(self._lowering, {}, tiles=self.traced._tiles))
         return str(self.module)
 
     def cost_analysis(self) -> dict[str, float]:
@@ -140,7 +142,9 @@ class Lowered:
             OutOfMemoryError: the program does not fit.
         """
         if target is not None:
-            return compile_ahead(self, target, compiler_options or {})
+            kind = target.partition(":")[0] if isinstance(target, str) else ""
+            compile_for = _targets.get(kind, _targets["tpu"])
+            return compile_for(self, target, compiler_options or {})
         if compiler_options:
             raise ValueError(
                 report(
@@ -232,6 +236,15 @@ class Compiled:
         ]
         args, kwargs = tree.unflatten(structure, leaves)
         return run_staged(traced._staged, args, kwargs, **traced._options)
+
+
+Compiler = Callable[[Lowered, str, dict[str, Any]], "CompiledAhead"]
+_targets: dict[str, Compiler] = {}
+
+
+def register_target(kind: str, compile_for: Compiler) -> None:
+    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``."""
+    _targets[kind] = compile_for
 
 
 _COSTS = ("flops", "transcendentals", "bytes accessed")

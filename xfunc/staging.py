@@ -18,7 +18,7 @@ import optree
 import torch
 
 from xfunc import ambient, cache, effects, identity, runtime, tracing, tree, values
-from xfunc.arguments import as_outputs, avals_of, path_of, prepare
+from xfunc.arguments import as_outputs, avals_of, prepare
 from xfunc.avals import Aval
 from xfunc.bind import bind, differentiations
 from xfunc.cache import FunctionCache
@@ -32,6 +32,7 @@ from xfunc.guards import collect_guards, depend_on
 from xfunc.locations import Location, function_name, user_location
 from xfunc.lock import lock
 from xfunc.lowering import count_compiles
+from xfunc.paths import path_of
 from xfunc.program import Program, differentiable
 from xfunc.why import Key
 

@@ -9,25 +9,6 @@ from collections.abc import Iterator
 
 import torch
 
-from xfunc import runtime
-
-
-@contextlib.contextmanager
-def tracing_switches() -> Iterator[None]:
-    """torch_xla's process-wide switches, as tracing needs them."""
-    X = runtime.xla()
-    numbers = X._get_xla_all_numbers_special_scalars()
-    allowed, eager = X._get_allow_execution(), X._get_use_eager_mode()
-    X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants, not transfers.
-    X._set_allow_execution(False)
-    X._set_use_eager_mode(False)
-    try:
-        yield
-    finally:
-        X._set_xla_all_numbers_special_scalars(numbers)
-        X._set_allow_execution(allowed)
-        X._set_use_eager_mode(eager)
-
 
 @contextlib.contextmanager
 def young_garbage_only() -> Iterator[None]:
@@ -95,10 +76,3 @@ def no_validation_of_distributions() -> Iterator[None]:
         yield
     finally:
         base._validate_args = before
-
-
-def flush_user_work() -> None:
-    """Let the user's own pending lazy tensors compute: NOTE [defusing what leaks]."""
-    # It fails on a tensor that lost its computation to a refused read and is still held somewhere.
-    with contextlib.suppress(RuntimeError):
-        runtime.xla()._xla_sync_live_tensors(str(runtime.device()), [], False)

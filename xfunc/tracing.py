@@ -44,6 +44,7 @@ from xfunc import (
     batching,
     bounds,
     functorch,
+    recording,
     runtime,
     scopes,
     switches,
@@ -58,12 +59,10 @@ from xfunc.errors import (
 from xfunc.leaks import Leaked, Made, error_of
 from xfunc.locations import Location, raised_at, user_location
 from xfunc.lock import lock
-from xfunc.refusals import operation_name, refusal_of
-from xfunc.values import (
-    check_array,
-    is_tracked,
-    number_of,
-)
+from xfunc.purity import operation_name
+from xfunc.refusals import refusal_of
+from xfunc.traced import number_of
+from xfunc.values import check_array, is_tracked
 
 
 class _Thread(threading.local):
@@ -145,12 +144,11 @@ class Trace:
     def __enter__(self) -> Trace:
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock)
-            X = runtime.xla()
             self._parent = current()
             if self._parent is None:
-                switches.flush_user_work()
-                stack.callback(X._clear_pending_irs, str(runtime.device()))
-                stack.enter_context(switches.tracing_switches())
+                recording.flush_user_work()
+                stack.callback(recording.forget_user_work)
+                stack.enter_context(recording.tracing_switches())
                 stack.enter_context(switches.young_garbage_only())
                 stack.enter_context(switches.derivatives_or_errors())
                 stack.enter_context(switches.no_validation_of_distributions())
@@ -165,7 +163,7 @@ class Trace:
             stack.enter_context(self.mode)
             self.stamps = scopes.Stamps()
             stack.callback(scopes.enter, scopes.enter(""))  # XLA puts the caller's in front.
-            self._first_id = X._xla_get_tensor_id(runtime.placeholder(Aval((), torch.bool)))
+            self._first_id = number_of(runtime.placeholder(Aval((), torch.bool)))
             _thread.trace = self
             self.is_open = True
             self._stack = stack.pop_all()
@@ -204,7 +202,7 @@ class Trace:
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number = runtime.xla()._xla_get_tensor_id(view)
+            number = number_of(view)
         self._placeholders.append((raw, view, view._version, label, number))
         self.made.remember(view, None, sys._getframe(1))
         return view

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, runtime
-from xfunc.avals import Aval, short
+from xfunc import functorch
+from xfunc.avals import short
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.locations import user_location
 
@@ -18,27 +18,6 @@ SUPPORTED = frozenset(
         torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     )
 )  # fmt: skip
-
-
-def number_of(tensor: torch.Tensor) -> int:
-    """torch_xla's number of an unwrapped tensor."""
-    # Asking for the number brings views up to date, by operations that must not be transformed.
-    with functorch.bottom_level():
-        return runtime.xla()._xla_get_tensor_id(tensor)
-
-
-def refill(tensor: torch.Tensor) -> None:
-    """Give a leaked tensor placeholder data.
-
-    One whose reading was refused half-way has neither data nor a computation: any later
-    synchronisation would fail on it.
-    """
-    with torch._C.DisableTorchFunction(), functorch.bottom_level():
-        while functorch.is_wrapped(tensor):
-            tensor = functorch.unwrapped(tensor)
-        if tensor.device.type == "xla":
-            # Of any shape: nothing will look at it, and a broken one does not know its own.
-            runtime.xla()._replace_xla_tensor(tensor, runtime.placeholder(Aval((), tensor.dtype)))
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from xfunc import ambient, functorch
 from xfunc.avals import Aval, aval_of, batched, hlo_shape
 from xfunc.batching import at_dim, axes_of
 from xfunc.bind import bind, zeros
+from xfunc.calls import regions
 from xfunc.hlo import Builder
 from xfunc.hlo.vma import mark
 from xfunc.locations import user_location
@@ -254,3 +255,7 @@ def _lowering(primitive: Type | Linear) -> Lowering:
     hlo = b.build(body.build(body.tuple([result]))).to_bytes()
     n = range(len(values))
     return Lowering(b.name, hlo, tuple(n), primitive.operands, (), primitive.outputs)
+
+
+regions.grad = lambda: autograd_grad if checked() else None
+regions.like = lambda out, like: vary_like(out, like) if checked() else out

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xfunc import tree
-from xfunc.arguments import path_of
 from xfunc.avals import Aval, short
 from xfunc.guards import State
+from xfunc.paths import path_of
 
 _MOST_LINES, _MOST_CHARACTERS = 6, 100
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from xfunc.analysis import MemoryAnalysis, text_of
+from xfunc.analysis import MemoryAnalysis
 from xfunc.aot.buffers import Buffer
 from xfunc.aot.client import result_of
 from xfunc.aot.request import request_for
@@ -15,11 +15,10 @@ from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, report, 
 from xfunc.host_calls import refuse_host_calls
 from xfunc.locations import user_location
 from xfunc.placement import traced_for
-from xfunc.refusals import compile_error, out_of_memory
+from xfunc.runtime import text_of
 from xfunc.sizes import size
-
-if TYPE_CHECKING:
-    from xfunc.stages import Lowered
+from xfunc.stages import Lowered, register_target
+from xfunc.xla_errors import compile_error, out_of_memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,3 +158,6 @@ def _refusal(name: str, result: Result) -> CompileError:
     if largest:
         problem += "\n  The largest buffers of a chip:" + "".join(largest)
     return out_of_memory(problem, required, limit)
+
+
+register_target("tpu", compile_ahead)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from xfunc import runtime
+from xfunc import recording, runtime
 from xfunc.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
@@ -57,7 +57,7 @@ def _computation(
     if single:
         out = body.tuple([out])
     module = b.build(body.build(out))
-    return runtime.builder().computation_from_module_proto(b.name, module.to_bytes()), single
+    return runtime.computation(b.name, module.to_bytes()), single
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
@@ -131,7 +131,7 @@ def _loop(
     end = entry.while_(again, once, entry.tuple(start))
     result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(n)])
     made = b.build(entry.build(result))
-    return runtime.builder().computation_from_module_proto(b.name, made.to_bytes())
+    return runtime.computation(b.name, made.to_bytes())
 
 
 def composite(
@@ -161,7 +161,7 @@ def _composite(
     found = body.call(b.embed(module), [values[i] for i in inputs])
     outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
     made = b.build(body.build(body.tuple(outputs)))
-    return runtime.builder().computation_from_module_proto(b.name, made.to_bytes())
+    return runtime.computation(b.name, made.to_bytes())
 
 
 def _lowered(
@@ -171,20 +171,12 @@ def _lowered(
 
     If `n` is given, the results are to be like the inputs behind the first, as many.
     """
-    X = runtime.xla()
-    with lock:
-        numbers = X._get_xla_all_numbers_special_scalars()
-        X._set_xla_all_numbers_special_scalars(True)  # Python numbers: constants.
-        try:
-            inputs = [runtime.placeholder(a) for a in avals]
-            outputs = list(step(*inputs, **options))
-            for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
-                assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
-            context = X.lowering.LoweringContext(step.__name__)
-            context.build(outputs)
-            places = [context.tensor_parameter_id(i) for i in inputs]
-            used = len(context.device_parameter_id_tensor_mapping())
-        finally:
-            X._set_xla_all_numbers_special_scalars(numbers)
-    order = [places.index(p) for p in range(used)]
-    return Module.from_bytes(context.hlo()), order
+    with lock, recording.numbers_as_constants():
+        inputs = [runtime.placeholder(a) for a in avals]
+        outputs = list(step(*inputs, **options))
+        for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
+            assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
+        hlo, parameters = recording.recorded(step.__name__, inputs, outputs)
+    order = [p for p in parameters if isinstance(p, int)]
+    assert len(order) == len(parameters), f"{step.__name__} makes data outside of the trace"
+    return Module.from_bytes(hlo), order
