@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import operations
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch_xla
 
 import xfunc as xf
 from benchmarks.timing import Contender, Row, race, table, wait
-from xfunc.executable import Executable
+from xfunc.backends.torch_xla.executable import Executable
 
 LEAVES = 300
 CALLS = 16  # in flight at once; XLA's CPU client lets the host wait beyond 32

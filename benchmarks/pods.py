@@ -18,7 +18,7 @@ import xfunc as xf
 from examples.llama import model, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import AXES, Sharding
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 MESHES = {"1 x 64 x 4": (1, 64, 4), "16 x 64 x 4": (16, 64, 4)}
 

@@ -23,13 +23,13 @@ import xfunc as xf
 from examples.llama.model import PUBLISHED, attend, mlp, rms_norm, shapes
 from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
-from xfunc.avals import Aval
+from xfunc.core.avals import Aval
 from xfunc.hlo import Instruction, Module
-from xfunc.hlo.cost import costs, roofline
-from xfunc.hlo.offload import is_on_host
-from xfunc.joint_graph import FREE, joint_graph
-from xfunc.policies import Policy, everything_saveable
-from xfunc.program import Joint, Program
+from xfunc.hlo.estimate.cost import costs, roofline
+from xfunc.hlo.passes.offload import is_on_host
+from xfunc.program.program import Joint, Program
+from xfunc.remat.joint_graph import FREE, joint_graph
+from xfunc.remat.policies import Policy, everything_saveable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

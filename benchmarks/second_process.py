@@ -23,7 +23,7 @@ import torch
 
 import xfunc as xf
 from benchmarks import llama
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 ROUNDS = 3
 

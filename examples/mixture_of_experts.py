@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import xfunc as xf
-from xfunc import P, runtime
+from xfunc import P
+from xfunc.backends.torch_xla import runtime
 
 Tensor = torch.Tensor
 

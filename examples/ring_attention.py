@@ -14,7 +14,8 @@ import os
 import torch
 
 import xfunc as xf
-from xfunc import P, runtime
+from xfunc import P
+from xfunc.backends.torch_xla import runtime
 
 Tensor = torch.Tensor
 

@@ -7,17 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc import ambient, functorch, placement, runtime, tracing, tree, values
-from xfunc.avals import NUMBERS
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.backends.torch_xla import placement, runtime
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core import ambient
+from xfunc.core.avals import NUMBERS
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import user_location
-from xfunc.lock import lock
-from xfunc.uploads import to_device
-
-from .mesh import Mesh, check_devices
-from .prefix import shardings_of
-from .spec import NamedSharding, PartitionSpec, spec_of
+from xfunc.sharding.mesh import Mesh, check_devices
+from xfunc.sharding.prefix import shardings_of
+from xfunc.sharding.spec import NamedSharding, PartitionSpec, spec_of
+from xfunc.torchlib import functorch, values
+from xfunc.trace import tracing
 
 
 def device_put(x: Any, sharding: Any = None) -> Any:
@@ -47,7 +50,9 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
         return to_device(t)
     sharding.check(tuple(t.shape), path)
     if tracing.current() is not None or is_eager() or functorch.levels():
-        from .constraint import with_sharding_constraint  # which puts, outside of programs
+        from xfunc.sharding.constraint import (
+            with_sharding_constraint,  # which puts, outside of programs
+        )
 
         return with_sharding_constraint(t, sharding)
     if PartitionSpec.UNCONSTRAINED in tuple(sharding.spec):

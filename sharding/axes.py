@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc import ambient, vma
-from xfunc.avals import aval_of
-from xfunc.bind import bind
+from xfunc.core import ambient
+from xfunc.core.avals import aval_of
+from xfunc.core.locations import in_autograd_function, user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import in_autograd_function, user_location
-from xfunc.named_axes import NamedAxis
-
-from .collective_primitive import Collective, Maximum, place
-from .manual import Region
+from xfunc.program import vma
+from xfunc.program.bind import bind
+from xfunc.program.named_axes import NamedAxis
+from xfunc.sharding.collective_primitive import Collective, Maximum, place
+from xfunc.sharding.manual import Region
 
 Tensor = torch.Tensor
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from xfunc.avals import Aval, aval_of, hlo_shape
+from xfunc.core.avals import Aval, aval_of, hlo_shape
+from xfunc.core.locations import Location, user_location
 from xfunc.errors import ShardingError, report
-from xfunc.hlo import Builder, ComputationBuilder, Module, Value, vma
+from xfunc.hlo import Builder, ComputationBuilder, Module, Value
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.collectives import all_reduce, without_sums
-from xfunc.hlo.groups import strip_groups
-from xfunc.hlo.varying import DivergenceError, Findings, varying
-from xfunc.locations import Location, user_location
-from xfunc.lowering import UNUSED, Lowering, with_parameter
-
-from .manual import Region
-from .spec import PartitionSpec
+from xfunc.hlo.spmd import vma
+from xfunc.hlo.spmd.collectives import all_reduce, without_sums
+from xfunc.hlo.spmd.groups import strip_groups
+from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
+from xfunc.sharding.manual import Region
+from xfunc.sharding.spec import PartitionSpec
+from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
 
 
 def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
-    """What one device does, without the marks of varying types: see `xfunc.hlo.vma`.
+    """What one device does, without the marks of varying types: see `xfunc.hlo.spmd.vma`.
 
     Raises:
         ShardingError: a cotangent does not fit what it is of.

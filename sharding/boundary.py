@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from xfunc import tree
-from xfunc.placement import as_argument
-from xfunc.staging import Staged
-
-from .prefix import is_sharding, shardings_of
+from xfunc.backends.torch_xla.placement import as_argument
+from xfunc.sharding.prefix import is_sharding, shardings_of
+from xfunc.stages.staging import Staged
 
 
 def hashable(shardings: Any) -> Hashable:
@@ -42,7 +41,7 @@ def constrained(
     fun: Callable[..., Any], wanted: Callable[[tuple[Any, ...]], list[Any]], out: Any
 ) -> Callable[..., Any]:
     """The function, with its positional arguments and its result divided."""
-    from .constraint import with_sharding_constraint
+    from xfunc.sharding.constraint import with_sharding_constraint
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten(args)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from xfunc import runtime, tree
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.locations import Location, user_location
 from xfunc.errors import CheckpointWriteError, report
-from xfunc.locations import Location, user_location
-
-from . import manifest
-from .checkpoint_tree import (
+from xfunc.sharding import manifest
+from xfunc.sharding.checkpoint_tree import (
     Keys,
     check_fits,
     check_outside,
@@ -30,10 +30,10 @@ from .checkpoint_tree import (
     target_for,
     tensor_of,
 )
-from .parts import Start, Target, copy, fetch, target_of
+from xfunc.sharding.parts import Start, Target, copy, fetch, target_of
 
 if TYPE_CHECKING:
-    from .storage import Stored
+    from xfunc.sharding.storage import Stored
 
 
 def save_checkpoint(path: str | os.PathLike[str], x: Any, extra: Any = None) -> None:
@@ -114,7 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
     targets = {leaf.name: target_for(leaf) for leaf in leaves}
     stored = _stored(folder)
     check_fits(stored.contents, leaves, targets)
-    from . import storage
+    from xfunc.sharding import storage
 
     loaded = storage.read(stored, targets)
     found = [result_of(leaf.value, loaded[leaf.name]) for leaf in leaves]
@@ -210,8 +210,8 @@ def _write(
     group: distributed.ProcessGroup | None,
 ) -> None:
     """Write a checkpoint, or leave nothing of it."""
-    from . import storage
-    from .planners import Save
+    from xfunc.sharding import storage
+    from xfunc.sharding.planners import Save
 
     is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     partial = _partial(job.folder)
@@ -267,7 +267,7 @@ def _partial(folder: Path) -> Path:
 
 def _stored(folder: Path) -> Stored:
     """The files of a checkpoint."""
-    from . import storage
+    from xfunc.sharding import storage
 
     try:
         return storage.Stored(folder)

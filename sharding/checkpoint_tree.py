@@ -9,16 +9,18 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import functorch, runtime, tracing, tree
-from xfunc.avals import ShapeDtypeStruct, short
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.placement import placement_of
+from xfunc.core.avals import ShapeDtypeStruct, short
+from xfunc.core.locations import user_location
 from xfunc.errors import PurityError, TreeMismatchError, report, shown
-from xfunc.locations import user_location
-from xfunc.placement import placement_of
-from xfunc.values import check_array
-
-from .mesh import Mesh, check_devices
-from .parts import Target, target_of
-from .spec import check_shape, resolve_sharding
+from xfunc.sharding.mesh import Mesh, check_devices
+from xfunc.sharding.parts import Target, target_of
+from xfunc.sharding.spec import check_shape, resolve_sharding
+from xfunc.torchlib import functorch
+from xfunc.torchlib.values import check_array
+from xfunc.trace import tracing
 
 # Python numbers are stored as 0-d tensors that hold them exactly.
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

@@ -22,24 +22,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc import functorch, tracing
-from xfunc.avals import Aval, hlo_shape
-from xfunc.batching import at_dim, axes_of
-from xfunc.bind import bind, zeros
+from xfunc.core.avals import Aval, hlo_shape
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import Builder, ComputationBuilder, Value
-from xfunc.hlo import collectives as hlo
-from xfunc.locations import user_location
-from xfunc.lowering import Lowering, with_parameter
-from xfunc.named_axes import TRANSPOSES
-from xfunc.primitive import Dims, Tensor
-
-from .manual import Region
+from xfunc.hlo.spmd import collectives as hlo
+from xfunc.program.bind import bind, zeros
+from xfunc.program.named_axes import TRANSPOSES
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.sharding.manual import Region
+from xfunc.torchlib import functorch
+from xfunc.torchlib.batching import at_dim, axes_of
+from xfunc.trace import tracing
+from xfunc.trace.lowering import Lowering, with_parameter
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A linear primitive; see `xfunc.primitive.Primitive` for its methods.
+    """A linear primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         kind: which one.
@@ -180,7 +180,7 @@ class Maximum(Collective):
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePair:
-    """Reverse mode of first order: see `xfunc.primitive.Pair`."""
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
 
     primitive: Collective
     wrt: tuple[int, ...] = (0,)

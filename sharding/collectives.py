@@ -5,7 +5,8 @@ them communicate, and the first is the slowest in their order. Trees are taken l
 the axis of a `vmap` that has a name, its examples communicate in the same way.
 
 Each one is differentiated as a linear function of the arrays of all devices together. What that
-makes of a gradient which is taken in a function of one device: see `shard_map`, and `xfunc.vma`.
+makes of a gradient which is taken in a function of one device: see `shard_map`, and
+`xfunc.program.vma`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc import tree, vma
-from xfunc.avals import NUMBERS, short
+from xfunc import tree
+from xfunc.core.avals import NUMBERS, short
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import user_location
-from xfunc.transforms.common import arrays, as_tensors, labels_in
-
-from .axes import Axes, axes_of
+from xfunc.program import vma
+from xfunc.sharding.axes import Axes, axes_of
+from xfunc.stages.checks import arrays, as_tensors, labels_in
 
 Tensor = torch.Tensor
 AxisName = str | tuple[str, ...]

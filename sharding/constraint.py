@@ -6,22 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc import ambient, functorch, tracing, tree
-from xfunc.annotation import Annotation
-from xfunc.avals import aval_of, batched
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core import ambient
+from xfunc.core.avals import aval_of, batched
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report
 from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo.annotations import constrain
-from xfunc.locations import user_location
-from xfunc.transforms.common import arrays, as_tensors, labels_in
-from xfunc.uploads import to_device
-
-from .arrays import device_put
-from .mapped import mapped_axes, with_axis
-from .prefix import broadcast
-from .spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
+from xfunc.hlo.spmd.annotations import constrain
+from xfunc.program.annotation import Annotation
+from xfunc.program.bind import bind
+from xfunc.sharding.arrays import device_put
+from xfunc.sharding.mapped import mapped_axes, with_axis
+from xfunc.sharding.prefix import broadcast
+from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
+from xfunc.stages.checks import arrays, as_tensors, labels_in
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
 
 _NAME = "with_sharding_constraint"
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xfunc.core.locations import user_location
 from xfunc.errors import DamagedCheckpointError, report
-from xfunc.locations import user_location
 
 MANIFEST, EXTRA = "manifest.json", "extra.json"
 

@@ -14,14 +14,13 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 
-from xfunc import ambient
+from xfunc.core import ambient
 from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.hlo.annotations import constrain, unspecified
-from xfunc.hlo.collectives import DEVICES, Groups
-from xfunc.hlo.tiles import Tiles
-
-from .mesh import AbstractMesh
-from .spec import PartitionSpec, tiles_on
+from xfunc.hlo.spmd.annotations import constrain, unspecified
+from xfunc.hlo.spmd.collectives import DEVICES, Groups
+from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.sharding.mesh import AbstractMesh
+from xfunc.sharding.spec import PartitionSpec, tiles_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Region:
         mesh: of the devices.
         axes: the mesh axes that it is manual over: its own, and those of the region around it.
         own: its own.
-        checked: those along which the types of values are kept track of (see `xfunc.vma`).
+        checked: those along which the types of values are kept track of (see `xfunc.program.vma`).
     """
 
     mesh: AbstractMesh

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from xfunc.batching import axes_of
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report
-from xfunc.locations import user_location
-
-from .mesh import AbstractMesh
-from .spec import Entry, PartitionSpec
+from xfunc.sharding.mesh import AbstractMesh
+from xfunc.sharding.spec import Entry, PartitionSpec
+from xfunc.torchlib.batching import axes_of
 
 
 def with_axis(spec: PartitionSpec, d: int, entry: Entry | tuple[str, ...] = None) -> PartitionSpec:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from xfunc import ambient, runtime
+from xfunc.backends.torch_xla import runtime
+from xfunc.core import ambient
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.hlo.tiles import Order
-from xfunc.locations import user_location
+from xfunc.hlo.spmd.tiles import Order
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from xfunc.avals import ShapeDtypeStruct
-
-from .manifest import damaged
+from xfunc.core.avals import ShapeDtypeStruct
+from xfunc.sharding.manifest import damaged
 
 METADATA = ".metadata"
 _CLASSES = {

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc import placement, runtime
-from xfunc.lock import lock
-from xfunc.placement import Placement
-from xfunc.uploads import to_device
+from xfunc.backends.torch_xla import placement, runtime
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.placement import Placement
+from xfunc.backends.torch_xla.uploads import to_device
 
 Start = tuple[int, ...]
 

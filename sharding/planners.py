@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from .checkpoint_tree import Keys
-from .parts import Start, Target, assemble
+from xfunc.sharding.checkpoint_tree import Keys
+from xfunc.sharding.parts import Start, Target, assemble
 
 Parts = Mapping[Start, torch.Tensor]
 

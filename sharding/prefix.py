@@ -7,10 +7,9 @@ from typing import Any
 import optree
 
 from xfunc import tree
+from xfunc.core.locations import user_location
 from xfunc.errors import TreeMismatchError, report, shown
-from xfunc.locations import user_location
-
-from .spec import NamedSharding, PartitionSpec, resolve_sharding
+from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 
 
 def is_sharding(x: Any) -> bool:

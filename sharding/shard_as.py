@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from xfunc import tracing
-from xfunc.annotation import Tie
-from xfunc.avals import aval_of, short
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import aval_of, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report
-from xfunc.locations import user_location
-from xfunc.transforms.common import arrays, as_tensors
-from xfunc.uploads import to_device
+from xfunc.program.annotation import Tie
+from xfunc.program.bind import bind
+from xfunc.stages.checks import arrays, as_tensors
+from xfunc.trace import tracing
 
 
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:

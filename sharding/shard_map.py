@@ -6,29 +6,29 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from xfunc import ambient, tree
-from xfunc.avals import short
-from xfunc.bind import bind, differentiations
-from xfunc.eager import disable_jit, is_eager
-from xfunc.entry import Entry
+from xfunc import tree
+from xfunc.core import ambient
+from xfunc.core.avals import short
+from xfunc.core.eager import disable_jit, is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import function_name, user_location
-from xfunc.primitive import Tensor
-from xfunc.program import differentiable
-from xfunc.staging import Staged
-from xfunc.transformed import Transform
-from xfunc.transforms.common import Fun, arrays, as_tensors, labels_in
-from xfunc.values import is_tracked
-from xfunc.wrappers import Part
-
-from .border import Port, ways
-from .boundary import hashable
-from .manual import Region, inside
-from .mesh import AbstractMesh
-from .prefix import broadcast
-from .shard_map_primitive import ShardMap
-from .spec import NamedSharding, PartitionSpec, check_shape
-from .typeof import typed_arguments
+from xfunc.program.bind import bind, differentiations
+from xfunc.program.primitive import Tensor
+from xfunc.program.program import differentiable
+from xfunc.sharding.border import Port, ways
+from xfunc.sharding.boundary import hashable
+from xfunc.sharding.manual import Region, inside
+from xfunc.sharding.mesh import AbstractMesh
+from xfunc.sharding.prefix import broadcast
+from xfunc.sharding.shard_map_primitive import ShardMap
+from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape
+from xfunc.sharding.typeof import typed_arguments
+from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
+from xfunc.stages.entry import Entry
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib.values import is_tracked
 
 _NO_SPECS: Any = object()
 

@@ -20,27 +20,26 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc.avals import Aval, aval_of
-from xfunc.batching import Size, axes_of
-from xfunc.bind import bind, zeros
-from xfunc.lowering import Lowering
-from xfunc.policies import everything_saveable
-from xfunc.primitive import Dims, Tensor
-from xfunc.program import Joint, Program, differentiable
-from xfunc.split import Halves
-
-from .border import Port, across, ways
-from .collective_primitive import Total
-from .manual import Region
-from .mapped import mapped_axes, with_axis
-from .spec import PartitionSpec
+from xfunc.core.avals import Aval, aval_of
+from xfunc.program.bind import bind, zeros
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.program import Joint, Program, differentiable
+from xfunc.remat.policies import everything_saveable
+from xfunc.remat.split import Halves
+from xfunc.sharding.border import Port, across, ways
+from xfunc.sharding.collective_primitive import Total
+from xfunc.sharding.manual import Region
+from xfunc.sharding.mapped import mapped_axes, with_axis
+from xfunc.sharding.spec import PartitionSpec
+from xfunc.torchlib.batching import Size, axes_of
+from xfunc.trace.lowering import Lowering
 
 Specs = tuple[PartitionSpec, ...]
 
 
 @dataclasses.dataclass(eq=False)
 class ShardMap:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         body: the program of one device.
@@ -150,7 +149,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 @dataclasses.dataclass(eq=False)
 class ShardMapPair:
-    """Reverse mode of first order: see `xfunc.primitive.Pair` and NOTE [residuals of a region].
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair` and NOTE [residuals of a region].
 
     Attributes:
         forwards: the primitive.

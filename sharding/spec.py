@@ -7,12 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc import ambient
+from xfunc.core import ambient
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.hlo.tiles import Tiles, whole
-from xfunc.locations import user_location
-
-from .mesh import AbstractMesh, Mesh
+from xfunc.hlo.spmd.tiles import Tiles, whole
+from xfunc.sharding.mesh import AbstractMesh, Mesh
 
 
 class _Unconstrained:

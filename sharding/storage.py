@@ -19,12 +19,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xfunc.errors import DamagedCheckpointError
-
-from . import manifest
-from .manifest import EXTRA, MANIFEST, Sum
-from .metadata_file import METADATA, read_metadata
-from .parts import Target
-from .planners import Load, Save
+from xfunc.sharding import manifest
+from xfunc.sharding.manifest import EXTRA, MANIFEST, Sum
+from xfunc.sharding.metadata_file import METADATA, read_metadata
+from xfunc.sharding.parts import Target
+from xfunc.sharding.planners import Load, Save
 
 _SAVER = "xfunc"  # in the metadata: there is a manifest
 

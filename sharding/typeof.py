@@ -8,16 +8,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xfunc import ambient, functorch, tracing, vma
-from xfunc.avals import ShapeDtypeStruct, aval_of, short
-from xfunc.bind import Tensor
+from xfunc.core import ambient
+from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.hlo.vma import types
-from xfunc.locations import user_location
-from xfunc.lowering import lower
-from xfunc.transforms.common import as_tensor
-
-from .spec import PartitionSpec
+from xfunc.hlo.spmd.vma import types
+from xfunc.program import vma
+from xfunc.program.bind import Tensor
+from xfunc.sharding.spec import PartitionSpec
+from xfunc.stages.checks import as_tensor
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
+from xfunc.trace.lowering import lower
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from xfunc.avals import ShapeDtypeStruct, short
+from xfunc.core.avals import ShapeDtypeStruct, short
+from xfunc.core.locations import user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.locations import user_location
-
-from .arrays import sharding_of
-from .spec import NamedSharding, check_shape, resolve_sharding
+from xfunc.sharding.arrays import sharding_of
+from xfunc.sharding.spec import NamedSharding, check_shape, resolve_sharding
 
 _ROWS, _COLUMNS, _TABLES = 12, 8, 8  # More tiles than these are left out in the middle.
 _CELL = 22  # characters at most

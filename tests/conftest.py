@@ -15,6 +15,6 @@ if "--xla_backend_optimization_level" not in flags:
 @pytest.fixture(scope="session")
 def device():
     """The device on which transformed functions run, with the kernels that xfunc gives it."""
-    from xfunc import runtime
+    from xfunc.backends.torch_xla import runtime
 
     return runtime.device()

@@ -3,7 +3,7 @@
 import random
 from itertools import combinations
 
-from xfunc.cut import CutProblem, Node, NoPlan, recomputed
+from xfunc.remat.cut import CutProblem, Node, NoPlan, recomputed
 
 Cost = tuple[int, float]
 """Bytes kept and seconds added."""

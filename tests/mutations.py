@@ -157,7 +157,7 @@ def attempt(k: int, seed: int, files: list[bytes], modules: list[bytes]) -> str 
     from google.protobuf.message import DecodeError
 
     import xfunc as xf
-    from xfunc.avals import Aval
+    from xfunc.core.avals import Aval
     from xfunc.hlo import InvalidHloError, Module
 
     rng = random.Random(f"{seed} {k}")
@@ -231,7 +231,7 @@ def attempt_result(modules: list[bytes], rng: random.Random) -> str | None:
 
 def embed(module: Any, avals: list[Any]) -> None:
     """Hand a module to torch_xla as a part of another program."""
-    from xfunc import runtime
+    from xfunc.backends.torch_xla import runtime
 
     holders = [runtime.placeholder(a) for a in avals]
     handle = runtime.builder().computation_from_module_proto(module.name, module.to_bytes())

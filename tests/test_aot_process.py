@@ -20,8 +20,8 @@ import torch
 import xfunc as xf
 from xfunc.aot import cache, client, topology_of
 from xfunc.aot.request import Request
+from xfunc.backends.torch_xla.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
-from xfunc.xla_errors import compile_error
 
 V6E = topology_of("v6e-1")
 MEMORY = {

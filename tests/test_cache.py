@@ -150,7 +150,7 @@ REMADE: dict[str, Callable[[], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", REMADE)
 def test_a_function_made_anew_traces_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xfunc.program import Program
+    from xfunc.program.program import Program
 
     runs: list[str] = []
     trace, joint = Program.trace, Program.joint
@@ -521,9 +521,9 @@ def test_clearing() -> None:
 
 
 def test_the_least_recently_used_program_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import xfunc.cache
+    import xfunc.cache.programs
 
-    monkeypatch.setattr(xfunc.cache, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(xfunc.cache.programs, "MAX_ENTRIES", 2)
     f = xf.jit(lambda x: x * 2)
     for n, traces, size in [(1, 1, 1), (2, 2, 2), (1, 2, 2), (3, 3, 2), (1, 3, 2), (2, 4, 2)]:
         assert f(torch.ones(n)).tolist() == [2.0] * n
@@ -531,13 +531,13 @@ def test_the_least_recently_used_program_goes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_number_of_functions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    import xfunc.cache
+    import xfunc.cache.programs
 
-    monkeypatch.setattr(xfunc.cache, "MAX_FUNCTIONS", 3)
+    monkeypatch.setattr(xfunc.cache.programs, "MAX_FUNCTIONS", 3)
     made = [eval(f"lambda x: x * {k}") for k in range(6)]
     for k, f in [*enumerate(made), *enumerate(made)]:
         assert xf.jit(f)(vector()).tolist() == [k, 2 * k, 3 * k]
-    assert len(xfunc.cache._functions) <= 3
+    assert len(xfunc.cache.programs._functions) <= 3
 
 
 def test_a_failed_trace_leaves_no_entry() -> None:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from cut_brute_force import frontier, frontier_of_subsets, random_problem
 
-from xfunc import cut, cut_core
-from xfunc.cut import CutProblem, InfeasibleBudget, Node, NoPlan, Plan
+from xfunc.remat import cut, cut_core
+from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, Plan
 
 SEEDS = range(200)
 ODD = (
@@ -155,7 +155,7 @@ def test_a_plan_is_the_same_in_every_process():
     script = """
 import sys
 from cut_brute_force import random_problem
-from xfunc import cut
+from xfunc.remat import cut
 assert "scipy" not in sys.modules  # before it is needed
 print([cut.fastest(random_problem(seed), 20) for seed in range(12)])
 """

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import operations
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 from xfunc.errors import UnsupportedOpError
 
 MOVES_DATA = {"aten::_to_cpu", "aten::_propagate_xla_data"}  # of torch_xla, which has no formulas

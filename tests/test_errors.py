@@ -16,7 +16,7 @@ from error_sections.case import Case
 
 import xfunc as xf
 from xfunc import errors
-from xfunc.xla_errors import compile_error
+from xfunc.backends.torch_xla.errors import compile_error
 
 CASES = [case for section in SECTIONS for case in section.cases]
 BUILTINS = {

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc import foreign
 from xfunc.errors import CompileError, UnsupportedOpError
-from xfunc.foreign import call_jax
+from xfunc.program import foreign
+from xfunc.program.foreign import call_jax
 
 X = torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, -4.0]])
 Y = torch.tensor([[4.0, 1.0, -0.5], [1.0, -2.0, 0.25]])

@@ -15,10 +15,11 @@ import torch
 from torch.testing import assert_close
 
 import xfunc as xf
-from xfunc import ffi, host_calls, runtime, tracing
+from xfunc.backends.torch_xla import ffi, host_calls, runtime
 from xfunc.errors import UnsupportedOpError
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.ops.emit import instruction
+from xfunc.trace import tracing
 
 Tensor = torch.Tensor
 Register = Callable[[host_calls.Function], Callable[..., Any]]
@@ -58,7 +59,7 @@ def add_one(operands: list[Tensor], results: list[Tensor]) -> None:
 
 
 def test_torch_xla_still_registers_no_calls_on_the_cpu() -> None:
-    # See NOTE [the way into XLA's registry]: when it does, xfunc.ffi can go.
+    # See NOTE [the way into XLA's registry]: when it does, xfunc.backends.torch_xla.ffi can go.
     X = runtime.xla()
     capsule = np.array([1.0]).__array_struct__
     with pytest.raises(RuntimeError, match="RegisterCustomCall not implemented"):
@@ -194,7 +195,7 @@ def test_it_is_refused_where_torch_xla_has_no_way(
 
 DEVICES = """
 import threading, torch, xfunc as xf
-from xfunc import host_calls, tracing
+from xfunc.backends.torch_xla import host_calls; from xfunc.trace import tracing
 from xfunc.ops.emit import instruction
 from xfunc.sharding import P, shard_map
 seen = []

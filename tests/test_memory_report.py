@@ -12,9 +12,9 @@ from examples.llama import model, sharding, train
 from examples.llama.plan import Plan
 from xfunc import NamedSharding, P
 from xfunc import checkpoint_policies as cp
-from xfunc.hlo.divide import per_chip
-from xfunc.hlo.inline import inline_calls
-from xfunc.hlo.liveness import peak
+from xfunc.hlo.estimate.liveness import peak
+from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.spmd.shard import per_chip
 
 F32 = torch.float32
 KIB = 1024

@@ -736,7 +736,7 @@ def test_the_gru_of_torch_xla() -> None:
 
 
 def test_torch_xla_still_takes_the_biased_variance(device: torch.device) -> None:
-    """If not, the replacement of batch_norm in xfunc.replacements is no longer needed."""
+    """If not, the replacement of batch_norm in xfunc.torchlib.replacements is no longer needed."""
     module = nn.BatchNorm1d(2, momentum=1.0)
     x = rand(4, 2)
     theirs = copy.deepcopy(module).to(device)

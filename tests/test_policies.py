@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from xfunc import checkpoint_policies as cp
-from xfunc.policies import Offload
+from xfunc.remat.policies import Offload
 
 torch.manual_seed(0)
 X, W = torch.randn(4, 8), torch.randn(3, 8, 8)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.promotion import result_type
+from xfunc.torchlib.promotion import result_type
 
 HALF = torch.tensor([1.5, 2.0]).bfloat16()
 INTS = torch.tensor([1, 2], dtype=torch.int32)

@@ -13,7 +13,7 @@ from benchmarks import remat
 from examples.llama import model
 from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
-from xfunc import min_cut
+from xfunc.remat import min_cut
 
 JAX, TORCH = remat.recorded("jax"), remat.recorded("torch")
 BUDGETS = sorted({p.bytes for p in (*JAX.values(), *TORCH.values())}, reverse=True)

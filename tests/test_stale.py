@@ -14,7 +14,7 @@ import torch
 from stale_cases import CASES, EQUAL, EQUAL_PREAMBLE, PREAMBLE
 
 import xfunc as xf
-from xfunc import identity, watch
+from xfunc.cache import identity, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -83,9 +83,9 @@ def test_a_change_is_seen_and_taken_back(name: str, way: str) -> None:
 
 def _entries() -> int:
     """How many programs were traced, of all functions together."""
-    from xfunc import cache
+    from xfunc.cache import programs
 
-    return sum(c.traces for c in cache._functions.values())
+    return sum(c.traces for c in programs._functions.values())
 
 
 @pytest.mark.parametrize("way", WAYS)

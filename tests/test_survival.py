@@ -974,7 +974,7 @@ def test_transforms_of_torch_func_around_and_inside() -> None:
 
 def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound the process would end with SIGSEGV after some thousand programs."""
-    from xfunc import limits
+    from xfunc.backends.torch_xla import limits
 
     xf.jit(torch.sin)(vector())
     limit = limits.map_limit()

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.avals import short
+from xfunc.core.avals import short
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, report
-from xfunc.locations import function_name, user_location
-from xfunc.transformed import Transform
-
-from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.transformed import Transform
 
 
 def associative_scan(fn: Fun, elems: Any, reverse: bool = False, axis: int = 0) -> Any:

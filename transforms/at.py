@@ -9,16 +9,15 @@ from typing import Any, TypedDict
 import torch
 from typing_extensions import Unpack
 
-from xfunc import tracing
-from xfunc.avals import NUMBERS, short
+from xfunc.core.avals import NUMBERS, short
+from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
-from xfunc.locations import user_location
-from xfunc.transformed import Transform
-
-from .common import Fun, Tensor, as_tensor
-from .positions import Positions, as_index, positions
-from .scatter import scattered
-from .while_loop import while_loop
+from xfunc.stages.checks import Fun, Tensor, as_tensor
+from xfunc.stages.transformed import Transform
+from xfunc.trace import tracing
+from xfunc.transforms.positions import Positions, as_index, positions
+from xfunc.transforms.scatter import scattered
+from xfunc.transforms.while_loop import while_loop
 
 _MODES = ("promise_in_bounds", "clip", "drop", "fill")
 

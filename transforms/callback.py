@@ -12,23 +12,25 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc import effects, host_calls, identity, tracing, tree
-from xfunc.arguments import as_outputs
-from xfunc.avals import Aval, ShapeDtypeStruct, hlo_shape, short
-from xfunc.batching import at_dim
-from xfunc.bind import bind
-from xfunc.eager import is_eager
-from xfunc.effects import Callback
+from xfunc import tree
+from xfunc.backends.torch_xla import host_calls
+from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.cache import identity
+from xfunc.core.avals import Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.literals import from_numpy
-from xfunc.locations import function_name, user_location
 from xfunc.ops.emit import instruction
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.transformed import Transform
-
-from .common import Fun, arrays, as_tensors, labels_in
-from .scan import scan
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.stages.arguments import as_outputs
+from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib.batching import at_dim
+from xfunc.trace import effects, tracing
+from xfunc.trace.effects import Callback
+from xfunc.transforms.scan.scan import scan
 
 _METHODS = (None, "sequential", "expand_dims", "broadcast_all")
 _numbers = itertools.count()
@@ -148,7 +150,7 @@ def _seen(_: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """The primitive; see `xfunc.primitive.Primitive`."""
+    """The primitive; see `xfunc.program.primitive.Primitive`."""
 
     callback: Fun
     structure: tree.Structure

@@ -6,15 +6,15 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from xfunc import ambient, tree
-from xfunc.call import Call
-from xfunc.eager import is_eager
-from xfunc.policies import Policy, nothing_saveable
-from xfunc.staging import Staged, call_in_trace
-from xfunc.transformed import Transform
-from xfunc.wrappers import Part
-
-from .common import Fun, not_chosen, select
+from xfunc import tree
+from xfunc.core import ambient
+from xfunc.core.eager import is_eager
+from xfunc.core.wrappers import Part
+from xfunc.program.call import Call
+from xfunc.remat.policies import Policy, nothing_saveable
+from xfunc.stages.checks import Fun, not_chosen, select
+from xfunc.stages.staging import Staged, call_in_trace
+from xfunc.stages.transformed import Transform
 
 
 def checkpoint(

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from xfunc import tracing, tree
-from xfunc.annotation import Annotation
-from xfunc.avals import aval_of
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import aval_of
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
 from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo.names import named
-from xfunc.locations import user_location
-from xfunc.primitive import Tensor
-
-from .common import arrays, as_tensors, labels_in
+from xfunc.hlo.passes.names import named
+from xfunc.program.annotation import Annotation
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Tensor
+from xfunc.stages.checks import arrays, as_tensors, labels_in
+from xfunc.trace import tracing
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

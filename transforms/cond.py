@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
-from xfunc.arguments import avals_of
-from xfunc.avals import Aval, aval_of, short
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.primitive import Tensor
-from xfunc.staging import Staged, watched
-from xfunc.transformed import Transform
-from xfunc.wrappers import Bundle, Part
-
-from .common import Fun, arrays, as_tensors, check_same, labels_in
-from .switch_primitive import Switch
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Tensor
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.staging import Staged, watched
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
+from xfunc.transforms.switch_primitive import Switch
 
 
 def cond(pred: Any, true_fun: Fun, false_fun: Fun, *operands: Any) -> Any:

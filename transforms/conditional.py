@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.avals import Aval, hlo_shape
+from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, Shape
-from xfunc.lowering import Lowering
+from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree, values
-from xfunc.avals import Aval, aval_of, short
+from xfunc import tree
+from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.primitive import Tensor
-from xfunc.program import Program
-from xfunc.staging import Staged, call_in_trace
-from xfunc.transformed import Transform
-from xfunc.wrappers import Bundle, Part
-
-from .common import Fun, arrays, as_tensors, labels_of
+from xfunc.program.primitive import Tensor
+from xfunc.program.program import Program
+from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
+from xfunc.stages.staging import Staged, call_in_trace
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch, values
 
 _DEFINITIONS = frozenset(("defjvp", "defjvps", "defvjp", "def_vmap"))
 

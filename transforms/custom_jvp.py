@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
-from xfunc.avals import Aval, aval_of, batched
-from xfunc.bind import bind, zeros
-from xfunc.call import Call, CallPair
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import Aval, aval_of, batched
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, report
-from xfunc.locations import function_name, user_location
-from xfunc.policies import everything_saveable
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.program import Program, differentiable
-from xfunc.values import is_tracked
-
-from .common import Fun, as_tensors, check_same
-from .custom import CustomFunction, Inputs
+from xfunc.program.bind import bind, zeros
+from xfunc.program.call import Call, CallPair
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Program, differentiable
+from xfunc.remat.policies import everything_saveable
+from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.torchlib import functorch
+from xfunc.torchlib.values import is_tracked
+from xfunc.transforms.custom import CustomFunction, Inputs
 
 
 def custom_jvp(
@@ -163,7 +163,7 @@ class CustomJvp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class JvpRule:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -248,7 +248,7 @@ class JvpRule:
 
 
 class _Rule:
-    """What `xfunc.functorch.apply_here` needs."""
+    """What `xfunc.torchlib.functorch.apply_here` needs."""
 
     def __init__(self, primitive: JvpRule):
         self._primitive = primitive
@@ -276,7 +276,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order: the transpose of the rule; see `xfunc.primitive.Pair`."""
+    """Reverse mode of first order: the transpose of the rule; see `xfunc.program.primitive.Pair`."""
 
     primitive: JvpRule
     pushed: CallPair

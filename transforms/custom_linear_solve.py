@@ -8,23 +8,25 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, runtime, tracing, tree
-from xfunc.arguments import avals_of
-from xfunc.avals import Aval, aval_of, batched
-from xfunc.batching import at_dim
-from xfunc.bind import bind, zeros
-from xfunc.call import Call
-from xfunc.eager import disable_jit, is_eager
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.avals import Aval, aval_of, batched
+from xfunc.core.eager import disable_jit, is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.program import Program
-from xfunc.staging import Staged
-from xfunc.transformed import Transform
-from xfunc.wrappers import Bundle, Part
-
-from .common import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
-from .vjp import vjp
+from xfunc.program.bind import bind, zeros
+from xfunc.program.call import Call
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Program
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
+from xfunc.torchlib.batching import at_dim
+from xfunc.trace import tracing
+from xfunc.transforms.vjp import vjp
 
 Solver = Callable[[Fun, Any], Any]
 
@@ -153,7 +155,7 @@ class LinearSolve(Transform):
 
 @dataclasses.dataclass(eq=False)
 class Solve:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         programs: the linear function, its solver, and the solver of its transpose if there is one.
@@ -273,7 +275,7 @@ def _transpose(matvec: Program, n: int) -> Program:
 
 @dataclasses.dataclass(eq=False)
 class _SolvePair:
-    """Reverse mode of first order, which keeps `x`; see `xfunc.primitive.Pair` for its methods."""
+    """Reverse mode of first order, which keeps `x`; see `xfunc.program.primitive.Pair` for its methods."""
 
     primitive: Solve
     own: tuple[int, ...]

@@ -8,20 +8,22 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree, vma
-from xfunc.avals import Aval, aval_of, batched
-from xfunc.bind import bind, zeros
-from xfunc.call import Call
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import Aval, aval_of, batched
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
-from xfunc.locations import function_name, user_location
-from xfunc.lowering import Lowering
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.program import Program, differentiable
-from xfunc.values import is_tracked
-
-from .common import Fun, as_tensors, check_same
-from .custom import CustomFunction, Inputs
+from xfunc.program import vma
+from xfunc.program.bind import bind, zeros
+from xfunc.program.call import Call
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Program, differentiable
+from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.torchlib import functorch
+from xfunc.torchlib.values import is_tracked
+from xfunc.trace import tracing
+from xfunc.trace.lowering import Lowering
+from xfunc.transforms.custom import CustomFunction, Inputs
 
 
 def custom_vjp(
@@ -93,7 +95,7 @@ class CustomVjp(CustomFunction):
         def bwd(residuals: Any, ct: Any) -> Any:
             if not vma.checked():
                 return self._gradients(self._rules[1](*nondiff, residuals, ct), like)
-            # See NOTE [gradients by type] in `xfunc.vma`.
+            # See NOTE [gradients by type] in `xfunc.program.vma`.
             residuals, ins, outs = residuals
             leaves, structure = tree.flatten(ct)
             ct = tree.unflatten(structure, map(vma.total, leaves, outs))
@@ -182,7 +184,7 @@ class CustomVjp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class VjpRule:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -292,7 +294,7 @@ def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
 
 
 class _Rule:
-    """What `xfunc.functorch.apply_here` needs: the outputs and residuals, and what to do then."""
+    """What `xfunc.torchlib.functorch.apply_here` needs: the outputs and residuals, and what to do then."""
 
     def __init__(self, primitive: VjpRule):
         self._primitive = primitive
@@ -318,7 +320,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order; see `xfunc.primitive.Pair` for its methods."""
+    """Reverse mode of first order; see `xfunc.program.primitive.Pair` for its methods."""
 
     primitive: VjpRule
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from xfunc import functorch, runtime, tree
-from xfunc.arguments import avals_of
-from xfunc.bind import bind
-from xfunc.eager import disable_jit, is_eager
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.eager import disable_jit, is_eager
+from xfunc.core.locations import user_location
+from xfunc.core.wrappers import Bundle
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.locations import user_location
-from xfunc.primitive import Dims, Tensor
-from xfunc.staging import call_in_trace
-from xfunc.values import is_tracked
-from xfunc.wrappers import Bundle
-
-from .common import Fun
-from .custom import CustomFunction
-from .custom_vmap_primitive import Mapped, Rule, refuse_reverse
-from .map import map as map_
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun
+from xfunc.stages.staging import call_in_trace
+from xfunc.torchlib import functorch
+from xfunc.torchlib.values import is_tracked
+from xfunc.transforms.custom import CustomFunction
+from xfunc.transforms.custom_vmap_primitive import Mapped, Rule, refuse_reverse
+from xfunc.transforms.map import map as map_
 
 
 def custom_vmap(fun: Fun) -> CustomVmap:

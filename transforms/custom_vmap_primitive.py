@@ -8,19 +8,19 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from xfunc import functorch, tree
-from xfunc.avals import NUMBERS, Aval, batched, short
-from xfunc.batching import at_dim
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import NUMBERS, Aval, batched, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
-from xfunc.locations import function_name, user_location
-from xfunc.primitive import Dims, Tensor
-from xfunc.program import Program, differentiable
-from xfunc.staging import Staged, call_in_trace
-from xfunc.wrappers import Part
-
-from .common import Fun, as_tensors, check_same
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.program import Program, differentiable
+from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.stages.staging import Staged, call_in_trace
+from xfunc.torchlib import functorch
+from xfunc.torchlib.batching import at_dim
 
 
 class FlatRule(Protocol):
@@ -172,7 +172,7 @@ class Pushed:
 
 @dataclasses.dataclass(eq=False)
 class Mapped:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         of_many: how it is batched.

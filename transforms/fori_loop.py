@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc import runtime, tracing
-from xfunc.avals import short
-from xfunc.eager import is_eager
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.core.avals import short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import report
-from xfunc.literals import from_numpy
-from xfunc.locations import function_name, user_location
-from xfunc.wrappers import Part
-
-from .common import Fun
-from .scan import scan
-from .while_loop import while_loop
+from xfunc.stages.checks import Fun
+from xfunc.trace import tracing
+from xfunc.transforms.scan.scan import scan
+from xfunc.transforms.while_loop import while_loop
 
 
 def fori_loop(

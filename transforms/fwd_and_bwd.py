@@ -9,20 +9,17 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.arguments import avals_of
-from xfunc.avals import aval_of
-from xfunc.bind import bind, differentiations
-from xfunc.call import Call
-from xfunc.eager import is_eager
+from xfunc.core.avals import aval_of
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import report
-from xfunc.locations import user_location
-from xfunc.primitive import Pair
-from xfunc.program import Program
-from xfunc.staging import Staged
-from xfunc.transformed import Transform
-from xfunc.wrappers import Part
-
-from .common import (
+from xfunc.program.bind import bind, differentiations
+from xfunc.program.call import Call
+from xfunc.program.primitive import Pair
+from xfunc.program.program import Program
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import (
     Fun,
     arrays,
     as_tensors,
@@ -33,7 +30,9 @@ from .common import (
     select,
     split_aux,
 )
-from .vjp import check_outputs, vjp
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.transforms.vjp import check_outputs, vjp
 
 
 def fwd_and_bwd(

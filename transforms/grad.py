@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree, vma
-from xfunc.avals import short
+from xfunc import tree
+from xfunc.core.avals import short
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.transformed import Transform
-
-from .common import (
+from xfunc.program import vma
+from xfunc.stages.checks import (
     Fun,
     Tensor,
     as_tensors,
@@ -23,6 +22,9 @@ from .common import (
     not_chosen,
     split_aux,
 )
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
 
 
 def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:

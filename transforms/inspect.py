@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xfunc import stages
 from xfunc.hlo import Module
-from xfunc.staging import Staged
+from xfunc.stages import stages
+from xfunc.stages.staging import Staged
 
 
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

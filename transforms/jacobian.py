@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree, vma
-from xfunc.transformed import Transform
-
-from .common import (
+from xfunc import tree
+from xfunc.program import vma
+from xfunc.stages.checks import (
     Fun,
     Tensor,
     as_tensors,
@@ -20,6 +19,8 @@ from .common import (
     not_chosen,
     split_aux,
 )
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
 
 
 def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:

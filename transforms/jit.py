@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 
-from xfunc import ambient, stages, tracing, tree
-from xfunc.cache import CacheInfo
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.backends.torch_xla.placement import remember
+from xfunc.cache.programs import CacheInfo
+from xfunc.core import ambient
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import ShardingError, report, shown
-from xfunc.frames import hide_library_frames
-from xfunc.locations import function_name, user_location
-from xfunc.placement import remember
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
-from xfunc.staging import Staged, call_in_trace, run_staged
-from xfunc.transformed import Transform
+from xfunc.stages import stages
+from xfunc.stages.frames import hide_library_frames
+from xfunc.stages.staging import Staged, call_in_trace, run_staged
+from xfunc.stages.transformed import Transform
+from xfunc.trace import tracing
 
 Nums = int | Sequence[int] | None
 Names = str | Sequence[str] | None

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
+from xfunc import tree
+from xfunc.core.locations import user_location
 from xfunc.errors import report
-from xfunc.locations import user_location
-from xfunc.transformed import Transform
-
-from .common import Fun, Tensor, as_tensors, check_same, split_aux
+from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_aux
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
 
 
 def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:

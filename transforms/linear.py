@@ -8,17 +8,16 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.arguments import avals_of
-from xfunc.avals import ShapeDtypeStruct, aval_of, short
-from xfunc.bind import bind
+from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.program import differentiable
-from xfunc.staging import Staged
-from xfunc.wrappers import Part
-
-from .common import Fun, Tensor, arrays, as_tensors, check_same, labels_in
-from .vjp import vjp
+from xfunc.program.bind import bind
+from xfunc.program.program import differentiable
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.staging import Staged
+from xfunc.transforms.vjp import vjp
 
 
 def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], list[Tensor]]:

@@ -6,23 +6,24 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree
-from xfunc.arguments import avals_of, prepare
-from xfunc.bind import bind
-from xfunc.call import Call
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import LeakError, report
-from xfunc.locations import function_name, user_location
-from xfunc.policies import everything_saveable
-from xfunc.primitive import Tensor
-from xfunc.program import Program, differentiable
-from xfunc.split import Halves, split
-from xfunc.staging import Staged
-from xfunc.transformed import Transform
-
-from .common import Fun, arrays, as_tensors, labels_of
-from .jvp import push, tangents_of
-from .vjp import split_aux
+from xfunc.program.bind import bind
+from xfunc.program.call import Call
+from xfunc.program.primitive import Tensor
+from xfunc.program.program import Program, differentiable
+from xfunc.remat.policies import everything_saveable
+from xfunc.remat.split import Halves, split
+from xfunc.stages.arguments import avals_of, prepare
+from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
+from xfunc.transforms.jvp import push, tangents_of
+from xfunc.transforms.vjp import split_aux
 
 
 def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.transformed import Transform
-from xfunc.wrappers import Part
-
-from .common import Fun, as_tensors
-from .scan import scan
-from .vmap import vmap
+from xfunc.stages.checks import Fun, as_tensors
+from xfunc.stages.transformed import Transform
+from xfunc.transforms.scan.scan import scan
+from xfunc.transforms.vmap import vmap
 
 
 def map(f: Fun, xs: Any, batch_size: int | None = None) -> Any:

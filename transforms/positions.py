@@ -8,13 +8,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from xfunc import tracing
-from xfunc.avals import short
+from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
-from xfunc.literals import from_numpy
-from xfunc.locations import user_location
-
-from .common import Tensor, as_tensor
+from xfunc.stages.checks import Tensor, as_tensor
+from xfunc.trace import tracing
 
 
 @dataclasses.dataclass(frozen=True)

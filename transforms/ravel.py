@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.avals import short
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
 from xfunc.errors import TreeMismatchError, report, shown
-from xfunc.locations import user_location
-from xfunc.uploads import to_device
-
-from .common import Tensor, arrays, as_tensors, labels_in
+from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in
 
 
 def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from xfunc.eager import is_eager
-
-from .common import Tensor
-from .custom_jvp import custom_jvp
+from xfunc.core.eager import is_eager
+from xfunc.stages.checks import Tensor
+from xfunc.transforms.custom_jvp import custom_jvp
 
 _REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
 

@@ -18,22 +18,21 @@ from typing import Any
 
 import torch
 
-from xfunc.avals import Aval, batched
-from xfunc.bind import bind, zeros
-from xfunc.call import Call, CallPair
-from xfunc.lowering import Lowering
-from xfunc.policies import everything_saveable
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.program import Joint, Program, differentiable
-
-from .conditional import Arm, conditional
+from xfunc.core.avals import Aval, batched
+from xfunc.program.bind import bind, zeros
+from xfunc.program.call import Call, CallPair
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Joint, Program, differentiable
+from xfunc.remat.policies import everything_saveable
+from xfunc.trace.lowering import Lowering
+from xfunc.transforms.conditional import Arm, conditional
 
 Uses = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(eq=False)
 class Switch:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         branches: the programs; their outputs agree.
@@ -158,7 +157,7 @@ def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SwitchPair:
-    """Reverse mode of first order: see `xfunc.primitive.Pair` and NOTE [residuals of a switch]."""
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair` and NOTE [residuals of a switch]."""
 
     name: str
     joints: tuple[Joint, ...]

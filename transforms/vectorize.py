@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 import torch
 
 from xfunc import tree
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, report, shown
-from xfunc.locations import function_name, user_location
-
-from .common import Fun, Tensor, arrays, as_tensor
-from .vmap import vmap
+from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor
+from xfunc.transforms.vmap import vmap
 
 _DIMS = r"\([^(),]*(?:,[^(),]*)*\)"
 _SIGNATURE = re.compile(rf"({_DIMS}(?:,{_DIMS})*)?->{_DIMS}(?:,{_DIMS})*")

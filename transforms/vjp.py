@@ -6,19 +6,29 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tracing, tree, vma
-from xfunc.arguments import prepare
-from xfunc.avals import Aval, short
-from xfunc.bind import bind
-from xfunc.call import Call
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import Aval, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import LeakError, report
-from xfunc.locations import function_name, user_location
-from xfunc.program import differentiable
-from xfunc.staging import Staged
-from xfunc.transformed import Transform, own
-
-from .common import Fun, Tensor, as_tensors, check_floating, check_same, labels_of, split_aux
+from xfunc.program import vma
+from xfunc.program.bind import bind
+from xfunc.program.call import Call
+from xfunc.program.program import differentiable
+from xfunc.stages.arguments import prepare
+from xfunc.stages.checks import (
+    Fun,
+    Tensor,
+    as_tensors,
+    check_floating,
+    check_same,
+    labels_of,
+    split_aux,
+)
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform, own
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
 
 
 def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:

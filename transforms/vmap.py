@@ -9,15 +9,16 @@ from typing import Any
 import optree
 import torch
 
-from xfunc import batching, functorch, tracing, tree
-from xfunc.arguments import as_outputs
-from xfunc.avals import short
+from xfunc import tree
+from xfunc.core.avals import short
+from xfunc.core.locations import function_name, user_location
 from xfunc.errors import TreeMismatchError, report, shown
-from xfunc.locations import function_name, user_location
-from xfunc.named_axes import named
-from xfunc.transformed import Transform
-
-from .common import Fun, Tensor, arrays, as_arrays, as_tensor
+from xfunc.program.named_axes import named
+from xfunc.stages.arguments import as_outputs
+from xfunc.stages.checks import Fun, Tensor, arrays, as_arrays, as_tensor
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import batching, functorch
+from xfunc.trace import tracing
 
 
 def vmap(

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch, tree
-from xfunc.arguments import avals_of
-from xfunc.avals import Aval, aval_of, short
-from xfunc.bind import bind
-from xfunc.eager import is_eager
+from xfunc import tree
+from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, report
-from xfunc.locations import function_name, user_location
-from xfunc.staging import Staged
-from xfunc.transformed import Transform
-from xfunc.wrappers import Bundle, Part
-
-from .common import Fun, arrays, as_tensors, check_same, labels_in
-from .while_primitive import While
+from xfunc.program.bind import bind
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
+from xfunc.transforms.while_primitive import While
 
 
 def while_loop(cond_fun: Fun, body_fun: Fun, init_val: Any) -> Any:

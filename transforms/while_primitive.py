@@ -18,20 +18,20 @@ from typing import NoReturn
 
 import torch
 
-from xfunc.avals import Aval, aval_of, batched, hlo_shape
-from xfunc.batching import at_dim
-from xfunc.bind import bind, zeros
+from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
+from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Builder
-from xfunc.locations import Location
-from xfunc.lowering import Lowering, with_parameter
-from xfunc.primitive import Dims, Pair, Tensor
-from xfunc.program import Program, differentiable
+from xfunc.program.bind import bind, zeros
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Program, differentiable
+from xfunc.torchlib.batching import at_dim
+from xfunc.trace.lowering import Lowering, with_parameter
 
 
 @dataclasses.dataclass(eq=False)
 class While:
-    """The primitive; see `xfunc.primitive.Primitive` for its methods.
+    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
 
     Attributes:
         cond: returns a boolean scalar.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
-from xfunc.locations import user_location
 
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""

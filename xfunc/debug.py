@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from xfunc import effects, staging, tracing, tree
-from xfunc import nans as _nans
-from xfunc.cache import cache_of, trace_count
+from xfunc import tree
+from xfunc.cache.programs import cache_of, trace_count
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Wrapper
 from xfunc.errors import report
-from xfunc.locations import function_name, user_location
-from xfunc.wrappers import Wrapper
+from xfunc.stages import staging
+from xfunc.tools import nans as _nans
+from xfunc.trace import effects, tracing
 
 
 def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xfunc.locations import Location
+from xfunc.core.locations import Location
 
 
 class XfuncError(Exception):

@@ -24,19 +24,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from google.protobuf.message import DecodeError
 
-from xfunc import functorch, portable, stablehlo, tracing, tree, values
-from xfunc.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc import tree
+from xfunc.backends.torch_xla import stablehlo
+from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.locations import user_location
+from xfunc.core.structures import decode, encode
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
-from xfunc.literals import from_numpy
-from xfunc.locations import user_location
-from xfunc.lock import lock
-from xfunc.lowering import UNUSED, Lowering
-from xfunc.structures import decode, encode
-from xfunc.uploads import to_device
+from xfunc.torchlib import functorch, values
+from xfunc.trace import portable, tracing
+from xfunc.trace.lowering import UNUSED, Lowering
 
 if TYPE_CHECKING:
-    from xfunc.stages import Lowered
+    from xfunc.stages.stages import Lowered
 
 _FORMAT = 2
 _WITHOUT_SUMS = 1  # the format of files written before there were checksums

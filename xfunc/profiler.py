@@ -7,9 +7,9 @@ import os
 import threading
 from collections.abc import Iterator
 
-from xfunc import recorder, runtime
+from xfunc.backends.torch_xla import recorder, runtime
+from xfunc.core.locations import user_location
 from xfunc.errors import report
-from xfunc.locations import user_location
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import optree
 from torch.utils import _pytree as torch_pytree
 
+from xfunc.core.locations import user_location
 from xfunc.errors import TreeMismatchError, report
-from xfunc.locations import user_location
 
 NAMESPACE = "xfunc"
 _NOTHING: Any = object()

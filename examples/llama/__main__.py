@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import xfunc as xf
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import allocation, aot, config, evaluate, fit, generate, options, tokenizer, trained
 from .finite import NotFiniteError

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import model, options
 from .data_config import DataConfig

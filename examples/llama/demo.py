@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 import xfunc as xf
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import allocation, fit, generate, model, tokenizer, train, trained
 from .config import Run

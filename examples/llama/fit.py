@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 import xfunc as xf
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import config, evaluate, hosts, options, train
 from .checkpoints import Checkpoints

@@ -7,8 +7,8 @@ from typing import Any
 
 import xfunc as xf
 from xfunc.aot import CompiledAhead, Topology, topology_of
-from xfunc.hlo.cost import CHIPS
-from xfunc.stages import Lowered
+from xfunc.hlo.estimate.cost import CHIPS
+from xfunc.stages.stages import Lowered
 
 from . import flops, train
 from .collectives import Traffic, traffic

@@ -3,7 +3,7 @@
 import torch
 from torch import distributed
 
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 
 def join() -> None:

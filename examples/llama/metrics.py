@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 
 import xfunc as xf
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import flops, hosts
 from .train import Metrics, Recipe

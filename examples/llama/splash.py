@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
-from xfunc.foreign import call_jax
+from xfunc.program.foreign import call_jax
 
 from .attention import Heads, Segments
 from .sharding import Sharding

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 import xfunc as xf
-from xfunc import runtime
+from xfunc.backends.torch_xla import runtime
 
 from . import config, hf, options, tokenizer, train
 from .checkpoints import Checkpoints

@@ -18,9 +18,9 @@ from examples.llama.collectives import Traffic
 from examples.llama.config import Run
 from examples.llama.footprint import Case, Footprint
 from examples.llama.planner import Mesh, Trial
-from xfunc.analysis import MemoryAnalysis
 from xfunc.aot import Buffer
-from xfunc.stages import Lowered
+from xfunc.backends.torch_xla.analysis import MemoryAnalysis
+from xfunc.stages.stages import Lowered
 
 # Formulas
 

@@ -7,7 +7,7 @@ import random
 import torch
 
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
-from xfunc.hlo.names import named
+from xfunc.hlo.passes.names import named
 
 DIMS = [(6,), (2, 3), (3, 2), (1, 6), (2, 1, 3)]
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.bool]

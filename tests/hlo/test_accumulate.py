@@ -7,7 +7,7 @@ import xfunc as xf
 from xfunc.hlo import Builder, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import ops as hlo
-from xfunc.hlo.accumulate import accumulate_wide, compute_wide
+from xfunc.hlo.passes.accumulate import accumulate_wide, compute_wide
 
 from .conftest import Lower, Run
 

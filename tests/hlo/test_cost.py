@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from xfunc.hlo.cost import CHIPS, Cost, cost, costs, roofline
-from xfunc.hlo.inline import inline_calls
+from xfunc.hlo.estimate.cost import CHIPS, Cost, cost, costs, roofline
+from xfunc.hlo.passes.inline import inline_calls
 
 # Recorded: (flops, transcendentals, bytes accessed), of jnp or lax functions of the same meaning.
 CASES = {

@@ -2,8 +2,8 @@ import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.annotations import constrain, is_tie, tie
-from xfunc.hlo.groups import settle_groups, strip_groups
+from xfunc.hlo.spmd.annotations import constrain, is_tie, tie
+from xfunc.hlo.spmd.groups import settle_groups, strip_groups
 
 SMALL, LARGE = Shape(torch.float32, (4,)), Shape(torch.float32, (8, 2))
 TILED = pb.OpSharding(type=pb.OpSharding.OTHER, tile_assignment_dimensions=[2, 1])

@@ -2,8 +2,8 @@ import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.annotations import constrain, is_pair, tie
-from xfunc.hlo.inline import inline_calls
+from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.spmd.annotations import constrain, is_pair, tie
 
 from .conftest import Run
 

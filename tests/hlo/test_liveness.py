@@ -6,7 +6,7 @@ import torch
 import xfunc as xf
 from examples.llama import model, plan, train
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
-from xfunc.hlo.liveness import live_ranges, peak
+from xfunc.hlo.estimate.liveness import live_ranges, peak
 
 F32, S32 = torch.float32, torch.int32
 N = 64

@@ -6,7 +6,7 @@ import torch
 
 import xfunc as xf
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
-from xfunc.hlo.narrow import narrow_products
+from xfunc.hlo.passes.narrow import narrow_products
 
 from .conftest import Lower, Run
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 import xfunc as xf
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.annotations import constrain
-from xfunc.hlo.names import named
 from xfunc.hlo.ops import reduce
-from xfunc.hlo.simplify import simplify
+from xfunc.hlo.passes.names import named
+from xfunc.hlo.passes.simplify import simplify
+from xfunc.hlo.spmd.annotations import constrain
 
 from .conftest import Run
 from .random_programs import arguments, program

@@ -9,8 +9,9 @@ import xfunc as xf
 from examples.llama import model
 from examples.llama.plan import Plan
 from examples.llama.sharding import AXES, Sharding
-from xfunc import NamedSharding, P, ambient
+from xfunc import NamedSharding, P
 from xfunc import checkpoint_policies as cp
+from xfunc.core import ambient
 
 CONFIG = model.Config(512, hidden=128, intermediate=352, layers=4, heads=8, kv_heads=4)
 POLICIES = {"everything": cp.everything_saveable, "nothing": cp.nothing_saveable}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
+from xfunc.core.sizes import size
 from xfunc.hlo import Module, wire
 from xfunc.hlo.module import Instruction
-from xfunc.sizes import size
 
 _HBM, _HOST = 0, 5  # the numbers of memory spaces, in XLA's layouts
 _NOT_TEMPORARY = (3, 5, 7, 12)  # fields: of a thread, a parameter, a result, a constant

@@ -18,8 +18,8 @@ from pathlib import Path
 from xfunc.aot import cache
 from xfunc.aot.request import Request
 from xfunc.aot.result import UNREADABLE, Result
+from xfunc.core.locations import user_location
 from xfunc.errors import CompileError, report
-from xfunc.locations import user_location
 
 _WORKER = Path(__file__).with_name("worker.py")
 _NEEDED = {"jax": "0.7.1", "jaxlib": "0.7.1", "libtpu": "0.0.21"}

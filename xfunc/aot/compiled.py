@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NoReturn
 
-from xfunc.analysis import MemoryAnalysis
 from xfunc.aot.buffers import Buffer
 from xfunc.aot.client import result_of
 from xfunc.aot.request import request_for
 from xfunc.aot.result import Result
 from xfunc.aot.topology import Topology, topology_of, unknown
+from xfunc.backends.torch_xla.analysis import MemoryAnalysis
+from xfunc.backends.torch_xla.errors import compile_error, out_of_memory
+from xfunc.backends.torch_xla.host_calls import refuse_host_calls
+from xfunc.backends.torch_xla.placement import traced_for
+from xfunc.backends.torch_xla.runtime import text_of
+from xfunc.core.locations import user_location
+from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, report, shown
-from xfunc.host_calls import refuse_host_calls
-from xfunc.locations import user_location
-from xfunc.placement import traced_for
-from xfunc.runtime import text_of
-from xfunc.sizes import size
-from xfunc.stages import Lowered, register_target
-from xfunc.xla_errors import compile_error, out_of_memory
+from xfunc.stages.stages import Lowered, register_target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from xfunc.analysis import MemoryAnalysis
 from xfunc.aot.buffers import Buffer, largest_buffers, temporary_bytes
 from xfunc.aot.request import Request, restore_lines
+from xfunc.backends.torch_xla.analysis import MemoryAnalysis
 from xfunc.hlo import Module, wire
 
 UNREADABLE = (

@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any
 
+from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
-from xfunc.locations import user_location
 
 _EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:v4:2x2x2"
 _FULL = re.compile(r"(v\d\w*?):(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)")

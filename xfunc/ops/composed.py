@@ -8,7 +8,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from xfunc.ops.registry import batched, composition
-from xfunc.unbatched import distances
+from xfunc.torchlib.unbatched import distances
 
 Tensor = torch.Tensor
 

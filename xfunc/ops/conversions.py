@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xfunc import uploads
+from xfunc.backends.torch_xla import uploads
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
-from xfunc.hlo.absent import absent_tangent
-from xfunc.locations import user_location
+from xfunc.hlo.passes.absent import absent_tangent
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import above, bare, kernel, original
-from xfunc.promotion import result_type
+from xfunc.torchlib.promotion import result_type
 
 Tensor = torch.Tensor
 

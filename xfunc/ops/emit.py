@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from xfunc import recording, runtime
-from xfunc.avals import Aval, hlo_shape
+from xfunc.backends.torch_xla import recording, runtime
+from xfunc.backends.torch_xla.host_calls import host_call
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
-from xfunc.host_calls import host_call
-from xfunc.lock import lock
 from xfunc.ops.registry import below
 
 Emit = Callable[..., Value]
@@ -61,7 +61,7 @@ def _computation(
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
-    """Apply a routine of `xfunc.lapack`, which only the CPU has, in a trace.
+    """Apply a routine of `xfunc.backends.torch_xla.lapack`, which only the CPU has, in a trace.
 
     Args:
         routine: its name there.

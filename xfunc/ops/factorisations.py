@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from xfunc import tracing
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, lapack, loop
 from xfunc.ops.registry import kernel, original
+from xfunc.trace import tracing
 
 Tensor = torch.Tensor
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from xfunc.avals import short
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.locations import user_location
 from xfunc.ops.registry import below, composition, kernel, original
 
 Tensor = torch.Tensor

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from xfunc import tracing
 from xfunc.hlo import Shape
 from xfunc.ops.emit import lapack
 from xfunc.ops.factorisations import no_info
 from xfunc.ops.registry import kernel
+from xfunc.trace import tracing
 
 Tensor = torch.Tensor
 

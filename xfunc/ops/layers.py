@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from xfunc import functorch
 from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import Kernel, differentiable, kernel
+from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 Three = tuple[Tensor, Tensor, Tensor]

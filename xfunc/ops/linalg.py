@@ -9,7 +9,7 @@ from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
 from xfunc.ops.registry import batched, composition, kernel
-from xfunc.unbatched import covariance
+from xfunc.torchlib.unbatched import covariance
 
 Tensor = torch.Tensor
 

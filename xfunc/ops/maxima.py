@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.literals import literal
+from xfunc.backends.torch_xla.literals import literal
 from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, kernel, original

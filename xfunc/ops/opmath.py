@@ -18,7 +18,7 @@ import torch
 
 from xfunc.ops import registry
 from xfunc.ops.registry import Kernel
-from xfunc.promotion import number, result_type
+from xfunc.torchlib.promotion import number, result_type
 
 HALF = (torch.bfloat16, torch.float16)
 

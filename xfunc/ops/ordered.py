@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.locations import user_location
 from xfunc.ops.registry import Kernel, surround
 
 _ORDERING = """

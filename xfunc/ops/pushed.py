@@ -20,10 +20,10 @@ import torch
 from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
-from xfunc import functorch
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition
+from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from xfunc.derivatives import has_derivative, is_composite
-from xfunc.functorch import is_watched_at_this_level
+from xfunc.torchlib.derivatives import has_derivative, is_composite
+from xfunc.torchlib.functorch import is_watched_at_this_level
 
 Kernel = Callable[..., Any]
 

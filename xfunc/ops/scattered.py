@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.locations import user_location
 from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition, kernel
 

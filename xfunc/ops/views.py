@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from xfunc.core.locations import user_location
 from xfunc.errors import report
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
-from xfunc.locations import user_location
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import batched, composition, kernel, original
 

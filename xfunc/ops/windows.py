@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from xfunc.backends.torch_xla.literals import literal
+from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.literals import literal
-from xfunc.locations import user_location
 from xfunc.ops.registry import below, kernel, original
 
 Tensor = torch.Tensor

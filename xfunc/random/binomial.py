@@ -23,7 +23,7 @@ from xfunc.random.continuous import uniform
 from xfunc.random.counts import FEW, real, rounds
 from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit
-from xfunc.transforms.scan import scan
+from xfunc.transforms.scan.scan import scan
 
 
 def binomial(

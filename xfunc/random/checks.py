@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc.avals import short
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
 from xfunc.errors import report
-from xfunc.locations import user_location
 
 Tensor = torch.Tensor
 Shape = Sequence[int]

@@ -16,10 +16,11 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from xfunc import purity, tracing
 from xfunc.random.checks import Tensor, as_key, fail
 from xfunc.random.replacements import REPLACEMENTS
 from xfunc.random.threefry import fold_in
+from xfunc.torchlib import torch_functions
+from xfunc.trace import tracing
 
 
 class implicit:
@@ -107,8 +108,15 @@ class _Outside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        draws = purity.kind_of(func) is purity.Kind.RANDOM and tracing.current() is None
-        if not draws or not purity.is_random_call(func, args, kwargs) or kwargs.get("generator"):
+        draws = (
+            torch_functions.kind_of(func) is torch_functions.Kind.RANDOM
+            and tracing.current() is None
+        )
+        if (
+            not draws
+            or not torch_functions.is_random_call(func, args, kwargs)
+            or kwargs.get("generator")
+        ):
             return func(*args, **kwargs)
         with _Outside(self._context):
             found = self._context.draw(func, args, kwargs)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from xfunc import tracing
 from xfunc.random import continuous, counts, discrete
 from xfunc.random.binomial import binomial
 from xfunc.random.checks import Tensor
+from xfunc.trace import tracing
 
 NextKey = Callable[[], Tensor]
 

@@ -22,12 +22,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from xfunc import tracing
-from xfunc.avals import short
-from xfunc.eager import is_eager
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import short
+from xfunc.core.eager import is_eager
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape, fail
+from xfunc.trace import tracing
 from xfunc.transforms.jit import jit
-from xfunc.uploads import to_device
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 

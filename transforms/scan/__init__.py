@@ -1,0 +1,1 @@
+"""`scan` and its gradient. Read `scan`, `primitive`, `pair`, `loop`, `counted`, in this order."""

@@ -1,0 +1,76 @@
+"""The loops that a scan is made of, and what ties its gradients.
+
+NOTE [gradients are divided like their values]: on a mesh XLA decides for each value how it is
+divided, and for the gradient of a matrix that is divided along both axes it finds one axis only: it
+computes the gradient from activations, in which the other one no longer occurs. Stacked over all
+layers of a large model such a gradient fits on no chip. So reverse mode ties, at each step, the
+gradient of a slice of `xs` to the slice, the gradient of what the body closes over to that, and the
+cotangent of the carry to the carry that the step received. What the steps of the backward pass have
+no use for is tied behind the loop: there, a tie that would make an enclosing function keep a value
+can be left out (`xfunc.remat.split`). Whether ties mean anything is known when a program is
+compiled: see `xfunc.hlo.spmd.groups`. Forward mode needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.avals import Aval, aval_of, hlo_shape
+from xfunc.program.annotation import Tie
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Tensor
+from xfunc.trace import tracing
+from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
+from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
+
+if TYPE_CHECKING:
+    from xfunc.transforms.scan.primitive import Scan
+
+
+def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
+    """A loop over a body with inputs of these avals, whose first results are the carries."""
+    c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
+    xs = [stacked(a, n) for a in avals[c:x]]
+    consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
+    params: list[Role] = []
+    for i in body.inputs:
+        if body.is_unused(i):
+            params.append(("zero", UNUSED))
+        else:
+            params.append(("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x))
+    spec = LoopSpec(
+        tuple(params),
+        (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),
+        tuple(hlo_shape(a) for a in avals[:c]),
+        tuple(hlo_shape(a) for a in xs),
+        tuple(hlo_shape(a) for a in consts),
+        n,
+        scan.reverse,
+        scan.unroll,
+    )
+    flat = (*avals[:c], *xs, *avals[x:])
+    return with_parameter(
+        Lowering(
+            scan.name,
+            loop_module(scan.name, body.module, spec).to_bytes(),
+            tuple(range(c + len(xs) + len(consts))),
+            flat,
+            body.consts,
+            (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:])),
+        )
+    )
+
+
+def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:
+    """A gradient, tied to its value: see NOTE [gradients are divided like their values]."""
+    if tracing.current() is None and runtime.device_count() == 1:
+        return gradient
+    tie = Tie((aval_of(gradient), aval_of(value)), automatic=True)
+    return apply(tie, [gradient, value])[0]
+
+
+def stacked(aval: Aval, length: int) -> Aval:
+    """With a leading axis of the loop's length."""
+    return Aval((length, *aval.shape), aval.dtype)

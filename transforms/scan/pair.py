@@ -1,0 +1,173 @@
+"""Reverse mode of a scan, of first order: two loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xfunc.core.avals import Aval, hlo_shape
+from xfunc.program.annotation import Tie
+from xfunc.program.bind import zeros
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.program import Joint
+from xfunc.remat.split import Halves
+from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
+from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
+from xfunc.transforms.scan.loop import forward_loop, stacked, tied
+
+if TYPE_CHECKING:
+    from xfunc.transforms.scan.primitive import Scan
+
+
+@dataclasses.dataclass(eq=False)
+class ScanPair:
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+
+    scan: Scan
+    joint: Joint
+
+    def __post_init__(self) -> None:
+        self.wrt, self.cts = self.joint.wrt, self.joint.cts
+        self.n_outputs = len(self.joint.outputs)
+
+    @property
+    def halves(self) -> Halves:
+        """The body's joint program, cut in two."""
+        # The carry of each step is gone when the backward pass comes; consts are the same at each.
+        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
+        consts = frozenset(range(x, self.joint.n_inputs))
+        # The steps of a loop that is no loop lie in one computation with the forward pass.
+        barrier = self.scan.length <= self.scan.unroll
+        return self.joint.split(
+            self.scan.policy, frozenset(range(c)), consts, barrier, self.scan.length
+        )
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        avals = self.joint.lowering.avals[: self.joint.n_inputs]
+        loop = self.joint.memo(
+            ("scan forward", self.scan.policy, *self.scan.shape),
+            lambda: forward_loop(self.scan, avals, self.halves.forward),
+        )
+        return loop.apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        c = self.scan.n_carry
+        missing = tuple(i >= c and ct is None for i, ct in enumerate(cts))
+        key = ("scan backward", self.scan.policy, missing, *self.scan.shape)
+        loop, sources, ties = self.joint.memo(key, lambda: self._backward_loop(missing))
+        inputs = [*args, *self.halves.forward.consts]
+        flat = []
+        for kind, i in sources:
+            if kind == "ct":
+                ct = cts[i]
+                flat.append(zeros(self.joint.outputs[i]) if ct is None else ct)
+            else:
+                flat.append(inputs[i] if kind == "input" else residuals[i])
+        grads = loop.apply(flat)
+        for k, i in ties:
+            grads[k] = tied(grads[k], args[i], Tie.emit)
+        return grads
+
+    def _backward_loop(
+        self, missing: tuple[bool, ...]
+    ) -> tuple[Lowering, list[tuple[str, int]], list[tuple[int, int]]]:
+        """The reversed loop, where its inputs come from, and the ties behind it.
+
+        A tie is the number of a result and the argument that it is the gradient of.
+        """
+        scan, joint, halves = self.scan, self.joint, self.halves
+        c, x = scan.n_carry, scan.n_carry + scan.n_xs
+        carried = [i for i in joint.wrt if i < c]
+        sources: dict[str, list[tuple[str, int]]] = {
+            "carry": [("ct", i) for i in carried],
+            "xs": [],
+            "const": [],
+        }
+        avals: dict[str, list[Aval]] = {
+            "carry": [joint.outputs[i] for i in carried],
+            "xs": [],
+            "const": [],
+        }
+
+        def fed(role: str, source: tuple[str, int], aval: Aval) -> Role:
+            sources[role].append(source)
+            avals[role].append(stacked(aval, scan.length) if role == "xs" else aval)
+            return (role, len(sources[role]) - 1)
+
+        params: list[Role] = [] if halves.sources else [("zero", UNUSED)]
+        for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
+            if kind == "ct":
+                i = joint.cts[k]
+                if i < c:
+                    params.append(("carry", carried.index(i)))
+                elif missing[i]:
+                    params.append(("zero", hlo_shape(aval)))
+                else:
+                    params.append(fed("xs", ("ct", i), aval))
+            elif kind == "input":
+                params.append(fed("xs" if k < x else "const", (kind, k), aval))
+            else:
+                params.append(fed("xs", (kind, k), aval))
+        results: list[Role] = []
+        outputs: list[Aval] = []
+        ties: list[Role | None] = []
+        behind: list[tuple[int, int]] = []
+        carries = self._residual_carries()
+        for k, (i, aval) in enumerate(zip(joint.wrt, halves.backward.outputs, strict=True)):
+            if i < c:
+                results.append(("carry", carried.index(i)))
+            else:
+                results.append(("ys", None) if i < x else ("sum", None))
+            outputs.append(stacked(aval, scan.length) if c <= i < x else aval)
+            # See NOTE [gradients are divided like their values].
+            source = carries.get(i, ("input", i))
+            role = next((r for r in ("xs", "const") if source in sources[r]), None)
+            same = joint.lowering.avals[i].shape == aval.shape  # Not for examples, under vmap.
+            ties.append((role, sources[role].index(source)) if role and same else None)
+            if same and role is None:
+                behind.append((k, i))
+        spec = LoopSpec(
+            tuple(params),
+            tuple(results),
+            tuple(map(hlo_shape, avals["carry"])),
+            tuple(map(hlo_shape, avals["xs"])),
+            tuple(map(hlo_shape, avals["const"])),
+            scan.length,
+            not scan.reverse,
+            scan.unroll,
+            tuple(ties),
+        )
+        flat = [*avals["carry"], *avals["xs"], *avals["const"]]
+        name = f"{scan.name}.backward"
+        if not outputs:
+            return Lowering(name, b"", (), tuple(flat), (), ()), [], []
+        hlo = loop_module(name, halves.backward.module, spec).to_bytes()
+        loop = with_parameter(
+            Lowering(name, hlo, tuple(range(len(flat))), tuple(flat), (), tuple(outputs))
+        )
+        return loop, [*sources["carry"], *sources["xs"], *sources["const"]], behind
+
+    def _residual_carries(self) -> dict[int, tuple[str, int]]:
+        """The carries that are residuals themselves, and which ones."""
+        forward = self.halves.forward
+        results = forward.module.entry.root.operands[self.n_outputs :]
+        return {
+            forward.inputs[r.parameter_number]: ("residual", k)
+            for k, r in enumerate(results)
+            if r.opcode == "parameter"
+        }
+
+    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+        c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
+        step = tuple(0 if i < c or d is not None else None for i, d in enumerate(dims))
+        inner = ScanPair(self.scan, self.joint.batched(step, n))
+
+        def placed(i: int) -> int:
+            return 1 if c <= i < x else 0
+
+        arg_dims = tuple(None if d is None else placed(i) for i, d in enumerate(step))
+        out_dims = tuple(0 if i < c else 1 for i in range(self.n_outputs))
+        return inner, arg_dims, out_dims, tuple(placed(i) for i in self.wrt)

@@ -1,0 +1,230 @@
+"""`scan`: a loop whose body is traced once.
+
+What the body closes over are inputs of the loop like any other, so that gradients flow to them.
+How a scan is differentiated and batched is in `scan_primitive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.core import ambient
+from xfunc.core.avals import Aval, aval_of
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Part
+from xfunc.errors import TreeMismatchError, report
+from xfunc.program.bind import bind, differentiations
+from xfunc.program.primitive import Tensor
+from xfunc.program.program import differentiable
+from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import Transform
+from xfunc.torchlib.values import is_tracked
+from xfunc.trace import effects
+from xfunc.transforms.scan.primitive import Scan
+
+
+def scan(
+    f: Fun,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[Any, Any]:
+    """Loop over the leading axis of `xs`, carrying a value along.
+
+    Means::
+
+        def scan(f, init, xs, length=None):
+            carry, ys = init, []
+            for i in range(length):          # backwards if reverse
+                carry, y = f(carry, xs[i])   # of each leaf; None if xs is None
+                ys.append(y)
+            return carry, stack(ys)          # of each leaf; in the order of xs
+
+    Args:
+        f: ``(carry, x) -> (carry, y)``; a pure function of trees, traced once. The carry that it
+            returns has the structure, shapes and dtypes of the one it receives.
+        init: the first carry: a tree of tensors and numbers.
+        xs: a tree of tensors with a common leading axis, or None.
+        length: the number of steps; needed only where `xs` has no leaves.
+        reverse: whether to go from the last step to the first.
+        unroll: how many steps one iteration of the compiled loop makes; True: all.
+        checkpoint_policy: what each step may keep for the backward pass (see `checkpoint`); None
+            keeps everything that the backward pass uses.
+
+    Returns:
+        ``(carry, ys)``: the last carry, and what `f` returned beside it, stacked.
+
+    Raises:
+        TreeMismatchError: the carry changes structure, shape or dtype (every path is listed), or
+            the leaves of `xs` differ in length.
+
+    Source: ``jax.lax.scan``.
+    """
+    return ScanTransform(f, length, reverse, unroll, checkpoint_policy)(init, xs)
+
+
+class ScanTransform(Transform):
+    """``(init, xs) -> (carry, ys)``."""
+
+    def __init__(
+        self,
+        fun: Fun,
+        length: int | None,
+        reverse: bool,
+        unroll: int | bool,
+        policy: Policy | None,
+    ):
+        if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
+            raise ValueError(
+                report(
+                    f"scan has unroll={unroll!r}", "give a number from 1, or True.",
+                    at=user_location(),
+                )
+            )  # fmt: skip
+        self._length, self._reverse, self._policy = length, bool(reverse), policy
+        self._unroll = unroll
+        super().__init__(fun, (length, self._reverse, (type(unroll), unroll), policy), "scan")
+        self._body = Staged(fun, value=Part(fun, "scan"))
+
+    def apply(self, init: Any, xs: Any) -> Any:
+        name = f"scan of {function_name(self.fun)}"
+        init, xs = as_tensors(init), as_tensors(xs)
+        carry, carry_tree = tree.flatten(init)
+        slices = tree.leaves(xs)
+        carry = arrays(carry, name, labels_in(init, "init"))
+        slices = arrays(slices, name, labels_in(xs, "xs"))
+        length = self._check_length(xs, name)
+        if is_eager():
+            return self._loop(init, xs, length)
+        args = [*carry, *slices]
+        avals = tuple(
+            [(tuple(c.shape), c.dtype) for c in carry]
+            + [(tuple(x.shape[1:]), x.dtype) for x in slices]
+        )
+        # The gradient of the carry flows through every floating carry, watched at first or not.
+        smooth = frozenset(i for i, c in enumerate(carry) if differentiable(c))
+        wrt = None
+        if differentiations(args) == 1:
+            wrt = tuple(
+                i in smooth or (i >= len(carry) and differentiable(a) and is_tracked(a))
+                for i, a in enumerate(args)
+            )
+        structure = tree.structure(((init, xs), {}))
+        entry, held = self._body.find(structure, avals, wrt, zeros=smooth, effects_allowed=True)
+        ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
+        unroll = self._unroll if type(self._unroll) is int else (length if self._unroll else 1)
+        primitive = Scan(
+            entry.program,
+            len(carry),
+            len(slices),
+            length,
+            self._reverse,
+            max(1, min(unroll, length)),
+            ambient.policy_for(self._policy or everything_saveable),
+        )
+        outs = bind(primitive, entry.inputs(args, held))
+        if entry.effects:
+            outs = effects.take([effects.Steps(entry.effects, self._reverse)], outs)
+        n = len(carry)
+        return tree.unflatten(carry_tree, outs[:n]), tree.unflatten(ys_tree, outs[n:])
+
+    def _check_length(self, xs: Any, name: str) -> int:
+        lengths = {p: x.shape[0] if x.ndim else None for p, x in tree.leaves_with_path(xs)}
+        scalars = [p for p, n in lengths.items() if n is None]
+        if scalars:
+            raise TreeMismatchError(
+                report(
+                    f"{name}: xs{scalars[0]} is a scalar, which has no axis to scan over",
+                    "give every leaf of xs a leading axis, or close over what is the same at "
+                    "each step.",
+                    at=user_location(),
+                )
+            )
+        found = set(lengths.values())
+        if self._length is not None and found and found != {self._length}:
+            raise TreeMismatchError(
+                report(
+                    f"{name} has length={self._length}, but xs has leading axes of {found}",
+                    "leave length out: it is needed only where xs has no leaves.",
+                    at=user_location(),
+                )
+            )
+        if self._length is not None:
+            lengths = {"": self._length}
+        if not lengths:
+            raise ValueError(
+                report(f"{name} has neither xs nor length", "give one of them.", at=user_location())
+            )
+        if len(set(lengths.values())) > 1:
+            lines = "".join(f"\n  xs{p}: {n}" for p, n in lengths.items())
+            raise TreeMismatchError(
+                report(
+                    f"{name}: leading axes differ in length:{lines}",
+                    "give all leaves of xs the same leading axis.",
+                    at=user_location(),
+                )
+            )
+        n = next(iter(lengths.values()))
+        assert n is not None
+        if n < 0:
+            raise ValueError(
+                report(f"{name} has length={n}", "give a length from 0.", at=user_location())
+            )
+        return n
+
+    def _check_result(
+        self,
+        out_tree: tree.Structure,
+        outputs: Sequence[Aval],
+        carry: Sequence[Tensor],
+        carry_tree: tree.Structure,
+        name: str,
+    ) -> tree.Structure:
+        """Check what the body returned; the structure of y."""
+        if out_tree.type is not tuple or len(out_tree.children()) != 2:
+            raise TreeMismatchError(
+                report(
+                    f"{name}: the body must return a pair (carry, y), not {_describe(out_tree)}",
+                    "write `return carry, y`, with None for a y that is not needed.",
+                    at=user_location(),
+                )
+            )
+        got, ys_tree = out_tree.children()
+        n = got.num_leaves
+        check_same(
+            tree.unflatten(got, outputs[:n]),
+            tree.unflatten(carry_tree, [aval_of(c) for c in carry]),
+            what="the carry that the body returns and the one it receives",
+            name=name,
+            root="carry",
+            repair="return a carry of the same structure, shapes and dtypes; convert `init` if "
+            "its dtype was not meant.",
+        )
+        return ys_tree
+
+    def _loop(self, init: Any, xs: Any, length: int) -> Any:
+        """The plain Python loop of `disable_jit`."""
+        steps = range(length - 1, -1, -1) if self._reverse else range(length)
+        carry, ys = init, []
+        for i in steps:
+            carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
+            ys.append(as_tensors(y))
+        if self._reverse:
+            ys.reverse()
+        return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None
+
+
+def _describe(structure: tree.Structure) -> str:
+    if structure.is_leaf():
+        return "a single array"
+    return f"a {getattr(structure.type, '__name__', 'None')} of {len(structure.children())}"

@@ -1,0 +1,1 @@
+"""What runs and records programs, behind one seam."""

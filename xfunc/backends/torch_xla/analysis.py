@@ -1,0 +1,96 @@
+"""What the compiler made of a program: optimised HLO and memory.
+
+NOTE [where compiled programs are found]: torch_xla does not hand out what it compiled. But XLA
+keeps a description of each compiled program for its profiler, and a profiler session of no length
+at all returns those of all programs alive: the optimised HLO, and how its buffers were laid out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from google.protobuf.message import DecodeError
+
+from xfunc.backends.torch_xla import recorder
+from xfunc.backends.torch_xla.executable import Executable
+from xfunc.hlo import Module, wire
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryAnalysis:
+    """The memory of a compiled program, in bytes; None where the compiler does not say.
+
+    Attributes:
+        argument_size_in_bytes: of the arguments.
+        output_size_in_bytes: of the results, those that reuse an argument's memory included.
+        temp_size_in_bytes: of what lives only while the program runs.
+        alias_size_in_bytes: of the arguments whose memory results reuse.
+        host_temp_size_in_bytes: of what the program keeps in the memory of the host.
+        peak_memory_in_bytes: of all that is allocated while the program runs.
+    """
+
+    argument_size_in_bytes: int | None = None
+    output_size_in_bytes: int | None = None
+    temp_size_in_bytes: int | None = None
+    alias_size_in_bytes: int | None = None
+    host_temp_size_in_bytes: int | None = None
+    peak_memory_in_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimised:
+    """A compiled program as XLA describes it."""
+
+    module: Module
+    memory: MemoryAnalysis
+
+
+def optimised(executable: Executable) -> Optimised | None:
+    """See NOTE [where compiled programs are found]; None: this device's client does not tell."""
+    try:
+        space = recorder.session().stop()
+        for name, program in _programs(space):
+            if name.rsplit("(", 1)[0].rsplit(".", 1)[0] == executable.graph:
+                return _read(program)
+    except (RuntimeError, DecodeError):  # The user's own session is open; or nothing to be read.
+        return None
+    return None
+
+
+def _programs(space: bytes) -> list[tuple[str, bytes]]:
+    """The programs in an ``XSpace``: name and ``HloProto``."""
+    found = []
+    for plane in map(wire.fields, wire.fields(space).get(1, ())):
+        if plane[2] != [b"/host:metadata"]:
+            continue
+        for entry in map(wire.fields, plane.get(4, ())):
+            event = wire.message(entry, 2)
+            for stat in map(wire.fields, event.get(5, ())):
+                found += [(event[2][0].decode(), data) for data in stat.get(6, ())]
+    return found
+
+
+def _read(program: bytes) -> Optimised:
+    found = wire.fields(program)
+    module = Module.from_bytes(found[1][0])
+    if 3 not in found:
+        return Optimised(module, MemoryAnalysis())
+    arguments = outputs = temporary = alias = host = 0
+    for allocation in map(wire.fields, wire.message(found, 3).get(3, ())):
+        size, live_out = wire.integer(allocation, 2), wire.integer(allocation, 7)
+        if wire.integer(allocation, 3) or wire.integer(allocation, 12):
+            continue  # of one thread, or a constant
+        if wire.integer(allocation, 8) == _HOST:
+            host += size
+        if wire.integer(allocation, 5):
+            arguments += size
+            alias += size if live_out else 0
+        if live_out:
+            outputs += size
+        elif not wire.integer(allocation, 5):
+            temporary += size
+    peak = arguments + outputs - alias + temporary
+    return Optimised(module, MemoryAnalysis(arguments, outputs, temporary, alias, host, peak))
+
+
+_HOST = 5  # the number of the host's memory space, in XLA's layouts

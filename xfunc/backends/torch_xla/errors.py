@@ -1,0 +1,74 @@
+"""What XLA says of programs that it cannot compile or run, as errors of ours."""
+
+from __future__ import annotations
+
+import re
+
+from xfunc.core.locations import user_location
+from xfunc.errors import CompileError, OutOfMemoryError, report
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+_SIZE = r"([\d.]+)([KMGT]?)"
+
+
+_OUT_OF_MEMORY = tuple(
+    re.compile(text)
+    for text in (
+        rf"Used {_SIZE}i?B? of {_SIZE}i?B? (?:hbm|host)",  # the TPU's compiler
+        r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).* space=hbm",
+        rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)",
+        rf"unlikely to have enough device memory\. Requires {_SIZE}i?B?, has {_SIZE}i?B? avail",
+        rf"Attempting to allocate {_SIZE}i?B?\..* There are {_SIZE}i?B? free",  # its allocator
+        r"Out of memory allocating (\d+)() bytes",  # the CPU
+        r"RESOURCE_EXHAUSTED",
+        r"std::bad_alloc",
+    )
+)
+
+
+_SPACE = re.compile(r"\bspace[ =](hbm|host|\w*mem|sflag)\b")  # vmem, smem: a kernel's own
+
+
+def compile_error(name: str, message: str) -> CompileError:
+    """The words of XLA, which refused a program or ran out of memory, as an error of ours."""
+    space = _SPACE.search(message)
+    if space and space[1] not in ("hbm", "host"):
+        return CompileError(
+            report(
+                f"a part of {name} does not fit into a memory inside the chip: {message}",
+                "give a kernel of your own smaller blocks, or raise its limit "
+                "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
+                at=user_location(),
+            )
+        )
+    for pattern in _OUT_OF_MEMORY:
+        found = pattern.search(message)
+        if found:
+            given = found.groups()
+            sizes = [
+                int(float(n) * _UNITS[u]) for n, u in zip(given[::2], given[1::2], strict=True)
+            ]
+            return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
+    return CompileError(
+        report(
+            f"XLA could not compile {name}: {message}",
+            "write the operation that it names differently; if it names none, please report the "
+            "program.",
+            at=user_location(),
+        )
+    )
+
+
+def out_of_memory(
+    problem: str, required: int | None = None, limit: int | None = None
+) -> OutOfMemoryError:
+    """The error of a program that does not fit on the device."""
+    text = report(
+        problem,
+        "use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over "
+        "layers, or a narrower dtype.",
+        at=user_location(),
+    )
+    return OutOfMemoryError(text, required, limit)

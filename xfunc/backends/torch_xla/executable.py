@@ -1,0 +1,198 @@
+"""`Executable`: a program that XLA has compiled, once, from its HLO, to be run ever after.
+
+It is the seam behind which another runtime would stand.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xfunc.backends.torch_xla.errors import compile_error
+from xfunc.backends.torch_xla.limits import check_maps, check_memory
+from xfunc.backends.torch_xla.runtime import (
+    device_count,
+    placeholder,
+    settle,
+    user_computation,
+    wait,
+    xla,
+)
+from xfunc.core.avals import Aval
+from xfunc.errors import CompileError
+
+if TYPE_CHECKING:
+    from xfunc.backends.torch_xla.placement import Placement
+
+
+class Executable:
+    """A compiled program.
+
+    Args:
+        name: shown by profilers.
+        computation: torch_xla's handle of the HLO.
+        avals: of the module's parameters, in order.
+        donated: parameters whose buffers the program may take over.
+        placements: how the data of each parameter lies on the devices; none given: whole on each.
+        calls_host: whether it calls functions of Python, and has the output that
+            `xfunc.backends.torch_xla.host_calls` adds to such programs.
+
+    Attributes:
+        order: the order in which the compiled program takes the parameters.
+        graph: the name under which XLA knows the compiled program.
+        inputs: what `order` means to whoever made it, as its own numbers of the parameters.
+    """
+
+    inputs: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        name: str,
+        computation: Any,
+        avals: Sequence[Aval],
+        donated: Sequence[int],
+        placements: Sequence[Placement | None] = (),
+        calls_host: bool = False,
+    ):
+        self._name, self._computation, self._calls_host = name, computation, calls_host
+        self._avals, self._donated = tuple(avals), frozenset(donated)
+        self._placements = tuple(placements) or (None,) * len(self._avals)
+        self._compile()
+
+    def _compile(self) -> None:
+        X = xla()
+        check_maps(self._name)
+        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+
+        bare = [placeholder(a) for a in self._avals]
+        for i in self._donated:
+            X._set_buffer_donation(bare[i], True)
+        holders = bare
+        if device_count() > 1:
+            holders = [_placed(*x) for x in zip(bare, self._placements, strict=True)]
+        with alias_with_buffer_donor_config(bool(self._donated)):
+            outputs = user_computation(self._name, holders, self._computation)
+            self._hash = X._get_graph_hash(outputs)
+            try:
+                check_memory(self._name, outputs)
+                if self._hash not in _graphs:
+                    _graphs[self._hash] = _unused_name(self._name)
+                self.graph = _graphs[self._hash]
+                with _graph_name(self.graph):
+                    X._xla_warm_up_cache(outputs, [])
+            except Exception as error:  # torch_xla raises whatever XLA's status code maps to.
+                # The traceback keeps this frame; placeholders in it would break the next trace.
+                outputs.clear()
+                holders.clear()
+                bare.clear()
+                if isinstance(error, CompileError):
+                    raise
+                raise compile_error(self._name, str(error)) from error
+        ids, _ = X._get_tensors_xla_device_data_node(outputs)
+        places = [X._get_tensors_xla_device_data_node([h])[0][0] for h in bare]
+        self.order = tuple(places.index(i) for i in ids)
+        self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
+        if self._calls_host:
+            self._launch = _run_to_its_end
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on tensors of the device: the parameters, in the order that `order` lists them."""
+        try:
+            return self._launch(self._hash, inputs)
+        except RuntimeError as error:
+            return self._retry(inputs, error, 3)
+
+    def _retry(
+        self, inputs: Sequence[torch.Tensor], error: RuntimeError, times: int
+    ) -> list[torch.Tensor]:
+        message = str(error)
+        if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
+            settle(inputs)
+        elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
+            order = self.order
+            self._compile()
+            assert self.order == order
+        elif "RESOURCE_EXHAUSTED" in message or "Out of memory" in message:
+            raise compile_error(self._name, message) from error
+        else:
+            raise error
+        try:
+            return self._launch(self._hash, inputs)
+        except RuntimeError as again:  # Computing pending inputs may itself evict the program.
+            if times == 0:
+                raise
+            return self._retry(inputs, again, times - 1)
+
+
+def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program when the one before has ended; see NOTE [virtual devices]."""
+    wait()
+    return xla()._run_cached_graph(graph, inputs)
+
+
+failures: list[Exception] = []
+"""What functions raised that programs called; the run that called them takes it from here."""
+
+
+def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program that calls functions; see NOTE [host calls and the interpreter's lock]."""
+    failures.clear()
+    outputs: list[torch.Tensor] = []
+    try:
+        *outputs, end = _run_alone(graph, inputs)
+        xla()._xla_get_cpu_tensors([end])
+    except RuntimeError:
+        if not failures:
+            raise
+    if failures:
+        raise failures[0]
+    return outputs
+
+
+def _placed(holder: torch.Tensor, placement: Placement | None) -> torch.Tensor:
+    """A placeholder of the same data, which a program takes as an input that lies so.
+
+    Also where each device has the whole: XLA chooses for inputs of which nothing is said.
+
+    torch_xla 2.9 refuses to mark a placeholder. But a sharding outlives that what it was put on is
+    replaced in place, and goes over to the new data when torch_xla is next asked for it.
+    """
+    X = xla()
+    marked = placeholder(Aval(tuple(holder.shape), holder.dtype))
+    sharding = _replicated() if placement is None else placement.op_sharding
+    X._xla_annotate_custom_sharding(marked, sharding)
+    marked.copy_(holder)
+    X._get_xla_sharding_spec(marked)
+    return marked
+
+
+@functools.cache
+def _replicated() -> Any:
+    return xla().OpSharding([], [], [], 0)
+
+
+_graphs: dict[bytes, str] = {}  # Equal programs are compiled once, under the name of the first.
+_names: collections.Counter[str] = collections.Counter()
+
+
+def _unused_name(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    _names[plain] += 1
+    return plain if _names[plain] == 1 else f"{plain}_{_names[plain]}"
+
+
+@contextlib.contextmanager
+def _graph_name(name: str) -> Iterator[None]:
+    """Let torch_xla compile under a name."""
+    before = xla()._get_current_graph_name()
+    xla()._set_current_graph_name(name)
+    try:
+        yield
+    finally:
+        xla()._set_current_graph_name(before)

@@ -1,0 +1,223 @@
+"""XLA's C interface for custom calls ("FFI"), as torch_xla's CPU client has it.
+
+NOTE [the way into XLA's registry]: torch_xla 2.9 has `_xla_register_custom_call_target`, which says
+"RegisterCustomCall not implemented" on the CPU, and its library exports nothing else to register a
+custom call with. XLA's own table of C functions is in it all the same. Its address is found in
+the symbol table of the library's file; from there on everything is C, versioned by XLA. Where the
+file has no such table, `registry` is None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import struct
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from typing import Any
+
+import numpy as np
+
+from xfunc.backends.torch_xla import runtime
+
+VERSION = (0, 1)
+API_VERSION = 4
+"""What an instruction states as its `custom_call_api_version` to be called this way."""
+
+_PLATFORM = b"Host"
+_INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
+_METADATA = 1  # XLA_FFI_Extension_Metadata
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = (("size", c_size_t), ("type", c_int), ("next", c_void_p))
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (("size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int))
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("version", _Version),
+        ("internal", c_void_p),
+        ("error_create", c_void_p),
+        ("error_message", c_void_p),
+        ("error_destroy", c_void_p),
+        ("handler_register", c_void_p),
+    )
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = (("size", c_size_t), ("version", _Version), ("traits", c_uint32))
+
+
+class _MetadataExtension(ctypes.Structure):
+    _fields_ = (("base", _Extension), ("metadata", POINTER(_Metadata)))
+
+
+class Span(ctypes.Structure):
+    """A string."""
+
+    _fields_ = (("data", c_void_p), ("size", c_size_t))
+
+
+class Buffer(ctypes.Structure):
+    """An array."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("dtype", c_int),
+        ("data", c_void_p),
+        ("rank", c_int64),
+        ("dims", POINTER(c_int64)),
+    )
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("count", c_int64),
+        ("types", c_void_p),
+        ("items", POINTER(POINTER(Buffer))),
+    )
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("count", c_int64),
+        ("types", c_void_p),
+        ("names", c_void_p),
+        ("items", POINTER(POINTER(Span))),
+    )
+
+
+class Frame(ctypes.Structure):
+    """One call: its operands, results and attributes."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", POINTER(_Extension)),
+        ("api", c_void_p),
+        ("context", c_void_p),
+        ("stage", c_int),
+        ("operands", _Buffers),
+        ("results", _Buffers),
+        ("attributes", _Attributes),
+    )
+
+
+class _Bundle(ctypes.Structure):
+    _fields_ = tuple((s, c_void_p) for s in ("instantiate", "prepare", "initialize", "execute"))
+
+
+class _Registration(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("name", Span),
+        ("platform", Span),
+        ("bundle", _Bundle),
+        ("traits", c_uint32),
+    )
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("message", c_char_p),
+        ("code", c_int),
+    )
+
+
+HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))
+"""A C function that is called; it returns an error, or 0."""
+_FUNCTION = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+
+
+class Registry:
+    """XLA's table of custom calls on the CPU.
+
+    Args:
+        api: the address of XLA's table of C functions.
+    """
+
+    def __init__(self, api: int) -> None:
+        functions = _Api.from_address(api)
+        self._register = _FUNCTION(functions.handler_register)
+        self._error_create = _FUNCTION(functions.error_create)
+
+    def register(self, name: str, handler: Any) -> None:
+        """Let programs call a `HANDLER` by a name, which has none yet; it must live for ever."""
+        label, where = _span(name.encode()), _span(_PLATFORM)
+        bundle = _Bundle(execute=ctypes.cast(handler, c_void_p))
+        size = _Registration.traits.offset + _Registration.traits.size
+        args = _Registration(size, None, label, where, bundle, 0)
+        error = self._register(ctypes.addressof(args))
+        assert not error, f"XLA does not take {name} as a custom call"
+
+    def error(self, message: str) -> int:
+        """An error for a handler to return."""
+        args = _Error(_Error.code.offset + 4, None, message.encode(), _INTERNAL)
+        return self._error_create(ctypes.addressof(args))
+
+
+def asks_for_metadata(frame: Frame) -> bool:
+    """Whether a call is none, but asks which version a handler was written for; answers that."""
+    if not frame.extension or frame.extension.contents.type != _METADATA:
+        return False
+    found = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+    found.version.major, found.version.minor = VERSION
+    return True
+
+
+@functools.cache
+def registry() -> Registry | None:
+    """The table of the running CPU client; None if it is out of reach."""
+    if not runtime.is_cpu():
+        return None
+    path = runtime.xla().__file__
+    assert path is not None
+    start, get_api = _symbols(path, [b"PyInit__XLAC", b"_ZN3xla3ffi12GetXlaFfiApiEv"])
+    if start is None or get_api is None:
+        return None
+    loaded = ctypes.cast(ctypes.CDLL(path).PyInit__XLAC, c_void_p).value
+    assert loaded is not None
+    api = ctypes.CFUNCTYPE(c_void_p)(loaded - start + get_api)()
+    version = _Api.from_address(api).version
+    return Registry(api) if (version.major, version.minor) == VERSION else None
+
+
+def _span(text: bytes) -> Span:
+    return Span(ctypes.cast(c_char_p(text), c_void_p), len(text))
+
+
+# An ELF file of 64 bits: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.symtab.html
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOLS = 2
+_SYMBOL = np.dtype("<u4, u1, u1, <u2, <u8, <u8")  # name, info, other, section, value, size
+
+
+def _symbols(path: str, names: list[bytes]) -> list[int | None]:
+    """The values of symbols in a library's file; None for those that it does not tell."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[:6] != b"\x7fELF\x02\x01":
+            return [None] * len(names)
+        (first,) = struct.unpack_from("<Q", data, 0x28)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
+        sections = [_SECTION.unpack_from(data, first + i * size) for i in range(count)]
+        for _, kind, _, _, offset, length, link, *_ in sections:
+            if kind == _SYMBOLS:
+                start, end = sections[link][4], sections[link][4] + sections[link][5]
+                places = [data.find(b"\0" + n + b"\0", start, end) + 1 - start for n in names]
+                table = np.frombuffer(data[offset : offset + length], _SYMBOL)
+                found = [table["f4"][table["f0"] == p] for p in places]
+                return [int(v[0]) if len(v) == 1 else None for v in found]
+    return [None] * len(names)

@@ -1,0 +1,229 @@
+"""Functions of Python that a program calls while it runs, on the CPU.
+
+A function is registered under a name, and an instruction of a program names it. It gets arrays that
+are XLA's own memory: it reads its operands, writes its results, and keeps neither.
+
+NOTE [host calls and the interpreter's lock]: the function needs the lock of Python's interpreter,
+and runs in a thread of XLA. torch_xla 2.9 keeps that lock while it launches a program, which waits
+until the one before has been launched entirely: the two would wait for each other for ever. So a
+program that calls functions has ended before anything else is launched (`Executable`), and launches
+are made under `xfunc.backends.torch_xla.lock.lock`. At exit nothing may run any more: see `_stop`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from xfunc.backends.torch_xla import ffi, runtime
+from xfunc.backends.torch_xla.executable import failures
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
+from xfunc.hlo.spmd.annotations import SHARDING
+
+Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""Takes operands and results, and writes the results."""
+
+_TARGET = "xfunc_host_call"
+_functions: dict[str, Function] = {}
+_DTYPES = {
+    1: torch.bool,
+    2: torch.int8,
+    3: torch.int16,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.uint8,
+    7: torch.uint16,
+    8: torch.uint32,
+    9: torch.uint64,
+    10: torch.float16,
+    11: torch.float32,
+    12: torch.float64,
+    15: torch.complex64,
+    16: torch.bfloat16,
+    18: torch.complex128,
+}
+
+
+def available() -> bool:
+    """Whether programs of the running device can call functions of Python."""
+    return _registry() is not None
+
+
+def register(name: str, function: Function) -> None:
+    """Let programs call a function by a name; the last one registered under it is called.
+
+    Args:
+        name: without quotes.
+        function: called in a thread of XLA, from several at once where there are several devices.
+            If it raises, the call of the program does.
+    """
+    _functions[name] = function
+
+
+def unregister(name: str) -> None:
+    """Forget a function; no program that calls it may run any more."""
+    del _functions[name]
+
+
+def host_call(
+    body: ComputationBuilder,
+    name: str,
+    operands: Sequence[Value],
+    shape: Shape,
+    *,
+    side_effect: bool = False,
+) -> Value:
+    """An instruction that calls a registered function.
+
+    Args:
+        body: the computation to add to.
+        name: of the function, when the program runs.
+        operands: arrays.
+        shape: of the result: an array, or a tuple of arrays.
+        side_effect: call it even if nothing uses its result.
+    """
+    value, proto = body.instruction("custom-call", shape, operands)
+    become_host_call(proto, name)
+    proto.custom_call_has_side_effect = side_effect
+    return value
+
+
+def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
+    """Let an instruction call a registered function with its operands, whatever it did before."""
+    proto.opcode = "custom-call"
+    proto.custom_call_target = _TARGET
+    proto.custom_call_api_version = ffi.API_VERSION
+    proto.backend_config = f'{{name = "{name}"}}'.encode()
+
+
+def has_host_calls(proto: pb.HloModuleProto) -> bool:
+    """Whether a module calls functions of Python."""
+    return bool(_called(proto))
+
+
+def _called(proto: pb.HloModuleProto) -> list[str]:
+    """The names of the functions that a module calls."""
+    every = (i for c in proto.computations for i in c.instructions)
+    return [
+        i.backend_config.decode().split('"')[1] for i in every if i.custom_call_target == _TARGET
+    ]
+
+
+def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
+    """Refuse a program that calls functions of this process where they are not.
+
+    Args:
+        proto: the module.
+        name: of the program.
+        where: what it cannot be made for.
+
+    Raises:
+        UnsupportedOpError: it calls one.
+    """
+    called = _called(proto)
+    if not called:
+        return
+    kind, _, routine = called[0].partition(" ")
+    if kind == "lapack":
+        problem = f"{name} needs LAPACK ({routine})"
+        repair = "use a factorisation that XLA has: eigh, svd, lu, qr or cholesky."
+    else:
+        problem = f"{name} calls a function of Python while it runs"
+        repair = "compute it by torch operations, or before or after the program."
+    at = user_location()
+    raise UnsupportedOpError(report(f"{problem}, which is not possible {where}", repair, at=at))
+
+
+@functools.cache
+def _registry() -> ffi.Registry | None:
+    found = ffi.registry()
+    if found is not None:
+        found.register(_TARGET, _handler)
+        atexit.register(_stop)
+    return found
+
+
+# NOTE [a call that fails]: the program ends with an error where it runs on one device. With several
+# it runs to its end, and `Executable` raises then: the others would wait for the device that failed
+# in their next collective, and XLA would end the process.
+
+
+@ffi.HANDLER
+def _handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
+    """What XLA calls. No exception may leave it."""
+    try:
+        frame = pointer.contents
+        if not ffi.asks_for_metadata(frame):
+            _call(frame)
+        return 0
+    except BaseException as error:
+        known = isinstance(error, Exception)
+        failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
+        registry = _registry()
+        return registry.error(repr(error)) if registry and runtime.device_count() == 1 else 0
+
+
+def _call(frame: ffi.Frame) -> None:
+    name = frame.attributes.items[0].contents
+    operands, results = (
+        [_array(b.items[i].contents) for i in range(b.count)]
+        for b in (frame.operands, frame.results)
+    )
+    try:
+        with lock.refused():
+            _functions[ctypes.string_at(name.data, name.size).decode()](operands, results)
+    except BaseException:
+        for r in results:
+            r.zero_()  # See NOTE [a call that fails].
+        raise
+
+
+def _array(buffer: ffi.Buffer) -> torch.Tensor:
+    """A tensor of the same memory."""
+    dims = buffer.dims[: buffer.rank]
+    dtype = _DTYPES[buffer.dtype]
+    size = math.prod(dims) * dtype.itemsize
+    if not size:
+        return torch.empty(dims, dtype=dtype)
+    memory = (ctypes.c_char * size).from_address(buffer.data)
+    return torch.frombuffer(memory, dtype=dtype).view(dims)
+
+
+def _stop() -> None:
+    """Let nothing run in other threads from here on: the interpreter ends."""
+    lock.__enter__()
+
+
+def add_end(proto: pb.HloModuleProto) -> None:
+    """Give a module one more output, in place; when each device has its part, all have ended."""
+    count = runtime.device_count()
+    entry = entry_of(proto)
+    ids = fresh_ids(proto)
+    end = constant(True, next(ids), torch.bool)
+    made = [end]
+    if count > 1:
+        shape = Shape(torch.bool, (count,)).to_proto()
+        spread = instruction("broadcast", next(ids), shape, [end.id])
+        end = instruction("custom-call", next(ids), shape, [spread.id])
+        made += [spread, end]
+        end.custom_call_target, end.custom_call_api_version = SHARDING, 1
+        end.sharding.type = pb.OpSharding.OTHER
+        end.sharding.tile_assignment_dimensions.append(count)
+        end.sharding.tile_assignment_devices.extend(range(count))
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    root.operand_ids.append(end.id)
+    shapes = root.shape, entry.program_shape.result, proto.host_program_shape.result
+    for shape in shapes:
+        shape.tuple_shapes.add().CopyFrom(end.shape)
+    others = (i for i in entry.instructions if i.id != root.id)
+    fill(entry, [*others, *made, root])  # Operands come first.

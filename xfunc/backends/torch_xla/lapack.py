@@ -1,0 +1,257 @@
+"""On the CPU, LAPACK factors matrices.
+
+XLA spells factorisations out in loops, as it must where there is no LAPACK. `use_lapack` is the
+last pass over a program that runs on the CPU: it puts host calls in their place, of torch's own
+routines. Programs for elsewhere, and texts of programs, never see them.
+
+NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds none the results are
+NaN. A matrix that is not finite is not given to routines that iterate, some of which never end.
+
+NOTE [threads]: routines that iterate consist of many short parallel regions. In a thread of XLA
+several threads take two to four times as long for them as one does, up to some 1,000 rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from xfunc.backends.torch_xla import host_calls
+from xfunc.hlo import Shape
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.composite import operation_of
+
+Tensor = torch.Tensor
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def use_lapack(proto: pb.HloModuleProto) -> None:
+    """Let LAPACK do what it can of a module, in place."""
+    if not host_calls.available():
+        return
+    composites = {c.id: operation_of(c) for c in proto.computations}
+    for c in proto.computations:
+        for i in c.instructions:
+            name = _routine(i, composites)
+            if name is not None:
+                del i.called_computation_ids[:]
+                host_calls.become_host_call(i, name)
+    _drop_unused(proto)
+
+
+def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> str | None:
+    """The function that does what an instruction does."""
+    first = i.shape.tuple_shapes[0] if i.shape.tuple_shapes else i.shape
+    name = None
+    if i.opcode == "call":
+        operation = composites[i.called_computation_ids[0]]
+        name = operation and f"lapack {operation}"
+    elif i.opcode == "cholesky":
+        name = f"lapack cholesky {'lower' if i.cholesky_options.lower else 'upper'}"
+    elif i.opcode == "triangular-solve":
+        options = i.triangular_solve_options
+        words = (
+            ("left", options.left_side),
+            ("lower", options.lower),
+            ("unit", options.unit_diagonal),
+            ("transposed", options.transpose_a == pb.TriangularSolveOptions.TRANSPOSE),
+            ("adjoint", options.transpose_a == pb.TriangularSolveOptions.ADJOINT),
+        )
+        name = " ".join(["lapack solve", *(word for word, said in words if said)])
+    elif i.custom_call_target == "Eigh":
+        # lower, sort, and two numbers for XLA's own algorithm
+        lower = i.backend_config.startswith(b"1")
+        name = f"lapack eigh {'L' if lower else 'U'}"
+    elif i.custom_call_target in ("Qr", "ProductOfElementaryHouseholderReflectors"):
+        name = f"lapack {i.custom_call_target}"
+    if name is None or Shape.from_proto(first).dtype not in _DTYPES:
+        return None
+    return name
+
+
+def _drop_unused(proto: pb.HloModuleProto) -> None:
+    """Remove computations that nothing calls any more."""
+    used = {proto.entry_computation_id}
+    for c in reversed(proto.computations):  # callers before callees
+        if c.id in used:
+            used.update(k for i in c.instructions for k in i.called_computation_ids)
+    kept = [c for c in proto.computations if c.id in used]
+    if len(kept) < len(proto.computations):
+        new = pb.HloModuleProto(computations=kept)
+        del proto.computations[:]
+        proto.computations.MergeFrom(new.computations)
+
+
+def _register(name: str) -> Callable[[host_calls.Function], host_calls.Function]:
+    def put(function: host_calls.Function) -> host_calls.Function:
+        host_calls.register(f"lapack {name}", function)
+        return function
+
+    return put
+
+
+_openmp = ctypes.PyDLL(None)  # torch's, where it has it
+
+
+@contextlib.contextmanager
+def _one_thread(a: Tensor, rows: int) -> Iterator[None]:
+    """Let this thread use no others for matrices of fewer rows; see NOTE [threads]."""
+    if a.shape[-2] >= rows or not hasattr(_openmp, "omp_set_num_threads"):
+        yield
+        return
+    before = _openmp.omp_get_max_threads()
+    _openmp.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        _openmp.omp_set_num_threads(before)
+
+
+def _iterated(
+    routine: Callable[[Tensor], Sequence[Tensor]], a: Tensor, results: Sequence[Tensor]
+) -> None:
+    """Factor square or other matrices; see NOTE [matrices without a factor]."""
+    bad = ~a.isfinite().all(-1).all(-1)
+    if bad.any():
+        a = torch.where(bad[..., None, None], 0, a)
+    try:
+        with _one_thread(a, 1024):
+            found = routine(a)
+    except torch.linalg.LinAlgError:
+        if a.ndim > 2:
+            for k in range(a.shape[0]):
+                _iterated(routine, a[k], [r[k] for r in results])
+            return
+        found = [torch.full_like(r, torch.nan) for r in results]
+    for r, f in zip(results, found, strict=True):
+        r.copy_(f)
+        if bad.any():
+            r[bad] = torch.nan
+
+
+@_register("svd")
+def _svd(operands: list[Tensor], results: list[Tensor]) -> None:
+    full = (
+        results[0].shape[-1] == results[0].shape[-2]
+        and results[2].shape[-1] == results[2].shape[-2]
+    )
+    _iterated(lambda a: torch.linalg.svd(a, full_matrices=full), operands[0], results)
+
+
+@_register("svdvals")
+def _svdvals(operands: list[Tensor], results: list[Tensor]) -> None:
+    _iterated(lambda a: [torch.linalg.svdvals(a)], operands[0], results)
+
+
+@_register("eig")
+def _eig(operands: list[Tensor], results: list[Tensor]) -> None:
+    _iterated(torch.linalg.eig, operands[0], results)
+
+
+@_register("eigvals")
+def _eigvals(operands: list[Tensor], results: list[Tensor]) -> None:
+    _iterated(lambda a: [torch.linalg.eigvals(a)], operands[0], results)
+
+
+def _eigh(operands: list[Tensor], results: list[Tensor], uplo: str) -> None:
+    vectors, values = results
+    _iterated(lambda a: torch.linalg.eigh(a, UPLO=uplo), operands[0], [values, vectors])
+
+
+def _cholesky(operands: list[Tensor], results: list[Tensor], upper: bool) -> None:
+    factor, info = torch.linalg.cholesky_ex(operands[0], upper=upper)
+    results[0].copy_(factor)
+    if info.any():
+        n = factor.shape[-1]
+        row = torch.arange(1, n + 1)
+        # As far as LAPACK got, so that it can be seen where it stopped.
+        left = (row >= info[..., None]) & (info[..., None] > 0)
+        results[0].masked_fill_(left[..., None] | left[..., None, :], torch.nan)
+
+
+for _letter, _word in (("L", "lower"), ("U", "upper")):
+    _register(f"eigh {_letter}")(functools.partial(_eigh, uplo=_letter))
+    _register(f"cholesky {_word}")(functools.partial(_cholesky, upper=_word == "upper"))
+
+
+@_register("Qr")
+def _qr(operands: list[Tensor], results: list[Tensor]) -> None:
+    with _one_thread(operands[0], 512):
+        found = torch.geqrf(operands[0])
+    for r, f in zip(results, found, strict=True):
+        r.copy_(f)
+
+
+@_register("ProductOfElementaryHouseholderReflectors")
+def _reflections(operands: list[Tensor], results: list[Tensor]) -> None:
+    with _one_thread(operands[0], 512):
+        results[0].copy_(torch.linalg.householder_product(*operands))
+
+
+def _solve_triangular(operands: list[Tensor], results: list[Tensor], said: tuple[str, ...]) -> None:
+    a, b = operands
+    upper = "lower" not in said
+    if "transposed" in said or "adjoint" in said:
+        a, upper = (a.mH if "adjoint" in said else a.mT), not upper
+    # LAPACK's matrices lie column by column: ours are theirs, transposed.
+    torch.linalg.solve_triangular(
+        a.mT,
+        b.mT,
+        upper=not upper,
+        left="left" not in said,
+        unitriangular="unit" in said,
+        out=results[0].mT,
+    )
+
+
+for _words in itertools.product(
+    *((w, "") for w in ("left", "lower", "unit")), ("transposed", "adjoint", "")
+):
+    _said = tuple(filter(None, _words))
+    _register(" ".join(("solve", *_said)))(functools.partial(_solve_triangular, said=_said))
+
+
+@_register("order")
+def _order(operands: list[Tensor], results: list[Tensor]) -> None:
+    (pivots,), (order,) = operands, results
+    m = order.shape[-1]
+    like = torch.empty(*pivots.shape[:-1], m, pivots.shape[-1])
+    swaps, _, _ = torch.lu_unpack(like, pivots, unpack_data=False)
+    order.copy_(swaps.argmax(-2))
+
+
+def _lu_solve(operands: list[Tensor], results: list[Tensor], adjoint: bool) -> None:
+    results[0].copy_(torch.linalg.lu_solve(*operands, adjoint=adjoint))
+
+
+_register("lu_solve")(functools.partial(_lu_solve, adjoint=False))
+_register("lu_solve_adjoint")(functools.partial(_lu_solve, adjoint=True))
+
+
+def _ldl(operands: list[Tensor], results: list[Tensor], hermitian: bool) -> None:
+    found = torch.linalg.ldl_factor_ex(operands[0], hermitian=hermitian)
+    for r, f in zip(results, found, strict=True):
+        r.copy_(f)
+
+
+def _ldl_solve(operands: list[Tensor], results: list[Tensor], hermitian: bool) -> None:
+    results[0].copy_(torch.linalg.ldl_solve(*operands, hermitian=hermitian))
+
+
+for _hermitian, _word in ((False, ""), (True, " hermitian")):
+    _register(f"ldl{_word}")(functools.partial(_ldl, hermitian=_hermitian))
+    _register(f"ldl_solve{_word}")(functools.partial(_ldl_solve, hermitian=_hermitian))
+
+
+@_register("lu")
+def _lu(operands: list[Tensor], results: list[Tensor]) -> None:
+    packed, pivots, _ = torch.linalg.lu_factor_ex(operands[0])
+    results[0].copy_(packed)
+    # Of NaN, LAPACK's may be anything.
+    m, k = packed.shape[-2], pivots.shape[-1]
+    results[1].copy_(torch.minimum(torch.maximum(pivots, torch.arange(1, k + 1)), torch.tensor(m)))

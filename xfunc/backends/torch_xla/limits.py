@@ -1,0 +1,78 @@
+"""How much a process may have: memory maps and memory.
+
+XLA does not ask: it dies where it gets no more of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.backends.torch_xla.errors import out_of_memory
+from xfunc.errors import CompileError, report
+
+# NOTE [memory maps]
+# A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a
+# process 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with
+# SIGSEGV when it gets no more. A smaller cache evicts in time; what it forgot is compiled again.
+MAPS_OF_A_PROGRAM = 100
+_compiles = itertools.count(1)
+
+
+@functools.cache
+def map_limit() -> int:
+    """How many memory maps the process may have; 0 if that is not known."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count") as file:
+        return int(file.read())
+    return 0
+
+
+def check_maps(name: str) -> None:
+    """Refuse to compile where XLA would die of it; see NOTE [memory maps]."""
+    if next(_compiles) % 16 or not map_limit() or os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    with open("/proc/self/maps") as file:
+        used = sum(1 for _ in file)
+    if used > 0.95 * map_limit():
+        raise CompileError(
+            report(
+                f"{name} cannot be compiled: the process holds {used} memory maps, most of them of "
+                f"programs compiled before, and Linux allows {map_limit()}",
+                "compile fewer programs in one process, or keep fewer: set the environment "
+                "variable XLA_COMPILATION_CACHE_SIZE (now "
+                f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
+            )
+        )
+
+
+def check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:
+    """Refuse results that the CPU's memory cannot hold.
+
+    XLA would allocate them later, in a thread of its own: the kernel kills the process for it, or
+    torch_xla 2.9 does, with SIGSEGV, when such a result is next used.
+    """
+    if os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    required = sum(o.numel() * o.element_size() for o in outputs)
+    limit = _host_memory()
+    if required > limit:
+        raise out_of_memory(
+            f"the results of {name} take {required} bytes, and the machine has {limit}",
+            required,
+            limit,
+        )
+
+
+@functools.cache
+def _host_memory() -> int:
+    """Bytes of memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            limits.append(int(file.read()))  # Not a number: no limit.
+    return min(limits)

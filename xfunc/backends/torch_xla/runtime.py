@@ -1,0 +1,193 @@
+"""The running device: torch_xla's PJRT client, reached without going through its lazy tensors.
+
+Everything here knows torch_xla and nothing above it. Programs are compiled and run by
+`xfunc.backends.torch_xla.executable`.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from xfunc.backends.torch_xla import limits
+from xfunc.core.avals import Aval
+from xfunc.core.locations import user_location
+from xfunc.errors import report
+from xfunc.hlo import Module, set_printer
+
+
+@functools.cache
+def xla() -> ModuleType:
+    """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
+    if "PJRT_DEVICE" not in os.environ:
+        # torch_xla guesses too, with a warning on every machine without an accelerator.
+        chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+        os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_cpu_enable_fast_min_max" not in flags:
+        # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
+    if os.environ["PJRT_DEVICE"] == "CPU" and limits.map_limit():
+        # See NOTE [memory maps] in `xfunc.backends.torch_xla.limits`.
+        size = max(limits.map_limit() // limits.MAPS_OF_A_PROGRAM, 64)
+        os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
+    if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
+        # Where torch_xla reports each reading that is refused; it would do so on stderr.
+        os.environ.setdefault("PT_XLA_DEBUG_FILE", os.devnull)
+    _make_room_for_devices()
+    unpatched = "torch_xla" not in sys.modules
+    before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
+    import torch_xla
+
+    if unpatched:  # It puts slower ones with fewer options in their place, for all of torch.
+        torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
+    _use_all_devices()
+    torch_xla.device()
+    for do in _at_start:
+        do()
+    return torch_xla._XLAC
+
+
+_at_start: list[Callable[[], None]] = []
+
+
+def at_start(do: Callable[[], None]) -> None:
+    """Have a function called when torch_xla has been loaded: every way into it comes by `xla`."""
+    _at_start.append(do)
+
+
+def has_started() -> bool:
+    """Whether a device client runs in this process, whoever started it."""
+    backend = sys.modules.get("torch_xla")
+    return backend is not None and backend._XLAC._xla_runtime_is_initialized()
+
+
+# NOTE [virtual devices]
+# With several devices xfunc runs torch_xla in its SPMD mode: one program for all of them, and data
+# that is not divided is copied to each. On the CPU the devices are threads of one pool, and one
+# that waits in a collective for the others blocks its thread. If a program finds too few threads
+# for all of its devices, it waits for ever, and XLA aborts the process. So the pool has several for
+# each device (`NPROC`, which XLA reads when it starts), and a program is launched when the one
+# before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
+_THREADS_PER_DEVICE = 4
+
+
+def _make_room_for_devices() -> None:
+    if os.environ["PJRT_DEVICE"] != "CPU":
+        return
+    count = os.environ.get("CPU_NUM_DEVICES", "1")
+    if not count.isdecimal() or int(count) < 2:
+        return
+    wanted, given = _THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
+    has_enough = given.isdecimal() and int(given) >= wanted
+    if not has_enough:
+        if has_started():
+            raise RuntimeError(
+                report(
+                    f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
+                    "for them: their collectives would wait for each other for ever",
+                    "use xfunc (or call xf.config.set_cpu_devices) before torch_xla, or set the "
+                    f"environment variable NPROC={wanted}.",
+                    at=user_location(),
+                )
+            )
+        os.environ["NPROC"] = str(wanted)
+    # XLA says of every program for several devices that its partitioner will be succeeded.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _use_all_devices() -> None:
+    """Have torch_xla run one program on all devices; see NOTE [virtual devices]."""
+    from torch_xla import _XLAC as X
+    from torch_xla import runtime as xr
+
+    if X._xla_num_global_devices() == 1:
+        os.environ.pop("XLA_USE_SPMD", None)  # a parent process's
+    elif not xr.is_spmd():
+        xr.use_spmd()
+
+
+@functools.cache
+def device_count() -> int:
+    """The number of devices that programs run on."""
+    return xla()._xla_num_global_devices()
+
+
+def is_cpu() -> bool:
+    """Whether programs run on the CPU."""
+    xla()
+    return os.environ["PJRT_DEVICE"] == "CPU"
+
+
+@functools.cache
+def device() -> torch.device:
+    """The device that programs run on."""
+    xla()
+    return sys.modules["torch_xla"].device()
+
+
+@functools.cache
+def builder() -> ModuleType:
+    """torch_xla's bindings for HLO computations."""
+    xla()
+    from torch_xla.core import xla_builder
+
+    return xla_builder
+
+
+def computation(name: str, hlo: bytes) -> Any:
+    """torch_xla's handle of an HLO module."""
+    return builder().computation_from_module_proto(name, hlo)
+
+
+def text_of(module: Module) -> str:
+    """A module as XLA prints it, whether or not it passes our own checks."""
+    return builder().get_computation_hlo(computation(module.name, module.to_bytes()))
+
+
+set_printer(text_of)
+
+
+def process_count() -> int:
+    """The number of processes that run programs together."""
+    return xla()._xla_get_num_processes()
+
+
+def local_devices() -> list[int]:
+    """The numbers of this process's devices, in torch_xla's order."""
+    names = xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
+    return [int(name.partition(":")[2]) for name in names]
+
+
+def placeholder(aval: Aval) -> torch.Tensor:
+    """A tensor on the device that has no data."""
+    return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
+
+
+def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: Any) -> list[Any]:
+    """One lazy node that applies a computation."""
+    return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
+
+
+def settle(tensors: Sequence[torch.Tensor]) -> None:
+    """Give data to lazy tensors whose computation is still pending."""
+    wait()
+    xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
+
+
+def wait() -> None:
+    """Wait until the virtual devices are idle; see NOTE [virtual devices]."""
+    if is_cpu() and device_count() > 1:
+        xla()._xla_wait_device_ops([])
+
+
+def block() -> None:
+    """Wait until everything launched has run."""
+    xla()._xla_wait_device_ops([])  # of all devices

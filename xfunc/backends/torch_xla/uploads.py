@@ -1,0 +1,39 @@
+"""Tensors of the CPU to the device."""
+
+from __future__ import annotations
+
+import torch
+
+from xfunc.backends.torch_xla.runtime import device, xla
+from xfunc.torchlib.functorch import top_level
+
+# Of the unsigned ones torch_xla makes signed ones, unless torch's dispatcher is asked.
+_BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's value on the device (differentiable), in a buffer of its own."""
+    if tensor.device == device():
+        return tensor
+    if tensor.requires_grad or top_level() is not None or not is_data(tensor):
+        return tensor.to(device())
+    return uploaded(tensor)
+
+
+def is_data(tensor: torch.Tensor) -> bool:
+    """Whether `uploaded` takes a tensor on which nothing is recorded."""
+    strided = tensor.is_cpu and tensor.layout is torch.strided
+    return strided and tensor.dtype not in _BY_DISPATCHER
+
+
+# NOTE [scalars of one's own]
+# torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
+# of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
+def uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor of the CPU on the device, in a buffer of their own."""
+    return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values without the bits for "conjugate" and "negative", which torch_xla refuses."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

@@ -1,0 +1,184 @@
+"""What classes are at a time: their methods, properties and attributes, and those of their bases.
+
+Python allows a class to be changed while it has objects. A program traced before holds what the
+methods did then, so the state of a class is part of the value of its objects.
+
+Of a class of the user's everything counts by value; of a class of a library, that the same objects
+stand under the same names, which is enough to notice that it was patched. Classes written in C
+cannot change.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Hashable
+from typing import Any
+
+from xfunc.cache import changes
+from xfunc.cache.changes import Changed
+from xfunc.cache.watch import Watch, end_watches
+from xfunc.core.guards import MAX_STATES, State
+from xfunc.core.locations import is_of_user
+
+_MAX_CLASSES = 4096
+_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
+# Made by Python, of what else the class holds.
+_DERIVED = frozenset(
+    "__dict__ __weakref__ __module__ __doc__ __annotations__ __abstractmethods__ _abc_impl "
+    "__static_attributes__ __firstlineno__ __dataclass_fields__ __dataclass_params__ "
+    "__match_args__ __annotate__ __annotate_func__ __annotations_cache__".split()
+)
+
+
+class ClassState:
+    """A class, and all the states that it was seen in."""
+
+    def __init__(self, cls: type):
+        self.cls = cls
+        self._volatile: set[tuple[type, str]] = set()
+        self._own_states: dict[Hashable, State] = {}
+        self._states: dict[Hashable, State] = {}
+        self._own: State | None = None
+        self._state: State | None = None
+        self._all: list[ClassState] = []
+
+    def __call__(self) -> State:
+        """The state of the class and of all classes that it holds objects of, or names."""
+        state = self._state
+        return state if state is not None and self._watch_all.same() else self._look()
+
+    @property
+    def everything(self) -> list[ClassState]:
+        """This and the states of all classes that it rests on."""
+        self()
+        return self._all
+
+    @property
+    def functions(self) -> list[types.FunctionType]:
+        """Those that the class holds."""
+        self.own()
+        return self._walk.functions
+
+    @property
+    def modules(self) -> list[types.ModuleType]:
+        """Those that the class holds."""
+        self.own()
+        return self._walk.modules
+
+    @property
+    def things(self) -> list[Any]:
+        """What the class holds and can be changed."""
+        self.own()
+        return self._walk.things
+
+    @property
+    def kinds(self) -> list[type]:
+        """The class, and its own class if that can change."""
+        return [c for c in (self.cls, type(self.cls)) if can_change(c)]
+
+    def contents(self) -> dict[tuple[type, str], Hashable]:
+        """The value of each attribute, apart from the others."""
+        self.own()
+        return self._contents
+
+    def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
+        """Let what has changed since then no longer count; what has."""
+        now = self.contents()
+        if now is before:
+            return Changed.NOTHING
+        volatile, kinds = changes.between(before, now, now.keys() | before.keys())
+        self._volatile |= volatile
+        if volatile:
+            self._own = self._state = None
+            end_watches()
+        return kinds
+
+    def own(self) -> State:
+        """The state of the class alone: other classes count by identity."""
+        if self._own is None or not self._same():
+            walk = _content_walk()
+            self._contents = {(c, n): _value_in(walk, c, v) for c, n, v in self._attributes()}
+            self._walk = walk
+            self._own = _kept(self._own_states, tuple(self._contents.items()))
+            self._watch = Watch(walk.things, self.kinds)
+        return self._own
+
+    def _same(self) -> bool:
+        return self._own is not None and self._watch.same()
+
+    def _look(self) -> State:
+        everything: dict[ClassState, None] = {self: None}
+        todo = [self]
+        while todo:
+            state = todo.pop()
+            state.own()
+            new = [k for c in state._walk.classes if (k := known(c)) not in everything]
+            everything.update(dict.fromkeys(new))
+            todo += new
+        self._all = list(everything)
+        self._watch_all = self._watch
+        if len(everything) > 1:
+            things = [t for c in everything for t in c._walk.things]
+            self._watch_all = Watch(things, [k for c in everything for k in c.kinds])
+        self._state = _kept(self._states, tuple([c.own() for c in self._all]))
+        return self._state
+
+    def _attributes(self) -> list[tuple[type, str, Any]]:
+        return [
+            (c, n, v)
+            for kind in self.kinds
+            for c in kind.__mro__
+            if can_change(c)
+            for n, v in vars(c).items()
+            if n not in _DERIVED and (c, n) not in self._volatile
+        ]
+
+
+def _kept(states: dict[Hashable, State], value: Hashable) -> State:
+    state = states.setdefault(value, State(value))
+    if len(states) > MAX_STATES:
+        del states[next(iter(states))]
+    return state
+
+
+def _content_walk() -> Any:
+    from xfunc.cache.valuation import ContentWalk  # which asks for the states of classes
+
+    return ContentWalk()
+
+
+def _value_in(walk: Any, cls: type, x: Any) -> Hashable:
+    """The value of what stands in a class."""
+    if not is_of_user(cls):
+        return walk.same(x)
+    if isinstance(x, property):
+        return ("property", *(_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)))
+    if isinstance(x, (staticmethod, classmethod)):
+        return (type(x), walk.value_apart(x.__func__))
+    if isinstance(x, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+        return walk.same(x)
+    return walk.value_apart(x)
+
+
+def can_change(cls: type) -> bool:
+    """Whether a class is not written in C."""
+    return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+_classes: collections.OrderedDict[int, ClassState] = collections.OrderedDict()
+
+
+def known(cls: type) -> ClassState:
+    """The states of a class that can change."""
+    found = _classes.get(id(cls))
+    if found is None:
+        found = _classes[id(cls)] = ClassState(cls)
+        if len(_classes) > _MAX_CLASSES:
+            _classes.popitem(last=False)
+    return found
+
+
+def state_of(cls: type) -> State | None:
+    """What a class is now; None if it cannot change."""
+    return known(cls)() if can_change(cls) else None

@@ -1,0 +1,329 @@
+"""The globals that a function names, as part of what its programs depend on.
+
+Python looks a global up when the function runs; a program has it built in. In a notebook, where
+everything is global, rebinding a name or redefining a helper must make a new program, or `xf.grad`
+would go on computing with what is gone. So each function has a guard (see `xfunc.core.guards`) on
+what it reaches by name.
+
+NOTE [what is reached]: the names are read off the code, without running it: those of the function,
+of functions that it names or holds, of the methods of classes, and of functions in whatever stands
+under those names, and so on, as far as the user's program goes. Of a Python module of the program
+those attributes count that any of this code mentions. A name that nothing stands under counts too:
+it may appear. Installed packages are taken not to change, except for their classes. A tensor counts
+by identity, other values as in a closure (see `xfunc.cache.valuation`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import os
+import types
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from xfunc.cache import changes, classes, watch
+from xfunc.cache.changes import Changed
+from xfunc.cache.own_classes import Same
+from xfunc.cache.valuation import StateWalk, Walk
+from xfunc.cache.watch import MISSING
+from xfunc.core.guards import MAX_STATES, State
+from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
+
+Place = tuple[int, str]  # the id of a namespace, and a name in it
+
+
+class Globals:
+    """The guard of functions on what they reach by name.
+
+    Args:
+        functions: the code and the namespace of each.
+        modules: Python modules that they hold.
+    """
+
+    what = "a global"
+
+    def __init__(
+        self,
+        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        modules: Iterable[types.ModuleType],
+    ):
+        self._functions, self._modules = list(functions), list(modules)
+        self._volatile: set[Place] = set()
+        self._states: dict[Hashable, State] = {}
+        self._state: State | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._now().places)
+
+    def snapshot(self) -> tuple[Any, Any]:
+        """What each global, and each attribute of a class, is now."""
+        reach = self._now()
+        return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
+
+    def note_changes(self, before: tuple[Any, Any]) -> Changed:
+        """Let what has changed since then no longer count; what has. See `xfunc.cache.changes`."""
+        after, old = self._now(), before[0]
+        kinds = Changed.NOTHING
+        if after is not old:
+            both = old.values.keys() & after.values.keys()
+            volatile, kinds = changes.between(old.values, after.values, both)
+            self._volatile |= volatile
+        kinds |= Changed.any(cls.note_changes(contents) for cls, contents in before[1].items())
+        if after is not old or kinds is not Changed.NOTHING:
+            self._state = None
+        return kinds
+
+    def __call__(self) -> State:
+        if self._state is not None and self._watch.same():
+            return self._state
+        return self._look()[1]
+
+    def _now(self) -> _Reach:
+        """What is reached now."""
+        return self._last if self._state is not None and self._watch.same() else self._look()[0]
+
+    def _look(self) -> tuple[_Reach, State]:
+        reach = self._reach()
+        named = tuple([(name, value) for (_, name), value in reach.values.items()])
+        value = named, tuple([key for key, _ in reach.values]), tuple(reach.others)
+        state = self._states.setdefault(value, State(value))
+        if len(self._states) > MAX_STATES:
+            del self._states[next(iter(self._states))]
+        if not watch.lent:  # What stands in modules on loan now is not to be kept.
+            self._keep(reach)
+            self._state = state
+        return reach, state
+
+    def _keep(self, reach: _Reach) -> None:
+        self._last = reach
+        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        for (key, name), namespace in reach.places.items():
+            names.setdefault(key, (namespace, []))[1].append(name)
+        self._watch = reach.walk.watch(watch.Namespace(*found) for found in names.values())
+
+    def _reach(self) -> _Reach:
+        reach = _Reach(self._volatile)
+        reach.run(self._functions, self._modules)
+        return reach
+
+
+class Guards:
+    """The guards on globals of the functions of one skeleton, by what these hold."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Globals] = {}
+
+    def of(self, fun: Any) -> Globals:
+        """The guard of a function."""
+        walk = Walk()
+        walk.value(fun)
+        functions = {
+            (f.__code__, id(f.__globals__)): f.__globals__
+            for f in (*walk.functions, *_functions_of(walk.classes))
+            if is_of_program(f.__code__)
+        }
+        modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes))}
+        key = (tuple(functions), tuple(modules))
+        found = self._known.get(key)
+        if found is None:
+            starts = [(code, namespace) for (code, _), namespace in functions.items()]
+            found = self._known[key] = Globals(starts, modules.values())
+            if len(self._known) > MAX_STATES:
+                del self._known[next(iter(self._known))]
+        return found
+
+
+def _functions_of(kinds: Iterable[type]) -> list[types.FunctionType]:
+    return [f for c in kinds if is_of_user(c) for f in classes.known(c).functions]
+
+
+def _modules_of(kinds: Iterable[type]) -> list[types.ModuleType]:
+    return [m for c in kinds if is_of_user(c) for m in classes.known(c).modules]
+
+
+class _GlobalWalk(StateWalk):
+    """A visit of what globals hold: of modules of torch too, but not of their tensors' data."""
+
+    def value(self, x: Any) -> Hashable:
+        if not isinstance(x, torch.nn.Module):
+            return super().value(x)
+        if id(x) in self._seen:
+            return ("again", self._seen[id(x)])
+        self._seen[id(x)] = len(self._seen)
+        self._alive.append(x)
+        self.things.append(x)
+        attributes = watch.lent.get(x) or vars(x)
+        state = tuple([(n, self.value(v)) for n, v in attributes.items()])
+        return ("module", Same(x), self.class_state(type(x)), state)
+
+    def tensor(self, x: torch.Tensor) -> Hashable:
+        kind = type(x)
+        if kind.__module__.startswith("xfunc."):
+            return Same(x)
+        self.things.append(x)
+        return (Same(x), kind, x.requires_grad, self.state(x) if x.__dict__ else None)
+
+
+class _Reach:
+    """See NOTE [what is reached].
+
+    Attributes:
+        places: namespaces by place.
+        values: what stands there, each apart from the others.
+        others: what is reached by no name.
+        walk: over what stands there.
+    """
+
+    def __init__(self, volatile: set[Place]):
+        self._volatile = volatile
+        self.places: dict[Place, dict[str, Any]] = {}
+        self.values: dict[Place, Hashable] = {}
+        self.others: list[Hashable] = []
+        self.walk = _GlobalWalk()
+        self._codes: dict[tuple[types.CodeType, int], None] = {}
+        self._mentioned: dict[str, None] = {}
+        self._modules: dict[int, types.ModuleType] = {}
+        self._looked_at: dict[int, int] = {}  # of a module, how many of the names mentioned
+
+    def run(
+        self,
+        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        modules: Iterable[types.ModuleType],
+    ) -> None:
+        """Find all that functions reach."""
+        self._add_modules(modules)
+        todo = list(functions)
+        functions_seen = classes_seen = modules_seen = 0
+        while todo or modules_seen < len(self._modules):
+            for code, namespace in todo:
+                self._visit(code, namespace)
+            modules_seen = len(self._modules)
+            self._visit_modules()
+            found = self.walk.functions[functions_seen:]
+            kinds = list(self.walk.classes)[classes_seen:]
+            functions_seen += len(found)
+            classes_seen += len(kinds)
+            self._add_modules((*self.walk.modules, *_modules_of(kinds)))
+            todo = [
+                (f.__code__, f.__globals__)
+                for f in (*found, *_functions_of(kinds))
+                if is_of_program(f.__code__)
+            ]
+
+    def _visit(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        if (code, id(namespace)) in self._codes:
+            return
+        self._codes[code, id(namespace)] = None
+        names = _names(code)
+        self._mentioned.update(dict.fromkeys(names.mentioned))
+        direct: list[Any] = []
+        for name in names.looked_up:
+            value = namespace.get(name, MISSING)
+            if value is MISSING and hasattr(builtins, name):
+                self._add(builtins.__dict__, name)
+            self._add(namespace, name)
+            direct.append(value)
+        if names.by_text:
+            for name in names.by_text:
+                if name in namespace or "globals" in names.looked_up:
+                    self._add(namespace, name)
+        if "environ" in names.mentioned or "getenv" in names.mentioned:
+            self.others.append(self.walk.value_apart(os.environ))
+        # An attribute of a module that is not there may appear.
+        for module in direct:
+            if isinstance(module, types.ModuleType) and _is_of_user(module):
+                for name in (*names.attributes, *names.by_text):
+                    self._add(vars(module), name)
+
+    def _visit_modules(self) -> None:
+        names = list(self._mentioned)
+        for key, module in list(self._modules.items()):
+            namespace = vars(module)
+            for name in names[self._looked_at.get(key, 0) :]:
+                if name in namespace:
+                    self._add(namespace, name)
+            self._looked_at[key] = len(names)
+
+    def _add_modules(self, modules: Iterable[types.ModuleType]) -> None:
+        self._modules.update({id(m): m for m in modules if _is_of_user(m)})
+
+    def _add(self, namespace: dict[str, Any], name: str) -> None:
+        place = id(namespace), name
+        if place in self.places or place in self._volatile:
+            return
+        self.places[place] = namespace
+        value = namespace.get(name, MISSING)
+        self.values[place] = self._value(value, name)
+
+    def _value(self, x: Any, name: str) -> Hashable:
+        if x is MISSING:
+            return "nothing"
+        if isinstance(x, types.ModuleType):
+            self._add_modules([x])
+            return Same(x)
+        if _is_fixed(x, name):
+            return Same(x)
+        return self.walk.value_apart(x)
+
+
+def _is_of_user(module: types.ModuleType) -> bool:
+    return module_is_of_user(module, module.__name__)
+
+
+def _is_fixed(x: Any, name: str) -> bool:
+    """Whether something of a library stands under its own name, where it is no choice."""
+    if isinstance(x, types.FunctionType):
+        return not is_of_program(x.__code__) and x.__name__ == name
+    if isinstance(x, type):
+        return not is_of_user(x) and x.__name__ == name
+    if isinstance(x, types.BuiltinFunctionType):
+        return x.__self__ is None or isinstance(x.__self__, types.ModuleType)
+    return False
+
+
+class _Names(NamedTuple):
+    """Names in code, nested code included.
+
+    Attributes:
+        looked_up: as globals.
+        attributes: of anything.
+        by_text: strings that code may look up as names, where it can do so.
+    """
+
+    looked_up: tuple[str, ...]
+    attributes: tuple[str, ...]
+    by_text: tuple[str, ...]
+
+    @property
+    def mentioned(self) -> tuple[str, ...]:
+        return (*self.attributes, *self.by_text)
+
+
+_BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattribute__".split())
+
+
+@functools.lru_cache(16384)
+def _names(code: types.CodeType) -> _Names:
+    looked_up: dict[str, None] = {}
+    attributes: dict[str, None] = {}
+    texts: dict[str, None] = {}
+    for i in dis.get_instructions(code):
+        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            looked_up[i.argval] = None
+        elif isinstance(i.argval, str) and i.opname not in ("LOAD_CONST", "RETURN_CONST"):
+            attributes[i.argval] = None
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            inner = _names(const)
+            looked_up.update(dict.fromkeys(inner.looked_up))
+            attributes.update(dict.fromkeys(inner.attributes))
+            texts.update(dict.fromkeys(inner.by_text))
+        elif isinstance(const, str) and const.isidentifier():
+            texts[const] = None
+    if _BY_TEXT.isdisjoint((*looked_up, *attributes)):
+        texts.clear()
+    return _Names(tuple(looked_up), tuple(attributes), tuple(texts))

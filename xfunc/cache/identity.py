@@ -1,0 +1,241 @@
+"""The value of a function: what tells two functions apart.
+
+A function's *value* is its code together with everything that it holds: closure cells, defaults,
+arguments of a partial, the object of a bound method. Tensors among these do not count by value:
+they become inputs of the program, keyed by shape and dtype only. So a lambda that closes over the
+newest batch hits, and a changed number, dtype or shape misses. What any other object counts as
+is said in `xfunc.cache.valuation`.
+
+The same holds for what a callback (`xfunc.debug`) holds: a list that collects what it is called
+with is that list, and no list that happens to be equal.
+
+Globals that a function names are not part of its value; see `xfunc.cache.globals`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+
+from xfunc.cache import changes, classes
+from xfunc.cache.changes import Changed
+from xfunc.cache.own_classes import Same
+from xfunc.cache.valuation import Walk, is_atom, volatile
+from xfunc.cache.watch import Watch, end_watches
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Bundle, Wrapper
+from xfunc.errors import report
+
+
+def places_of(fun: Any) -> dict[tuple[int, str | None], tuple[Any, Hashable]]:
+    """The places that a function holds, and what is in them."""
+    walk = Walk()
+    walk.places = {}
+    walk.value(fun)
+    return walk.places
+
+
+def class_contents(fun: Any) -> dict[classes.ClassState, Any]:
+    """What stands in the classes of what a function holds; see `ClassState.note_changes`."""
+    walk = Walk()
+    walk.value(fun)
+    return {c: c.contents() for c in map(classes.known, walk.classes)}
+
+
+def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hashable]]) -> Changed:
+    """Mark the places changed since `before` as volatile; what has changed."""
+    held = {key: content for key, (_, content) in before.items()}
+    now = {key: content for key, (_, content) in places_of(fun).items()}
+    found, kinds = changes.between(held, now, held.keys() & now.keys())
+    volatile.update({key: before[key][0] for key in found})
+    if found:
+        end_watches()
+    return kinds | Changed.VOLATILE if any(key in volatile for key in before) else kinds
+
+
+def let_change(fun: Any) -> bool:
+    """Mark all places that a function holds as volatile; whether there are any."""
+    places = places_of(fun)
+    volatile.update({key: owner for key, (owner, _) in places.items()})
+    end_watches()
+    return bool(places)
+
+
+def function_value(fun: Any) -> tuple[Hashable, list[torch.Tensor]]:
+    """A function's value, and the tensors that it holds."""
+    return _walked(fun, Walk())
+
+
+def _walked(fun: Any, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
+    try:
+        return walk.value(fun), walk.tensors
+    except RecursionError:
+        raise ValueError(
+            report(
+                f"{function_name(fun)} holds a structure that is nested too deep to compare",
+                "pass the data as an argument, or flatten it.",
+                at=user_location(),
+            )
+        ) from None
+
+
+def values_beside(
+    given: Iterable[tuple[Hashable, Any]], held: list[torch.Tensor]
+) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
+    """The values of labelled things that a program depends on beside its function.
+
+    And the tensors held by these and, first, by the function: see NOTE [aliases].
+    """
+    walk = Walk()
+    for t in held:
+        walk.value(t)
+    return tuple([(label, walk.value(x)) for label, x in given]), walk.tensors
+
+
+class FunctionValue:
+    """The value of one function, taken again only where something that it holds has changed.
+
+    A function that holds tensors is looked at each time: what is watched is kept alive, and the
+    tensors of the last step are not to be.
+    """
+
+    def __init__(self, fun: Any):
+        self._fun = fun
+        self._watch: Constants | Watch | None = constants(fun)
+        self._found: tuple[Hashable, list[torch.Tensor]] | None = None
+        self._looks = 0
+
+    def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
+        """See `function_value`."""
+        found = self._found
+        if found is not None and self._watch is not None:
+            if self._watch.same():
+                return found
+            self._found = self._watch = None
+        walk = Walk()
+        found = _walked(self._fun, walk)
+        if walk.tensors or walk.skipped:
+            return found
+        # A watch costs more than a look: it is for what is called again, and mostly unchanged.
+        self._looks += 1
+        if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
+            self._watch = walk.watch()
+        if self._watch is not None:
+            self._found = found
+        return found
+
+
+class Constants:
+    """Functions that hold nothing, as long as nobody gives them something else to run or hold."""
+
+    def __init__(self, funs: list[types.FunctionType]):
+        self._parts = [(f, f.__code__, f.__defaults__) for f in funs]
+
+    def same(self) -> bool:
+        """Whether they are what they were."""
+        for f, code, defaults in self._parts:
+            if f.__code__ is not code or f.__defaults__ is not defaults or f.__dict__:
+                return False
+        return True
+
+
+def constants(fun: Any) -> Constants | None:
+    """The functions in `fun` if nothing in it can change, so that its value may be taken once."""
+    found: list[types.FunctionType] = []
+    return Constants(found) if _add_constants(fun, found) else None
+
+
+def _add_constants(fun: Any, found: list[types.FunctionType]) -> bool:
+    if isinstance(fun, Bundle):
+        return all(_add_constants(f, found) for f in fun.funs)
+    if isinstance(fun, Wrapper):
+        return _add_constants(fun.fun, found)
+    if isinstance(fun, types.BuiltinFunctionType):
+        return fun.__self__ is None or isinstance(fun.__self__, types.ModuleType)
+    if not isinstance(fun, types.FunctionType):
+        return isinstance(fun, type) and not classes.can_change(fun)
+    found.append(fun)
+    held = fun.__closure__ or fun.__kwdefaults__ or fun.__dict__
+    return not held and all(map(is_atom, fun.__defaults__ or ()))
+
+
+def skeleton(fun: Any) -> Hashable:
+    """What stays the same of a function however often it is made anew."""
+    if isinstance(fun, Bundle):
+        return (Bundle, tuple(map(skeleton, fun.funs)))
+    if isinstance(fun, Wrapper):
+        return (type(fun), fun.options, skeleton(fun.fun))
+    if isinstance(fun, functools.partial):
+        return ("partial", skeleton(fun.func))
+    if isinstance(fun, types.MethodType):
+        return ("method", skeleton(fun.__func__))
+    if isinstance(fun, types.FunctionType):
+        return (fun.__code__, Same(fun.__globals__))
+    return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else Same(fun)
+
+
+def root_of(fun: Any) -> Any:
+    """The Python function inside transforms, partials and methods."""
+    while True:
+        if isinstance(fun, Wrapper):
+            fun = fun.fun
+        elif isinstance(fun, functools.partial):
+            fun = fun.func
+        elif isinstance(fun, types.MethodType):
+            fun = fun.__func__
+        else:
+            return fun
+
+
+def forget_changes() -> None:
+    """Let places that have changed count by value again."""
+    volatile.clear()
+    end_watches()
+
+
+def frozen(fun: Any) -> Any:
+    """A copy of a function that does not see what it holds being changed later.
+
+    A program runs its function again for each derived program, perhaps when the enclosing function
+    has long given other values to the variables that it closes over, or to the entries of a dict.
+    """
+    return _frozen(fun, {})
+
+
+def _frozen(x: Any, copies: dict[int, Any]) -> Any:
+    if id(x) in copies:
+        return copies[id(x)]
+    if type(x) is list:
+        copies[id(x)] = held = []
+        held += [_frozen(v, copies) for v in x]
+        return held
+    if type(x) is dict:
+        copies[id(x)] = items = {}
+        items.update({k: _frozen(v, copies) for k, v in x.items()})
+        return items
+    if type(x) is tuple:
+        return tuple([_frozen(v, copies) for v in x])
+    if isinstance(x, functools.partial):
+        inside = _frozen(x.func, copies), *_frozen(x.args, copies)
+        return functools.partial(*inside, **_frozen(x.keywords, copies))
+    if not isinstance(x, types.FunctionType) or not x.__closure__:
+        return x
+    cells = [copies.setdefault(id(c), types.CellType()) for c in x.__closure__]
+    copy = types.FunctionType(
+        x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
+    )
+    copy.__kwdefaults__, copy.__qualname__ = x.__kwdefaults__, x.__qualname__
+    copy.__dict__.update(x.__dict__)
+    copies[id(x)] = copy
+    for cell, new in zip(x.__closure__, cells, strict=True):
+        with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
+            content = cell.cell_contents
+            if id(new) not in copies:
+                copies[id(new)] = new
+                new.cell_contents = _frozen(content, copies)
+    return copy

@@ -1,0 +1,151 @@
+"""What objects of Python's own classes consist of: a rule for each class, for `xfunc.cache.valuation`."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from xfunc.cache import watch
+from xfunc.cache.watch import MISSING
+from xfunc.core.locations import in_user_code
+
+BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_CACHED = type(functools.lru_cache(lambda: None))
+
+
+class Same:
+    """Equal to itself only; keeps its object alive, so that the identity stays unique."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__} at {id(self.value):#x}>"
+
+
+def _function(walk: Any, x: types.FunctionType) -> Hashable:
+    walk.functions.append(x)
+    cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+    before = walk.refuses
+    walk.refuses = before and in_user_code(x.__code__)
+    try:
+        return _function_value(walk, x, cells)
+    finally:
+        walk.refuses = before
+
+
+def _function_value(walk: Any, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
+    return (
+        x.__code__,
+        Same(x.__globals__),
+        tuple((name, walk.place(c, None, [_content(c)])) for name, c in cells),
+        walk.value(x.__defaults__),
+        walk.value(x.__kwdefaults__),
+        walk.state(x),
+    )
+
+
+def _content(cell: Any) -> Any:
+    found = watch.content(cell)
+    return Ellipsis if found is MISSING else found
+
+
+def _method(walk: Any, x: Any) -> Hashable:
+    return ("method", walk.value(x.__func__), ("self", walk.value(x.__self__)))
+
+
+def _builtin(walk: Any, x: Any) -> Hashable:
+    owner = x.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return Same(x)
+    return ("method", x.__name__, ("self", walk.value(owner)))
+
+
+def _partial(walk: Any, x: functools.partial[Any]) -> Hashable:
+    keywords = tuple((k, walk.value(v)) for k, v in x.keywords.items())
+    return ("partial", walk.value(x.func), walk.all(x.args), keywords)
+
+
+def _sequence(walk: Any, x: Any) -> Hashable:
+    return (type(x), walk.place(x, None, x))
+
+
+def _tuple(walk: Any, x: tuple[Any, ...]) -> Hashable:
+    return (type(x), walk.all(x))
+
+
+def _dict(walk: Any, x: dict[Any, Any]) -> Hashable:
+    items = [part for item in x.items() for part in item]
+    factory = getattr(x, "default_factory", None)
+    return (type(x), walk.place(x, None, items), walk.value(factory))
+
+
+def _set(walk: Any, x: Any) -> Hashable:
+    return (type(x), walk.place(x, None, sorted(x, key=hash)))
+
+
+def _array(walk: Any, x: np.ndarray) -> Hashable:
+    if x.dtype == object:
+        return (type(x), x.shape, walk.place(x, None, x.ravel()))
+    return (type(x), x.shape, x.strides, x.dtype.str, x.tobytes())
+
+
+def _bytes(walk: Any, x: Any) -> Hashable:
+    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
+
+
+def _range(walk: Any, x: Any) -> Hashable:
+    return (type(x), walk.all((x.start, x.stop, x.step)))
+
+
+def _cached(walk: Any, x: Any) -> Hashable:
+    return ("cached", walk.value(x.__wrapped__), walk.state(x))
+
+
+def _atom(walk: Any, x: Any) -> Hashable:
+    base = next(b for b in (str, bytes, int, float, complex) if isinstance(x, b))
+    shown_as: Any = base.__repr__  # Its own class may show it otherwise.
+    return (base, shown_as(x))
+
+
+RULES: dict[type, Callable[[Any, Any], Hashable]] = {
+    types.FunctionType: _function,
+    types.MethodType: _method,
+    **dict.fromkeys(BUILTIN_METHODS, _builtin),
+    functools.partial: _partial,
+    list: _sequence,
+    tuple: _tuple,
+    dict: _dict,
+    collections.deque: _sequence,
+    set: _set,
+    frozenset: _set,
+    np.ndarray: _array,
+    **dict.fromkeys((bytearray, array.array, memoryview), _bytes),
+    **dict.fromkeys((range, slice), _range),
+    types.MappingProxyType: lambda walk, x: ("proxy", walk.all((*x.keys(), *x.values()))),
+    **dict.fromkeys(_VIEWS, lambda walk, x: (type(x).__name__, walk.all(x))),
+    _CACHED: _cached,
+    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(watch.context_value(x))),
+    threading.local: lambda walk, x: (Same(x), walk.state(x)),
+    weakref.ref: lambda walk, x: ("reference", walk.value(x())),
+    **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(watch.referent(x)))),
+    **dict.fromkeys((str, bytes, int, float, complex), _atom),
+}

@@ -1,0 +1,132 @@
+"""The cache of programs: by the value of a function (`identity`) and what it was called with."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from xfunc.cache.identity import forget_changes, root_of, skeleton
+from xfunc.cache.misses import Key, difference, differences
+from xfunc.core.guards import Guard, Guarded
+from xfunc.core.locations import function_name
+from xfunc.core.wrappers import Wrapper
+
+MAX_ENTRIES = 256  # per function; the least recently used goes
+MAX_FUNCTIONS = 1024
+
+
+class CacheInfo(NamedTuple):
+    """Counters of one function's cache since it was last cleared."""
+
+    hits: int
+    misses: int
+    traces: int
+    compiles: int
+    size: int
+
+
+class FunctionCache:
+    """The programs of one function."""
+
+    def __init__(self, name: str, root: Any):
+        self.name, self.root = name, root
+        self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+        self.hits = self.misses = self.traces = self.compiles = 0
+        self.last_miss = "not called yet"
+        self.globals: Any = None  # On what it names (`globals.Guards`), once it has been traced.
+
+    def find(self, key: Hashable) -> Any:
+        """The entry of a key, or None; counts."""
+        entry = self.entries.get(key)
+        if type(entry) is Guarded:
+            entry = entry.find()
+        if entry is not None:
+            self.hits += 1
+            if len(self.entries) > 1:
+                self.entries.move_to_end(key)
+        return entry
+
+    def missed(self, key: Key, names: Sequence[str]) -> None:
+        """Count a miss, and note what differed from the nearest key before.
+
+        `names` are those of the function's parameters.
+        """
+        self.misses += 1
+        self.last_miss = self._why(key, names)
+
+    def add(self, key: Hashable, entry: Any, guards: Iterable[Guard] = ()) -> None:
+        """Keep an entry; the least recently used one makes room."""
+        known = self.entries.get(key)
+        if guards or type(known) is Guarded:
+            known = known if type(known) is Guarded else Guarded()
+            known.add(entry, guards)
+            entry = known
+        self.entries[key] = entry
+        while len(self.entries) > MAX_ENTRIES:
+            self.entries.popitem(last=False)
+
+    def _why(self, key: Key, names: Sequence[str]) -> str:
+        guarded = self.entries.get(key)
+        changed = guarded.changed() if type(guarded) is Guarded else None
+        if changed is not None:
+            guard, old, new = changed
+            what = getattr(guard, "what", "the state of a module")
+            return f"{what} changed: {difference(old, new)}"
+        known = [k for k in self.entries if isinstance(k, Key)]
+        return differences(known, key, names) if known else "first call"
+
+    def info(self) -> CacheInfo:
+        sizes = [e.size if type(e) is Guarded else 1 for e in self.entries.values()]
+        return CacheInfo(self.hits, self.misses, self.traces, self.compiles, sum(sizes))
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.hits = self.misses = self.traces = self.compiles = 0
+        self.last_miss = "not called yet"
+
+
+_functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()
+_guard = threading.Lock()
+
+
+def cache_of(fun: Any) -> FunctionCache:
+    """The cache of a function, shared by all functions of the same skeleton."""
+    key = skeleton(fun)
+    with _guard:
+        found = _functions.get(key)
+        if found is None:
+            found = _functions[key] = FunctionCache(
+                function_name(root_of(fun)), _code(root_of(fun))
+            )
+            while len(_functions) > MAX_FUNCTIONS:
+                _functions.popitem(last=False)
+        else:
+            _functions.move_to_end(key)
+        return found
+
+
+def _code(fun: Any) -> Any:
+    return getattr(fun, "__code__", fun)
+
+
+def clear_caches() -> None:
+    """Forget all programs, compiled or not, and reset all counters."""
+    with _guard:
+        for cache in _functions.values():
+            cache.clear()
+        forget_changes()
+
+
+def trace_count(fun: Any) -> int:
+    """How often the Python code of `fun` was run to trace it.
+
+    `fun` may be a function or any transform of it: the count is that of the transformed function
+    called; for a plain function, of all transforms of it together.
+    """
+    if isinstance(fun, Wrapper):
+        return cache_of(fun).traces
+    code = _code(root_of(fun))
+    with _guard:
+        return sum(c.traces for c in _functions.values() if c.root == code)

@@ -1,0 +1,327 @@
+"""What any Python object counts as in a key: its value, so that equal values compute the same.
+
+NOTE [aliases]: that a tensor stands in two places of the key is itself part of the key. A program
+traced while two closure cells held one tensor would otherwise be wrong when they hold two.
+
+NOTE [equality is not enough]: ``-0.0 == 0.0``, ``range(0) == range(5, 5)``, and a class may define
+``__eq__`` as it likes. So what counts of an object is what it consists of: its class, as the class
+is now, and its attributes; of an immutable object written in C, what it is pickled as. Only classes
+of libraries are taken at their word, where they define a hash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import io
+import logging
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from xfunc.cache import classes, watch
+from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
+from xfunc.core.locations import is_of_user, user_location
+from xfunc.core.wrappers import Bundle, Wrapper
+from xfunc.errors import report, shown
+from xfunc.torchlib.functorch import is_wrapped
+
+_MAX_NODES = 1_000_000  # of one function's value
+
+_ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))
+_OPAQUE = (logging.Logger, torch.dtype, torch.device, torch.Generator, io.IOBase)
+_FIXED = (
+    *(tuple, frozenset, range, slice, types.MethodType, *BUILTIN_METHODS),
+    *(types.GenericAlias, types.UnionType),
+)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+# See NOTE [volatile places] in `xfunc.cache.changes`: (id of the owner, attribute or None) -> the
+# owner, kept alive.
+volatile: dict[tuple[int, str | None], Any] = {}
+
+
+class Walk:
+    """One visit of all that a function holds.
+
+    Attributes:
+        tensors: those found, each once.
+        functions: those found.
+        classes: those of the user's of which objects were found, or themselves.
+        modules: the Python modules found.
+        things: what was found that can be changed; see `xfunc.cache.watch`.
+        skipped: whether there was a place that does not count; see NOTE [volatile places].
+        places: for each place that could be changed, its owner and its content as it is.
+        refuses: whether what cannot be compared is refused, as what a function of the user's holds
+            itself is; objects, and functions of libraries, may hold it for something else.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str | None], tuple[Any, Hashable]] | None = None
+        self.refuses = True
+        self.tensors: list[torch.Tensor] = []
+        self.functions: list[types.FunctionType] = []
+        self.classes: dict[type, None] = {}
+        self.modules: list[types.ModuleType] = []
+        self.things: list[Any] = []
+        self.skipped = False
+        self._seen: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    def value(self, x: Any) -> Hashable:
+        kind = type(x)
+        if kind in _ATOMS:
+            return (kind, x)
+        if kind is float or kind is complex:
+            return (kind, repr(x))  # nan equals itself, and 0.0 is not -0.0
+        leaf = _leaf_rule_of(kind)
+        if leaf is not None:
+            return leaf(self, x)
+        before = self._seen.get(id(x))
+        if before is not None:
+            return ("again", before)
+        if len(self._seen) > _MAX_NODES:
+            raise ValueError(
+                report(
+                    f"a function holds more than {_MAX_NODES:,} objects, by whose value its "
+                    "programs would be cached",
+                    "pass the data as an argument (as tensors, or static), or make it a NumPy "
+                    "array.",
+                    at=user_location(),
+                )
+            )
+        self._seen[id(x)] = len(self._seen)
+        self._alive.append(x)
+        if kind not in _FIXED and not isinstance(x, Wrapper):
+            self.things.append(x)
+        return _rule_of(kind)(self, x)
+
+    def tensor(self, x: torch.Tensor) -> Hashable:
+        slot = self._slots.setdefault(id(x), len(self.tensors))
+        if slot == len(self.tensors):
+            self.tensors.append(x)
+        kind = type(x)
+        if kind.__module__.startswith("xfunc."):  # a token, which knows its aval only
+            return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
+        known = kind is torch.Tensor
+        more = None
+        # Of a traced value, only the aval counts: a token of it, later, knows no more.
+        if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and x.is_leaf)):
+            more = (x.stride() if x.is_cpu else None, x.requires_grad)
+            if x.__dict__ and (known or kind in _TENSORS or is_of_user(kind)):
+                more = (*more, self.state(x))
+        return ("tensor", slot, tuple(x.shape), x.dtype, None if known else kind, more)
+
+    def class_state(self, cls: type) -> Hashable:
+        """What a class is now; see `xfunc.cache.classes`."""
+        state = classes.state_of(cls)
+        if state is None:
+            return Same(cls)
+        self.classes[cls] = None
+        return state
+
+    def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
+        """A watch on all that was met, and on some namespaces."""
+        states = {c: None for cls in self.classes for c in classes.known(cls).everything}
+        things = [t for state in states for t in state.things]
+        kinds = [k for c in states for k in c.kinds]
+        return watch.Watch([*self.things, *things], kinds, namespaces)
+
+    def all(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple([self.value(x) for x in xs])
+
+    def state(self, x: Any) -> Hashable:
+        """The attributes of an object, by value."""
+        named = getattr(x, "__dict__", None) or {}
+        slots = watch.all_slots(type(x))
+        if slots:
+            named = {**named, **{n: getattr(x, n) for n in slots if hasattr(x, n)}}
+        before, self.refuses = self.refuses, False
+        try:
+            if self.places is None and not volatile:
+                return tuple([(n, self._attribute(v)) for n, v in named.items()])
+            return tuple([(n, self.place(x, n, [v], attribute=True)) for n, v in named.items()])
+        finally:
+            self.refuses = before
+
+    def _attribute(self, v: Any) -> Hashable:
+        kind = type(v)
+        if kind in _ATOMS:
+            return ((kind, v),)
+        if kind not in RULES and _is_iterator(kind):  # Its owner is held for something else.
+            return (Same(v),)
+        return (self.value(v),)
+
+    def place(
+        self, owner: Any, label: str | None, contents: Iterable[Any], attribute: bool = False
+    ) -> Hashable:
+        """The value of what stands in a place that could be changed."""
+        key = (id(owner), label)
+        if key in volatile:
+            self.skipped = True
+            return Same(owner)
+        contents = list(contents)
+        if self.places is not None:
+            self.places[key] = (owner, tuple(map(_as_it_is, contents)))
+        return self._attribute(contents[0]) if attribute else self.all(contents)
+
+
+class StateWalk(Walk):
+    """A visit of an object's attributes, where tensors and modules count by identity."""
+
+    def value(self, x: Any) -> Hashable:
+        if isinstance(x, torch.nn.Module):
+            return Same(x)
+        return super().value(x)
+
+    def value_apart(self, x: Any) -> Hashable:
+        """The value of something whatever was met before, so that it changes only with itself."""
+        self._seen.clear()
+        return self.value(x)
+
+    def tensor(self, x: torch.Tensor) -> Hashable:
+        return Same(x)
+
+
+class ContentWalk(StateWalk):
+    """A visit of what a class holds, where other classes count by identity."""
+
+    def class_state(self, cls: type) -> Hashable:
+        if classes.can_change(cls):
+            self.classes[cls] = None
+        return Same(cls)
+
+    def same(self, x: Any) -> Hashable:
+        """The identity of something."""
+        return Same(x)
+
+
+def is_atom(x: Any) -> bool:
+    """Whether an object cannot change, nor consist of others."""
+    return type(x) in (*_ATOMS, float, complex)
+
+
+def _as_it_is(x: Any) -> Hashable:
+    """What tells whether a place still holds the same: identity, or the value of an atom."""
+    return (type(x), repr(x)) if is_atom(x) else id(x)
+
+
+@functools.cache
+def _is_transparent(cls: type) -> bool:
+    """Whether all the state of a class's objects is in attributes: none is hidden in C.
+
+    The same sum by which `object.__reduce_ex__` tells what it may pickle.
+    """
+    size = object.__basicsize__ + 8 * sum(len(watch.slots_of(c)) for c in cls.__mro__)
+    size += 8 * (cls.__dictoffset__ > 0) + 8 * (getattr(cls, "__weakrefoffset__", 0) > 0)
+    return cls.__basicsize__ == size and cls.__itemsize__ == 0
+
+
+@functools.cache
+def _is_iterator(cls: type) -> bool:
+    """Whether reading an object of a class changes it, out of sight."""
+    return issubclass(cls, Iterator) and not issubclass(cls, _OPAQUE) and not _is_transparent(cls)
+
+
+@functools.lru_cache(4096)
+def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
+    """How the value of objects of a class is taken that do not count as something met before."""
+    if issubclass(kind, torch.Tensor):
+        return lambda walk, x: walk.tensor(x)
+    if issubclass(kind, _OPAQUE):
+        return lambda walk, x: Same(x)
+    if issubclass(kind, types.ModuleType):
+        return _module
+    if _is_of_xfunc(kind):
+        return lambda walk, x: Same(x)
+    return (lambda walk, x: ("class", walk.class_state(x))) if issubclass(kind, type) else None
+
+
+def _is_of_xfunc(kind: type) -> bool:
+    """Whether objects of a class are made by xfunc to be what they are: programs, caches, traces.
+
+    What transforms return to be called does count by what it holds.
+    """
+    if not kind.__module__.startswith("xfunc.") or kind.__module__.startswith("xfunc.transforms."):
+        return False
+    by_value = (Wrapper, *RULES)
+    return kind.__hash__ in (object.__hash__, None) and not issubclass(kind, by_value)
+
+
+def _module(walk: Walk, x: types.ModuleType) -> Hashable:
+    walk.modules.append(x)
+    return Same(x)
+
+
+@functools.lru_cache(4096)
+def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
+    """How the value of objects of a class is taken."""
+    if kind in RULES:
+        return RULES[kind]
+    if issubclass(kind, Wrapper):
+        return _wrapper
+    if issubclass(kind, enum.Enum):
+        return _member
+    for base, rule in RULES.items():
+        if issubclass(kind, base):
+            return functools.partial(_subclass, rule)
+    if issubclass(kind, np.generic):
+        return lambda walk, x: (kind, x.dtype.str, x.tobytes())
+    own_hash = kind.__hash__ not in (object.__hash__, None)
+    if own_hash and not dataclasses.is_dataclass(kind) and not is_of_user(kind):
+        return _by_hash if classes.can_change(kind) else _as_pickled
+    if _is_transparent(kind):
+        return lambda walk, x: (walk.class_state(kind), walk.state(x))
+    if own_hash:
+        return _as_pickled
+    return _refused if _is_iterator(kind) else lambda walk, x: Same(x)
+
+
+def _wrapper(walk: Walk, x: Any) -> Hashable:
+    inside = walk.all(x.funs) if isinstance(x, Bundle) else walk.value(x.fun)
+    return (type(x), x.options, inside)
+
+
+def _member(walk: Walk, x: Any) -> Hashable:
+    return (Same(x), walk.class_state(type(x)), walk.state(x))
+
+
+def _subclass(rule: Callable[[Walk, Any], Hashable], walk: Walk, x: Any) -> Hashable:
+    """Of a class derived from one of Python's own, with attributes and methods beside."""
+    return (walk.class_state(type(x)), rule(walk, x), walk.state(x))
+
+
+def _by_hash(walk: Walk, x: Any) -> Hashable:
+    try:
+        hash(x)
+    except TypeError:
+        return Same(x)
+    return (type(x), x)
+
+
+def _as_pickled(walk: Walk, x: Any) -> Hashable:
+    """What an immutable object consists of; see NOTE [equality is not enough]."""
+    try:
+        parts = x.__reduce_ex__(4)
+    except Exception:
+        return Same(x)
+    return (type(x), parts if isinstance(parts, str) else walk.all(parts[:3]))
+
+
+def _refused(walk: Walk, x: Any) -> Hashable:
+    if not walk.refuses:
+        return Same(x)
+    raise TypeError(
+        report(
+            f"a function holds {shown(x)} (a {type(x).__name__}), which gives other values each "
+            "time it is read",
+            "make a list or tuple of it, or pass what it gives as an argument.",
+            at=user_location(),
+        )
+    )

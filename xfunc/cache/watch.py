@@ -1,0 +1,396 @@
+"""Seeing quickly whether anything has changed, without taking its value again.
+
+NOTE [watching]: the value of what globals and closures hold is taken once. From then on each call
+only asks whether the same objects stand in the same places: in namespaces, containers, attributes
+and cells, and whether classes are as they were. All comparisons are by identity and run in C, some
+20 ns for each place, or 40 for all places that have a number together.
+
+NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
+of every dict. A number that is the same tells in one read that nothing changed; where it differs,
+contents are compared, for what changed may not count. What a function runs and holds is read in
+one go, as the pointers in the function itself: the watch keeps what they point to alive, so that
+equal pointers are the same objects. Numbers and pointers lie at places in memory that are the same
+in all versions of Python supported; whether they do what is expected is tried out when this module
+is loaded, and where they do not, contents are compared.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import contextvars
+import ctypes
+import functools
+import itertools
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+MISSING = object()
+# Where in an object they lie: from which byte to which.
+_CLASS_VERSION, _DICT_VERSION = (384, 388), (24, 32)
+_FUNCTION_PARTS, _CELL_CONTENT = (48, 96), (16, 24)  # of a function: from its code to its __dict__
+
+# The attributes of modules on loan (`xfunc.tools.modules`), as they were before.
+lent: dict[torch.nn.Module, dict[str, Any]] = {}
+
+_turns = 0  # how often all watches were ended
+
+_read = operator.attrgetter("raw")
+_dict_of = operator.attrgetter("__dict__")
+_requires_grad = operator.attrgetter("requires_grad")
+_function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+
+
+def _place(x: Any, part: tuple[int, int]) -> Any:
+    start, end = part
+    return (ctypes.c_char * (end - start)).from_address(id(x) + start)
+
+
+def _class_versions_work() -> bool:
+    cls = type("C", (), {"a": 1})
+    tag = _place(cls, _CLASS_VERSION)
+    seen = set()
+    for k in range(4):
+        cls.a = k  # pyright: ignore[reportAttributeAccessIssue]
+        _touch(cls)
+        seen.add(tag.raw)
+    before = tag.raw
+    _touch(cls)
+    return len(seen) == 4 and bytes(4) not in seen and tag.raw == before
+
+
+def _dict_versions_work() -> bool:
+    d: dict[str, Any] = {"a": 0}
+    tag = _place(d, _DICT_VERSION)
+    seen = {tag.raw}
+    for change in (lambda: d.update(a=1), lambda: d.update(b=1), lambda: d.pop("b")):
+        change()
+        seen.add(tag.raw)
+    exec("a = 5", d)
+    seen.add(tag.raw)
+    return len(seen) == 5 and _attribute_versions_work()
+
+
+def _attribute_versions_work() -> bool:
+    x: Any = type("C", (), {})()
+    x.a = None
+    tag = _place(x.__dict__, _DICT_VERSION)
+
+    def store(value: Any) -> bool:  # The interpreter replaces this by quicker code as it runs.
+        before = tag.raw
+        x.a = value
+        return tag.raw != before
+
+    stores = [store(float(k)) for k in range(200)]
+    before = tag.raw
+    object.__setattr__(x, "a", 1)
+    return all(stores) and tag.raw != before
+
+
+def _pointers_work() -> bool:
+    def f(a: Any = 1, *, b: Any = 2) -> Any:
+        return a, b, cell
+
+    cell: Any = 0
+    closure: Any = f.__closure__
+    other = (lambda: None).__code__.replace(co_freevars=f.__code__.co_freevars)
+    changes = [
+        lambda: setattr(f, "__code__", other),
+        lambda: setattr(f, "__defaults__", (3,)),
+        lambda: setattr(f, "__kwdefaults__", {"b": 3}),
+        lambda: setattr(f, "__dict__", {"c": 1}),
+    ]
+    kept = list(_function_parts(f))
+    parts, held = _place(f, _FUNCTION_PARTS), _place(closure[0], _CELL_CONTENT)
+    seen: set[bytes] = {parts.raw}
+    for change in changes:
+        change()
+        kept += _function_parts(f)
+        seen.add(parts.raw)
+    before = held.raw
+    cell = kept
+    return len(seen) == 5 and [before, held.raw] == [
+        id(x).to_bytes(8, sys.byteorder) for x in (0, kept)
+    ]
+
+
+def _touch(cls: type) -> None:
+    """Let Python number the present state of a class."""
+    getattr(cls, "_xfunc_looks_this_up", None)
+
+
+_class_versions = _class_versions_work()
+_dict_versions = _dict_versions_work()
+_has_pointers = _pointers_work()
+
+
+def end_watches() -> None:
+    """Let every watch say once more that something has changed: something else counts now."""
+    global _turns
+    _turns += 1
+
+
+class Namespace:
+    """The values of some names in a dict; of all, if none are given."""
+
+    def __init__(self, names: dict[str, Any], watched: Iterable[str] | None = None):
+        self._dict, self._names = names, None if watched is None else tuple(watched)
+        self._all, self._held = tuple(names), list(self._now())
+        self.tag = _place(names, _DICT_VERSION) if _dict_versions else None
+
+    def same(self) -> bool:
+        """Whether all are what they were."""
+        if self._names is None and tuple(self._dict) != self._all:
+            return False
+        return all(map(operator.is_, self._now(), self._held))
+
+    def _now(self) -> Iterable[Any]:
+        if self._names is None:
+            return self._dict.values()
+        get = self._dict.get
+        return [get(n, MISSING) for n in self._names]
+
+
+class Watch:
+    """What some things that can be changed hold now, and whether they hold the same later.
+
+    Args:
+        things: containers, functions, objects with attributes, tensors.
+        classes: whose own attributes count, and those of their bases.
+        namespaces: more that counts.
+    """
+
+    def __init__(
+        self,
+        things: Iterable[Any],
+        classes: Iterable[type] = (),
+        namespaces: Iterable[Namespace] = (),
+    ):
+        self._turn = _turns
+        things, self._classes = list({id(t): t for t in things}.values()), list(classes)
+        self._functions = [t for t in things if type(t) is types.FunctionType]
+        self._parts = _flat(map(_function_parts, self._functions))
+        own = [t for t in things if _has_attributes(t)]
+        self._objects = [t for t in own if type(t) is not types.FunctionType]
+        self._own_dicts = list(map(_dict_of, self._objects))
+        self._kinds = list(map(type, self._objects))
+        dicts = [*map(_dict_of, own), *(t for t in things if _is_plain(t))]
+        self._namespaces = [*map(Namespace, dicts), *namespaces]
+        self._tensors = [t for t in things if isinstance(t, torch.Tensor)]
+        self._grads = list(map(_requires_grad, self._tensors))
+        cells = [c for f in self._functions for c in f.__closure__ or ()]
+        self._cells = [c for c in cells if content(c) is not MISSING]
+        self._contained = list(map(content, self._cells))
+        pointers: list[Any] = []
+        if _has_pointers:
+            pointers = [_place(f, _FUNCTION_PARTS) for f in self._functions]
+            pointers += [_place(c, _CELL_CONTENT) for c in self._cells]
+        self._views: list[Any] = [_Look(_content_of, c) for c in cells if content(c) is MISSING]
+        for t in things:
+            self._views += _views(t)
+        self._lengths = list(map(len, self._views))
+        self._held = _flat(self._views)
+        tags: list[Any] = []
+        if _class_versions:
+            for cls in self._classes:
+                _touch(cls)
+            tags = [_place(c, _CLASS_VERSION) for c in self._classes]
+        by_number = len(tags) == len(self._classes) and all(map(any, map(_read, tags)))
+        self._contents = None if by_number else self._class_contents()
+        # Of what has a number, that is all there is to look at while it stays the same.
+        self._numbered = [n for n in self._namespaces if n.tag is not None]
+        self._others = [n for n in self._namespaces if n.tag is None]
+        self._places = [*tags, *pointers, *(n.tag for n in self._numbered)]
+        self._n_exact = len(tags) + len(pointers)
+        self._read = list(map(_read, self._places))
+        rest = {
+            self._same_others: self._others,
+            self._same_objects: self._objects,
+            self._same_functions: self._functions if not pointers else (),
+            self._same_tensors: self._tensors,
+            self._same_views: self._views,
+            self._same_classes: self._contents,
+        }
+        self._checks = [check for check, what in rest.items() if what]
+
+    def same(self) -> bool:
+        """Whether all hold what they held."""
+        if self._turn != _turns:
+            return False
+        now = list(map(_read, self._places))
+        if now != self._read and not self._same_again(now):
+            return False
+        for check in self._checks:  # noqa: SIM110 (a generator would cost more than the checks)
+            if not check():
+                return False
+        return True
+
+    def _same_again(self, now: list[bytes]) -> bool:
+        n = self._n_exact
+        if now[:n] != self._read[:n]:
+            return False
+        pairs = zip(now[n:], self._read[n:], self._numbered, strict=True)
+        if not all(new == old or names.same() for new, old, names in pairs):
+            return False
+        self._read = now
+        return True
+
+    def _same_others(self) -> bool:
+        return all(n.same() for n in self._others)
+
+    def _same_objects(self) -> bool:
+        return all(map(operator.is_, map(_dict_of, self._objects), self._own_dicts)) and all(
+            map(operator.is_, map(type, self._objects), self._kinds)
+        )
+
+    def _same_functions(self) -> bool:
+        parts = itertools.chain.from_iterable(map(_function_parts, self._functions))
+        return all(map(operator.is_, parts, self._parts)) and (
+            not self._cells or all(map(operator.is_, map(content, self._cells), self._contained))
+        )
+
+    def _same_tensors(self) -> bool:
+        return list(map(_requires_grad, self._tensors)) == self._grads
+
+    def _same_views(self) -> bool:
+        views = self._views
+        return list(map(len, views)) == self._lengths and all(
+            map(operator.is_, itertools.chain.from_iterable(views), self._held)
+        )
+
+    def _class_contents(self) -> list[Any]:
+        dicts = [vars(base) for cls in self._classes for base in cls.__mro__]
+        return [x for d in dicts for x in (*d, *d.values())]
+
+    def _same_classes(self) -> bool:
+        now, before = self._class_contents(), self._contents
+        assert before is not None
+        return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, dict) and all(type(k) is str for k in x)
+
+
+def _has_attributes(x: Any) -> bool:
+    # Some, such as dict[str, int], show the attributes of something else, in a dict made anew.
+    own = getattr(x, "__dict__", None)
+    return isinstance(own, dict) and own is x.__dict__
+
+
+def _flat(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _content_of(cell: Any) -> tuple[Any]:
+    return (content(cell),)
+
+
+class _Look:
+    """A view of what a function tells about a thing."""
+
+    def __init__(self, look: Callable[[Any], tuple[Any, ...]], thing: Any):
+        self._look, self._thing = look, thing
+
+    def __len__(self) -> int:
+        return len(self._look(self._thing))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._look(self._thing))
+
+
+class _Bytes:
+    """A view of the bytes of a thing: one object as long as they are the same."""
+
+    def __init__(self, thing: Any):
+        self._thing, self._last = thing, bytes_of(thing)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        now = bytes_of(self._thing)
+        if now != self._last:
+            self._last = now
+        yield self._last
+
+
+def bytes_of(x: Any) -> bytes:
+    """The content of an array of numbers."""
+    return x.tobytes() if isinstance(x, (np.ndarray, array.array, memoryview)) else bytes(x)
+
+
+def content(cell: Any) -> Any:
+    """What a closure cell holds; `MISSING` if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # Not bound yet: a function that refers to itself while it is being made.
+        return MISSING
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The attributes of a class's objects that stand in no dict."""
+    names = cls.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    names = (n for n in names if n not in ("__dict__", "__weakref__"))
+    return tuple(_mangled(n, cls) for n in names)
+
+
+def _mangled(name: str, cls: type) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
+
+
+@functools.lru_cache(4096)
+def all_slots(cls: type) -> tuple[str, ...]:
+    """Those of its bases too."""
+    return tuple(n for c in cls.__mro__ for n in slots_of(c))
+
+
+def context_value(var: contextvars.ContextVar[Any]) -> Any:
+    """What a context variable is here; `MISSING` if nothing."""
+    return var.get(MISSING)
+
+
+def referent(proxy: Any) -> Any:
+    """What a weak proxy stands for."""
+    with contextlib.suppress(ReferenceError):
+        return proxy.__reduce_ex__.__self__
+    return MISSING
+
+
+def _views(x: Any) -> list[Any]:
+    """Sized iterables that show what stands in a thing, always as it is."""
+    if isinstance(x, (types.FunctionType, torch.Tensor)):
+        return []
+    if isinstance(x, functools.partial):
+        return [_Look(lambda p: (p.func, *p.args, *p.keywords, *p.keywords.values()), x)]
+    if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
+        return [x]
+    if isinstance(x, dict):
+        own = [_Look(lambda d: (d.default_factory,), x)] if hasattr(x, "default_factory") else []
+        return own if all(type(k) is str for k in x) else [*own, x, x.values()]
+    if isinstance(x, types.MappingProxyType):
+        return [x, x.values()]
+    if isinstance(x, (type({}.keys()), type({}.values()), type({}.items()))):
+        return [x.mapping, x.mapping.values()]
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return [_Look(lambda a: tuple(a.ravel()), x)]
+    if isinstance(x, (bytearray, np.ndarray, array.array, memoryview)):
+        return [_Bytes(x)]
+    if isinstance(x, contextvars.ContextVar):
+        return [_Look(lambda v: (context_value(v),), x)]
+    if type(x) is weakref.ref:
+        return [_Look(lambda r: (r(),), x)]
+    if type(x) in weakref.ProxyTypes:
+        return [_Look(lambda p: (referent(p),), x)]
+    names = all_slots(type(x))
+    return [_Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)] if names else []

@@ -1,0 +1,71 @@
+"""Structures of trees as JSON, and back."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from xfunc import tree
+from xfunc.core.locations import user_location
+from xfunc.errors import report
+
+_LEAF = "*"
+_KEYS = (str, int, bool, float, type(None))
+
+
+class _Leaf:
+    pass
+
+
+def encode(structure: tree.Structure, what: str) -> Any:
+    """A structure as JSON.
+
+    Raises:
+        TypeError: it has nodes other than dicts, lists, tuples, named tuples and None.
+    """
+    return _encode(tree.unflatten(structure, [_Leaf()] * structure.num_leaves), what)
+
+
+def _encode(x: Any, what: str) -> Any:
+    if x is None:
+        return None
+    kind = type(x)
+    if kind is _Leaf:
+        return _LEAF
+    if kind in (list, tuple):
+        return [kind.__name__, [_encode(c, what) for c in x]]
+    if isinstance(x, tuple) and hasattr(kind, "_fields"):
+        return ["namedtuple", [_encode(c, what) for c in x], kind.__name__, list(kind._fields)]
+    if kind is dict and all(type(k) in _KEYS for k in x):
+        keys = list(x)
+        return ["dict", [_encode(x[k], what) for k in keys], keys]
+    raise TypeError(
+        report(
+            f"{what} hold a {kind.__name__}, which a file cannot: its class may not exist where "
+            "the file is read"
+            if kind is not dict
+            else f"{what} hold a dict with keys that are no strings or numbers",
+            "wrap the function in one that takes and returns dicts, lists, tuples and named "
+            "tuples, and export that.",
+            at=user_location(),
+        )
+    )
+
+
+def decode(written: Any) -> tree.Structure:
+    """The structure that `encode` wrote; named tuples are of new classes of the same names."""
+    return tree.structure(_decode(written))
+
+
+def _decode(written: Any) -> Any:
+    if written is None:
+        return None
+    if written == _LEAF:
+        return 0
+    kind, children, *rest = written
+    found = [_decode(c) for c in children]
+    if kind == "namedtuple":
+        return collections.namedtuple(rest[0], rest[1])(*found)
+    if kind == "dict":
+        return dict(zip(rest[0], found, strict=True))
+    return {"list": list, "tuple": tuple}[kind](found)

@@ -1,0 +1,44 @@
+"""Callables that consist of another function and what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from xfunc.core.locations import function_name
+
+
+class Wrapper:
+    """Base of callables whose value is their kind, their options and the function inside.
+
+    Attributes:
+        fun: the function inside.
+        options: what else determines the behaviour; hashable.
+    """
+
+    fun: Callable[..., Any]
+    options: Hashable
+
+
+class Part(Wrapper):
+    """A function as a part of something else: the body of a loop, a branch.
+
+    Its programs are kept apart from those of the function itself.
+    """
+
+    def __init__(self, fun: Callable[..., Any], role: Hashable):
+        self.fun, self.options = fun, role
+        self.__wrapped__ = fun  # for its signature
+        self.__qualname__ = function_name(fun)
+
+
+class Bundle(Wrapper):
+    """Several functions that count as one: their values together. The first gives the name."""
+
+    def __init__(self, funs: Iterable[Callable[..., Any]]):
+        self.funs = tuple(funs)
+        self.fun, self.options = self.funs[0], len(self.funs)
+        self.__qualname__ = function_name(self.fun)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("several functions at once cannot be called")

@@ -1,0 +1,1 @@
+"""What a program costs and holds, estimated from its HLO."""

@@ -1,0 +1,240 @@
+"""Which instructions of a computation have memory of their own, and what they read.
+
+NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
+passes between them is never written to memory. Here an elementwise operation, or one that moves
+elements, has no memory if all its users are such operations. If there are several users each
+computes it again; but what takes long (`_SLOW`) is computed once, and written. What reads more than
+`_MOST_READS` arrays is written in any case. So is a reduction, and what it reduces, as on the CPU.
+A matrix product takes operands whose last two dimensions are exchanged. Tuples, barriers and
+reshapes are other names for the memory of their operands. Constants are not counted.
+
+Some operations write where one of their operands was, if nothing reads that any more: elementwise
+ones, updates of a slice, scatters; and a loop keeps its state where the initial value was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from xfunc.hlo.module import Computation, Instruction
+from xfunc.hlo.shape import Shape
+from xfunc.hlo.spmd.annotations import is_pair
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Buffer:
+    """The memory of one array.
+
+    Attributes:
+        bytes: its size.
+        instruction: what writes it.
+        outside: whether it is there before the computation runs: an argument, the state of a loop.
+    """
+
+    bytes: int
+    instruction: Instruction
+    outside: bool = False
+
+
+Value: TypeAlias = "tuple[Buffer, ...] | list[Value]"
+"""Of an array, the buffers that whoever uses it reads; of a tuple, a list of its elements."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Step:
+    """An instruction that writes memory.
+
+    Attributes:
+        instruction: which one.
+        reads: the buffers that it reads.
+        writes: those that it writes, each with buffers in whose place it may be.
+    """
+
+    instruction: Instruction
+    reads: tuple[Buffer, ...]
+    writes: dict[Buffer, tuple[Buffer, ...]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flow:
+    """What a computation does to memory.
+
+    Attributes:
+        steps: in order.
+        arguments: its parameters.
+        result: what it returns.
+    """
+
+    steps: tuple[Step, ...]
+    arguments: tuple[Value, ...]
+    result: Value
+
+
+def flow(computation: Computation) -> Flow:
+    """What a computation without calls does to memory."""
+    return _Walk(computation).flow()
+
+
+def leaves(value: Value) -> Iterator[tuple[Buffer, ...]]:
+    """The arrays in a value."""
+    if isinstance(value, tuple):
+        yield value
+    else:
+        for element in value:
+            yield from leaves(element)
+
+
+_SLOW = frozenset(
+    "atan2 cbrt cosine divide erf exponential exponential-minus-one log log-plus-one logistic "
+    "power remainder rsqrt sine sqrt tan tanh".split()
+)
+_ELEMENTWISE = _SLOW | frozenset(
+    "abs add and bitcast-convert ceil clamp compare complex convert copy count-leading-zeros floor "
+    "imag is-finite maximum minimum multiply negate not or popcnt real reduce-precision "
+    "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+    "shift-right-logical sign subtract xor".split()
+)
+_MOVES = frozenset(
+    "bitcast broadcast concatenate dynamic-slice gather iota pad reshape reverse slice "
+    "transpose".split()
+)
+_FUSES = _ELEMENTWISE | _MOVES
+_JOINS = _FUSES | {"dynamic-update-slice"}  # what may compute its operands itself
+_IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
+_MOST_READS = 16
+
+
+class _Walk:
+    def __init__(self, computation: Computation) -> None:
+        self._computation = computation
+        self._steps: list[Step] = []
+        self._values: dict[int, Value] = {}
+
+    def flow(self) -> Flow:
+        fused = _fused(self._computation)
+        for i in self._computation.instructions:
+            self._values[i.id] = self._value(i, i.id in fused)
+        arguments = tuple(self._values[p.id] for p in self._computation.parameters)
+        return Flow(tuple(self._steps), arguments, self._values[self._computation.root.id])
+
+    def _value(self, i: Instruction, fused: bool) -> Value:
+        operands = [self._values[o.id] for o in i.operands]
+        match i.opcode:
+            case "parameter":
+                return _written(i.shape, i, outside=True)
+            case "constant":
+                return ()
+            case "tuple":
+                return operands
+            case "get-tuple-element":
+                return _elements(operands[0])[i.proto.tuple_index]
+            case "opt-barrier":
+                return operands[0]
+            case "call" if is_pair(i.called_computations[0].proto):
+                return operands
+            case "while" if i.shape.is_tuple:
+                return self._loop(i, operands[0])
+        reads = tuple(dict.fromkeys(b for o in operands for leaf in leaves(o) for b in leaf))
+        if fused and len(reads) <= _MOST_READS:
+            return reads
+        if _renames(i) and len(reads) == 1 and reads[0].bytes == i.bytes:
+            return reads
+        return self._step(i, reads, operands)
+
+    def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
+        made = _written(i.shape, i)
+        places: tuple[Buffer, ...] = ()
+        if i.opcode in _IN_PLACE:
+            places = next(leaves(operands[0]))
+        elif i.opcode in _ELEMENTWISE or i.opcode == "reshape":
+            places = reads
+        writes = {
+            b: tuple(p for p in places if p.bytes == b.bytes) for leaf in leaves(made) for b in leaf
+        }
+        self._steps.append(Step(i, reads, writes))
+        return made
+
+    def _loop(self, i: Instruction, start: Value) -> Value:
+        """What the body hands on unchanged stays where it is; the rest of the state is written."""
+        body = i.called_computations[0]
+        result: list[Value] = []
+        writes: dict[Buffer, tuple[Buffer, ...]] = {}
+        for k, (old, shape) in enumerate(zip(_elements(start), i.shape.elements, strict=True)):
+            new = old if _hands_on(body, k) else _written(shape, _written_by(body, k) or i)
+            result.append(new)
+            if new is not old:
+                for before, after in zip(leaves(old), leaves(new), strict=True):
+                    writes[after[0]] = before if len(before) == 1 else ()
+                    if len(before) == 1 and before[0].instruction.opcode == "broadcast":
+                        before[0].instruction = after[0].instruction  # what it is made for
+        reads = tuple(dict.fromkeys(b for leaf in leaves(start) for b in leaf))
+        self._steps.append(Step(i, reads, writes))
+        return result
+
+
+def _elements(value: Value) -> list[Value]:
+    assert isinstance(value, list)  # of a tuple
+    return value
+
+
+def _written(shape: Shape, i: Instruction, outside: bool = False) -> Value:
+    if shape.is_tuple:
+        return [_written(s, i, outside) for s in shape.elements]
+    return (Buffer(shape.bytes, i, outside),)
+
+
+def _written_by(body: Computation, k: int) -> Instruction | None:
+    """What computes element k of the state in the body of a loop; of a stack, each step's value."""
+    if body.root.opcode != "tuple":
+        return None
+    i, seen = body.root.operands[k], {k}
+    while i.operands:
+        if i.opcode in ("dynamic-update-slice", "reshape", "bitcast", "convert"):
+            i = i.operands[1 if i.opcode == "dynamic-update-slice" else 0]
+        elif i.opcode == "get-tuple-element" and i.operands[0] is body.parameters[0]:
+            if i.proto.tuple_index in seen:
+                break
+            seen.add(i.proto.tuple_index)  # a stack of the states themselves
+            i = body.root.operands[i.proto.tuple_index]
+        else:
+            break
+    return i
+
+
+def _hands_on(body: Computation, k: int) -> bool:
+    """Whether the body of a loop returns element k of its state as it got it."""
+    if body.root.opcode != "tuple":
+        return False
+    i = body.root.operands[k]
+    return (
+        i.opcode == "get-tuple-element"
+        and i.operands[0] is body.parameters[0]
+        and i.proto.tuple_index == k
+    )
+
+
+def _renames(i: Instruction) -> bool:
+    """Whether it is its operand under another shape."""
+    if i.opcode == "transpose":
+        n, order = len(i.shape.dims), list(i.proto.dimensions)
+        exchanged = [*range(n - 2), n - 1, n - 2]
+        return order == exchanged and all(u.opcode in _TAKES_EXCHANGED for u in i.users)
+    return i.opcode in ("bitcast", "broadcast", "reshape")
+
+
+_TAKES_EXCHANGED = frozenset(("dot", "reshape", "transpose"))
+
+
+def _fused(computation: Computation) -> set[int]:
+    """Ids of the instructions that their users compute. See NOTE [the model of fusion]."""
+    found: set[int] = set()
+    for i in computation.instructions:
+        if i.opcode not in _FUSES or i is computation.root:
+            continue
+        users = [u.opcode for u in i.users]
+        once = len(users) == 1 and users[0] != "broadcast"
+        if _JOINS.issuperset(users) and (once or i.opcode not in _SLOW):
+            found.add(i.id)
+    return found

@@ -1,0 +1,152 @@
+"""How much memory a module takes, and for what: an estimate, made without a compiler.
+
+The entry's arguments are there from start to end. What is written lives until it is last read,
+results until the end. Which instructions write memory is said in `buffers`; in which order they
+run, in `schedule`: XLA takes the best of several orders, and so does this. The body of a loop needs
+what it writes on top of the loop's state, whose new value is written over the old one if nothing
+reads that any more (`occupancy`).
+
+NOTE [how good it is]: next to the memory analysis of XLA's CPU compiler, train steps of a scanned
+Llama come out 0 to 6 % low, under every policy; other programs of matrix products within 13 %.
+Convolutions come out far too low, because the CPU's rearrange their operands in memory first. What
+is lost where all this is laid out in one block, 1 % or so, is not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from xfunc.hlo.estimate.buffers import Buffer, Flow, flow, leaves
+from xfunc.hlo.estimate.occupancy import Task, best, last_reads, results
+from xfunc.hlo.module import Instruction, Module
+from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.passes.simplify import simplify
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Memory, and what it is for.
+
+    Attributes:
+        bytes: how much.
+        line: the user's, as ``file:line``; empty if it is not known.
+        name: of the operation there.
+    """
+
+    bytes: int
+    line: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """How long memory is held, and what for.
+
+    Attributes:
+        held: what is held.
+        start: the first step, as `Peak.timeline` counts them.
+        end: one more than the last step.
+    """
+
+    held: Held
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """The memory of a module.
+
+    Attributes:
+        bytes: what is held at most: arguments, results and temporaries together.
+        arguments: the bytes of the arguments alone.
+        at: the step at which that is.
+        largest: the arrays that are held then, the largest first.
+        timeline: what is held in all at each step, in order; a loop's body is told once.
+        spans: what is held beside the arguments, each piece of memory with its time. What a loop
+            finds room for in memory that is held anyway is among them too.
+    """
+
+    bytes: int
+    arguments: int
+    at: Held
+    largest: tuple[Held, ...]
+    timeline: tuple[Held, ...]
+    spans: tuple[Span, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveRange:
+    """How long an array of the entry is in memory.
+
+    Attributes:
+        instruction: what wrote it.
+        bytes: its size.
+        start: the number of the step that writes it; -1 for an argument.
+        end: that of the last step that reads it; for a result, the number of steps.
+    """
+
+    instruction: Instruction
+    bytes: int
+    start: int
+    end: int
+
+
+def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
+    """The memory of a module.
+
+    Args:
+        module: as it is before it is compiled.
+        donated: the parameters whose memory results may take over. XLA pairs them, in the order in
+            which they are given, with results of the same size, in order.
+    """
+    entry = _prepared(module).entry
+    memory = flow(entry)
+    _, found = best(Task(memory, _donations(memory, donated), True, {}))
+    arguments = [(p.bytes, p) for p in entry.parameters]
+    given = sum(n for n, _ in arguments)
+    return Peak(
+        given + found.bytes,
+        given,
+        _held(given + found.bytes, found.at or entry.root),
+        tuple(_held(*h) for h in sorted([*arguments, *found.held], key=lambda h: -h[0])),
+        tuple(_held(given + n, i) for n, i in found.points or [(0, entry.root)]),
+        tuple(Span(_held(n, i), start, end) for n, i, start, end in found.spans),
+    )
+
+
+def live_ranges(module: Module) -> tuple[LiveRange, ...]:
+    """How long each array of the entry is in memory, in the order that `peak` assumes."""
+    memory = flow(_prepared(module).entry)
+    order, _ = best(Task(memory, {}, True, {}))
+    last = last_reads(order, memory)
+    start = {b: t for t, step in enumerate(order) for b in step.writes}
+    start |= {leaf[0]: -1 for a in memory.arguments for leaf in leaves(a)}
+    return tuple(
+        LiveRange(b.instruction, b.bytes, t, last.get(b, t))
+        for b, t in sorted(start.items(), key=lambda item: item[1])
+    )
+
+
+def _prepared(module: Module) -> Module:
+    return simplify(inline_calls(module), bodies=True)
+
+
+def _held(bytes: int, i: Instruction) -> Held:
+    data = i.proto.metadata
+    line = f"{data.source_file}:{data.source_line}" if data.source_file else ""
+    return Held(bytes, line, data.op_name or i.opcode)
+
+
+def _donations(memory: Flow, donated: Sequence[int]) -> dict[Buffer, Buffer]:
+    """The arguments in whose memory results are to be."""
+    free: dict[int, list[Buffer]] = {}  # by size
+    for number in reversed(donated):
+        for (b,) in leaves(memory.arguments[number]):
+            free.setdefault(b.bytes, []).append(b)
+    places: dict[Buffer, Buffer] = {}
+    for b in dict.fromkeys(results(memory)):
+        if free.get(b.bytes):
+            places[b] = free[b.bytes].pop()
+    return places

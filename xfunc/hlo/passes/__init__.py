@@ -1,0 +1,1 @@
+"""Passes over HLO: one file, one pass."""

@@ -1,0 +1,127 @@
+"""Shard groups of a whole module: members of one group are divided alike (`annotations.tie`).
+
+A group is two instructions of one computation that state the same number. Modules are put together
+of parts that know nothing of each other, and XLA copies a computation to wherever it is called; so
+the numbers are settled at the end. If two groups had one number, XLA would tie unrelated values; if
+these differ in dimensions, it would end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import bypass, entry_of
+from xfunc.hlo.instances import holding, separate
+from xfunc.hlo.module import Instruction, Module
+from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
+
+
+def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
+    """Give each group of a whole program a number of its own.
+
+    Where nothing is divided, groups mean nothing, and are removed.
+
+    Args:
+        proto: of the module; it is changed.
+        automatic: whether to keep groups that xfunc made by itself.
+    """
+    if not any(map(is_pair, proto.computations)):
+        return
+    if not _divides(proto):
+        strip_groups(proto)
+    elif not automatic:
+        _remove(proto, is_automatic)
+    separate(proto, holding(proto, is_tie))
+    numbers = count(1)
+    for c in filter(is_pair, proto.computations):
+        number = next(numbers)
+        for i in filter(is_tie, c.instructions):
+            i.sharding.shard_group_id = number
+            i.ClearField("frontend_attributes")
+
+
+def strip_groups(proto: pb.HloModuleProto) -> None:
+    """Remove all groups."""
+    _remove(proto, is_tie)
+
+
+def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Module:
+    """The module without some of the ties that its entry calls and xfunc made by itself.
+
+    Args:
+        module: is not changed.
+        leave_out: whether to leave out what such a call ties.
+    """
+    stands_for: dict[int, int] = {}
+    for i in module.entry.instructions:
+        if i.opcode == "get-tuple-element" and i.proto.tuple_index == 0:
+            (call,) = i.operands
+            if calls_automatic_tie(call) and leave_out(call):
+                stands_for[i.id] = call.operands[0].id
+    if not stands_for:
+        return module
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    bypass(entry_of(proto), stands_for)
+    return Module(proto)
+
+
+def calls_automatic_tie(i: Instruction) -> bool:
+    """Whether it ties its two operands, and xfunc made it by itself."""
+    if i.opcode != "call":
+        return False
+    (callee,) = (c.proto for c in i.called_computations)
+    return is_pair(callee) and any(map(is_automatic, callee.instructions))
+
+
+def _divides(proto: pb.HloModuleProto) -> bool:
+    """Whether anything states how a value is divided."""
+    return any(
+        i.HasField("sharding") and _is_divided(i.sharding)
+        for c in proto.computations
+        for i in c.instructions
+    )
+
+
+def _is_divided(sharding: pb.OpSharding) -> bool:
+    if sharding.type == pb.OpSharding.TUPLE:
+        return any(map(_is_divided, sharding.tuple_shardings))
+    return not sharding.is_shard_group and sharding.type != pb.OpSharding.REPLICATED
+
+
+def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
+    """Put its operand in the place of each tie that is `which`; in place."""
+    gone = {c.id for c in proto.computations if is_pair(c) and any(map(which, c.instructions))}
+    for c in proto.computations:
+        if c.id in gone:
+            bypass(c, {i.id: i.operand_ids[0] for i in c.instructions if is_tie(i)})
+            continue
+        calls = {
+            i.id: [*i.operand_ids]
+            for i in c.instructions
+            if i.opcode == "call" and i.called_computation_ids[0] in gone
+        }
+        if calls:
+            _skip_calls(c, calls)
+    called = {
+        k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
+    }
+    unused = gone - called - {proto.entry_computation_id}
+    for k in reversed(range(len(proto.computations))):
+        if proto.computations[k].id in unused:
+            del proto.computations[k]
+
+
+def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:
+    """Take what is called with some values for these values, in the place of their elements."""
+    whole = {c.root_id}  # what is used as it is, and not element by element
+    stands_for: dict[int, int] = {}
+    for i in c.instructions:
+        if i.opcode == "get-tuple-element" and i.operand_ids[0] in calls:
+            stands_for[i.id] = calls[i.operand_ids[0]][i.tuple_index]
+        else:
+            whole.update(i.operand_ids)
+    stands_for.update({k: operands[0] for k, operands in calls.items() if k not in whole})
+    bypass(c, stands_for)

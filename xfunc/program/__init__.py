@@ -1,0 +1,1 @@
+"""Programs, the programs derived from them, and how both are applied."""

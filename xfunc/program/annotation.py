@@ -1,0 +1,132 @@
+"""Primitives that hand values on unchanged and tell XLA's partitioner something about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from xfunc.core.avals import Aval, batched, hlo_shape
+from xfunc.hlo import Builder, ComputationBuilder, Value
+from xfunc.hlo.spmd.annotations import tied
+from xfunc.program.bind import bind, zeros
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.program import differentiable
+from xfunc.torchlib.batching import at_dim
+from xfunc.trace.lowering import Lowering
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """Base of the primitives; see `xfunc.program.primitive.Primitive`.
+
+    Equal annotations are lowered once. The derivatives of the values are annotated alike.
+
+    Attributes:
+        avals: of the values.
+    """
+
+    avals: tuple[Aval, ...]
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
+        """Add the annotation of values to a computation."""
+        raise NotImplementedError
+
+    def batched(self, n: int) -> Annotation:
+        """The annotation of a batch along a new first axis."""
+        return dataclasses.replace(self, avals=batched(self.avals, [0] * len(self.avals), n))
+
+    def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Tangents or cotangents of the values, annotated."""
+        present = [v for v in values if v is not None]
+        return list(bind(self, present)) if len(present) == len(values) else list(values)
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.avals
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return _lowering(self).apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> AnnotationPair:
+        return AnnotationPair(self, tuple(i for i, b in enumerate(wrt) if b))
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        found = self.derivatives(cts)
+        return [zeros(args[i]) if (t := found[i]) is None else t for i in wrt]
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        dots = [
+            zeros(a) if t is None and differentiable(a) else t
+            for a, t in zip(args, tangents, strict=True)
+        ]
+        return self.derivatives(dots)
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        moved = [at_dim(a, d, 0, n) for a, d in zip(args, dims, strict=True)]
+        return bind(self.batched(n), moved), [0] * len(args)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotationPair:
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+
+    annotation: Annotation
+    wrt: tuple[int, ...]
+
+    @property
+    def cts(self) -> tuple[int, ...]:
+        return self.wrt
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.annotation.avals)
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.annotation.emit(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        return self.annotation.vjp(args, cts, self.wrt)
+
+    def batched(self, dims: Dims, n: int) -> tuple[AnnotationPair, Dims, Dims, Dims]:
+        inner = AnnotationPair(self.annotation.batched(n), self.wrt)
+        first = (0,) * self.n_outputs
+        return inner, first, first, (0,) * len(self.wrt)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tie(Annotation):
+    """Two values that are divided alike; see `xfunc.hlo.spmd.annotations`.
+
+    Attributes:
+        automatic: whether xfunc ties them by itself. What becomes of the derivatives of these is
+            decided where they are computed.
+    """
+
+    automatic: bool = False
+
+    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
+        return tied(body, *values, automatic=self.automatic)
+
+    def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return list(values) if self.automatic else super().derivatives(values)
+
+
+@functools.lru_cache(1024)
+def _lowering(annotation: Annotation) -> Lowering:
+    b = Builder(annotation.name)
+    body = b.computation(annotation.name)
+    values = [body.parameter(hlo_shape(a)) for a in annotation.avals]
+    module = b.build(body.build(body.tuple(annotation.write(body, values))))
+    n = range(len(annotation.avals))
+    return Lowering(b.name, module.to_bytes(), tuple(n), annotation.avals, (), annotation.avals)

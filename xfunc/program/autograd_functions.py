@@ -1,0 +1,266 @@
+# torch declares the rules of a Function with the arguments of its own examples.
+# pyright: reportIncompatibleMethodOverride=false
+"""Primitives as ``torch.autograd.Function``, for where somebody watches: see `xfunc.program.bind`.
+
+NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands the forward pass
+of an `_Application` to the vmap rule. The rule runs the pair of the batched joint program instead,
+and notes it, with the depth of its level, in the application. What that pair keeps is opaque to
+the level above, so residuals are passed as unbatched. When the backward pass comes to its vmap
+rule it finds the note; if there is none, the batching is of the pullback alone (as in jacrev), and
+since residuals can't be batched the gradients are computed from the inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.program import differentiable
+from xfunc.torchlib import batching, functorch
+from xfunc.torchlib.batching import at_dim
+from xfunc.trace import tracing
+
+
+def alive(args: Sequence[Any]) -> list[Any]:
+    """Tensors without the wrappers of levels of torch.func that have ended.
+
+    A pullback of torch.func.vjp runs when the level it belongs to is over.
+    """
+    return [a if a is None else functorch.unwrap_if_dead(a) for a in args]
+
+
+def apply(function: type[torch.autograd.Function], *operands: Any) -> Any:
+    """``function.apply(*operands)``."""
+    # Straight to the higher-order operator: `Function.apply` would inspect signatures first.
+    return functorch.custom_function_call(function, *operands)
+
+
+class PrimitiveFunction(torch.autograd.Function):
+    """Any order, any mode: every rule binds again."""
+
+    @staticmethod
+    def forward(primitive: Primitive, *args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(primitive.emit(args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.primitive = inputs[0]
+        ctx.strides = [o.stride() for o in output]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor | None) -> Any:
+        args = alive(ctx.saved_tensors)
+        return _differentiable_backward(ctx, ctx.primitive, args, alive(cts))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+        def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
+            found = ctx.primitive.jvp(args, dots)
+            return tuple(_contiguous(t, s) for t, s in zip(found, ctx.strides, strict=True))
+
+        return functorch.below_jvp(push, ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
+        outputs, dims = primitive.batch(tuple(in_dims[1:]), _size(info), args)
+        return tuple(outputs), tuple(dims)
+
+
+def _contiguous(tangent: Tensor | None, strides: tuple[int, ...]) -> Tensor | None:
+    # torch copies a tangent whose strides are not those of its primal, by an operation
+    # (as_strided) that torch_xla cannot trace.
+    if tangent is None or tangent.stride() == strides:
+        return tangent
+    return tangent.clone(memory_format=torch.contiguous_format)
+
+
+@dataclasses.dataclass(eq=False)
+class Application:
+    """One call of a primitive that is being differentiated; see NOTE [vmap below grad].
+
+    Of a pair that was batched, the primitive is not known.
+    """
+
+    primitive: Primitive | None
+    pair: Pair
+    batched: tuple[int, Application, Dims, Dims, Dims] | None = None
+
+
+class PairFunction(torch.autograd.Function):
+    """Reverse mode of first order: outputs, then residuals."""
+
+    @staticmethod
+    def forward(application: Application, *args: Tensor) -> tuple[Tensor, ...]:
+        return tuple(application.pair.forward(args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.application, args = inputs[0], inputs[1:]
+        pair = ctx.application.pair
+        n = pair.n_outputs
+        ctx.n_args = len(args)
+        ctx.plain = functorch.top_level() is None
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for i, o in enumerate(output) if i not in pair.cts))
+        ctx.save_for_backward(*args, *output[n:])
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        application, n = ctx.application, ctx.n_args
+        pair = application.pair
+        saved = alive(ctx.saved_tensors)
+        args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+        if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
+            # Plain autograd with create_graph=True; or the cotangents depend on what a gradient
+            # further down is taken of, and the arguments do not.
+            assert application.primitive is not None, "a batched pair is no leaf of a gradient"
+            return _differentiable_backward(ctx, application.primitive, args, given)
+        if all(c is None for c in given):
+            return (None,) * (n + 1)
+        grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
+        full: list[Tensor | None] = [None] * n
+        for i, g in zip(pair.wrt, grads, strict=True):
+            full[i] = g
+        return (None, *full)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, application: Application, *args: Tensor) -> Any:
+        # See NOTE [vmap below grad].
+        n = _size(info)
+        pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
+        inner = Application(None, pair)
+        application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
+        outs = apply(PairFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
+        return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
+
+
+def _watched_below(cts: Sequence[Tensor | None]) -> bool:
+    return any(c is not None and functorch.innermost(c).requires_grad for c in cts)
+
+
+class _BackwardFunction(torch.autograd.Function):
+    """The backward half of a pair."""
+
+    @staticmethod
+    def forward(
+        application: Application, n_args: int, n_residuals: int, *flat: Tensor | None
+    ) -> Any:
+        n = n_args + n_residuals
+        args: Any = flat[:n_args]
+        residuals: Any = flat[n_args:n]
+        return tuple(application.pair.backward(args, residuals, flat[n:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        application: Application,
+        n_args: int,
+        n_residuals: int,
+        *flat: Tensor | None,
+    ) -> Any:
+        dims, n = in_dims[3:], _size(info)
+        if application.batched is None or application.batched[0] != _depth():
+            pullback = _batched_pullback if application.primitive else _batched_again
+            return pullback(application, n_args, n_residuals, flat, dims, n)
+        _, inner, arg_dims, out_dims, grad_dims = application.batched
+        wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
+        moved = _moved(flat, dims, wanted, n)
+        return apply(_BackwardFunction, inner, n_args, n_residuals, *moved), grad_dims
+
+
+def _size(info: Any) -> int:
+    return batching.size_below(tracing.current(), info.batch_size)
+
+
+def _depth() -> int:
+    return len(functorch.levels())
+
+
+def _batched_pullback(
+    application: Application,
+    n_args: int,
+    n_residuals: int,
+    flat: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    n: int,
+) -> Any:
+    """Gradients of a batch of cotangents, computed from the inputs."""
+    primitive = application.primitive
+    assert primitive is not None
+    used = [*range(n_args), *range(n_args + n_residuals, len(flat))]
+    present = [i for i in used if flat[i] is not None]
+
+    def pull(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(present, tensors, strict=True))
+        args = [given[i] for i in range(n_args)]
+        cts = [given.get(i) for i in range(n_args + n_residuals, len(flat))]
+        return tuple(primitive.vjp(args, cts, application.pair.wrt))
+
+    tensors: list[Any] = [flat[i] for i in present]
+    own = [dims[i] for i in present]
+    grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
+    return grads, tuple(0 for _ in grads)
+
+
+def _batched_again(
+    application: Application,
+    n_args: int,
+    n_residuals: int,
+    flat: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    n: int,
+) -> Any:
+    """Likewise, of a pair that was batched at a level above: both of its passes are run."""
+    pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
+    cts_from = n_args + n_residuals
+    args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
+    cts = _moved(flat[cts_from:], dims[cts_from:], out_dims, n)
+    again = Application(None, pair)
+    kept = apply(PairFunction, again, *args)[len(out_dims) :]
+    grads = apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
+    return grads, grad_dims
+
+
+def _moved(
+    tensors: Sequence[Tensor | None],
+    dims: Sequence[int | None],
+    wanted: Sequence[int | None],
+    n: int,
+) -> list[Tensor | None]:
+    """`at_dim` of each tensor that there is."""
+    return [
+        t if t is None else at_dim(t, d, w, n)
+        for t, d, w in zip(tensors, dims, wanted, strict=True)
+    ]
+
+
+def _differentiable_backward(
+    ctx: Any, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    wrt = tuple(
+        i
+        for i, (a, need) in enumerate(zip(args, ctx.needs_input_grad[1:], strict=True))
+        if need and differentiable(a)
+    )
+    full: list[Tensor | None] = [None] * len(args)
+    if wrt and any(c is not None for c in cts):
+        for i, g in zip(wrt, primitive.vjp(args, cts, wrt), strict=True):
+            full[i] = g
+    return (None, *full)

@@ -1,0 +1,130 @@
+"""Applying primitives, so that every transform of torch.func finds its rule.
+
+A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
+(`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nobody watches
+the arguments that is one HLO call; otherwise it goes through one of three
+``torch.autograd.Function`` (`xfunc.program.autograd_functions`), whose rules apply primitives
+again, so that grad of grad, vmap of grad, jvp of grad and so on compose without further code.
+
+NOTE [two ways to differentiate]: reverse mode of first order runs a `Pair`: the forward half of
+the joint program keeps residuals, the backward half uses them. Halves exist as HLO only and can't
+be differentiated again. Where the backward pass is itself being differentiated, `Primitive.vjp` is
+used: it computes everything again from the inputs, in operations that have rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.backends.torch_xla import runtime, traced
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.program.autograd_functions import (
+    Application,
+    PairFunction,
+    PrimitiveFunction,
+    alive,
+    apply,
+)
+from xfunc.program.primitive import Primitive, Tensor
+from xfunc.program.program import differentiable
+from xfunc.torchlib import functorch, values
+from xfunc.trace import tracing
+
+
+def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a primitive to tensors, whatever transforms are watching them."""
+    if not primitive.outputs:
+        return []
+    trace = tracing.current()
+    if trace is not None:  # First: what the trace stands in for, it knows by its wrapper.
+        args = [_on_device(trace.lift(a)) for a in args]
+    args = alive(args)
+    outputs = _dispatch(primitive, args)
+    if trace is not None:
+        trace.register(outputs)
+        trace.has_rule |= getattr(primitive, "has_rule", False)
+    return outputs
+
+
+def _on_device(x: Any) -> Any:
+    """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
+    return to_device(x) if x is not None and x.device.type == "cpu" else x
+
+
+def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
+    watched = differentiations(args)
+    if watched == 0:
+        return primitive.emit([a if a is None else traced.as_said(a) for a in args])
+    if watched == 1:  # See NOTE [two ways to differentiate].
+        wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
+        if any(wrt) and (pair := primitive.pair(wrt)) is not None:
+            application = Application(primitive, pair)
+            return list(apply(PairFunction, application, *args))[: len(primitive.outputs)]
+    rule = _rule_of(primitive)
+    if rule is not None:
+        # What is below the innermost level that watches it sees what the rule does, as in JAX.
+        if any(map(functorch.watched_here, args)):
+            return list(functorch.apply_here(rule, args))[: len(primitive.outputs)]
+        return list(functorch.apply_here(_Below(primitive), args))
+    return list(apply(PrimitiveFunction, primitive, *args))
+
+
+def _rule_of(primitive: Any) -> Any:
+    """How the innermost level differentiates a primitive with rules of its own, or inside it."""
+    kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
+    if kind != functorch.VMAP and hasattr(primitive, "rule"):
+        return primitive.rule
+    if kind == functorch.GRAD and getattr(primitive, "has_rule", False):
+        return _Gradient(primitive)
+    return None
+
+
+class _Gradient:
+    """The rule of a primitive in which custom_vjp functions are called, at a gradient's level."""
+
+    def __init__(self, primitive: Any):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return bind(self._primitive.below_gradient(), args)
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(args)
+
+    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
+        if all(c is None for c in cts):
+            return (None,) * len(kept)
+        wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
+        found: dict[int, Tensor] = dict(zip(wrt, self._primitive.vjp(kept, cts, wrt), strict=True))
+        return tuple(found.get(i) for i in range(len(kept)))
+
+
+class _Below:
+    """The rule of a primitive that the innermost level does not watch."""
+
+    def __init__(self, primitive: Primitive):
+        self._primitive = primitive
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        return bind(self._primitive, args)
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return ()
+
+
+def differentiations(args: Sequence[Tensor]) -> int:
+    """Who watches a call: 0 nobody, 1 exactly one gradient and on top, 2 anything else."""
+    grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
+    levels = functorch.levels()
+    if not levels:
+        return int(grad)
+    order = levels.count(functorch.GRAD) + levels.count(functorch.JVP) + grad
+    return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
+
+
+def zeros(aval: Any) -> Tensor:
+    """Zeros on the device: a constant in a trace."""
+    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=runtime.device())

@@ -1,0 +1,108 @@
+"""`Call`: the primitive that applies a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xfunc.core.avals import Aval
+from xfunc.program.bind import bind, zeros
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.program import Joint, Program, differentiable
+from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.remat.split import Halves
+
+
+class Call:
+    """The primitive that applies a `Program`; see `Primitive` for its methods."""
+
+    def __init__(
+        self, program: Program, policy: Policy = everything_saveable, barrier: bool = False
+    ):
+        self.program, self.name = program, program.name
+        self._policy, self._barrier = policy, barrier
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.program.outputs
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether custom_vjp functions are called in it."""
+        return self.program.has_rule
+
+    def below_gradient(self) -> Call:
+        """What the levels below a gradient see of it."""
+        return Call(self.program.below_gradient(), self._policy, self._barrier)
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.program.lowering.apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> CallPair:
+        return CallPair(self.program.joint(wrt), self._policy, self._barrier)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        present = tuple(i for i, c in enumerate(cts) if c is not None)
+        pullback = Call(self.program.pullback(wrt, present), self._policy, self._barrier)
+        return bind(pullback, [*args, *(c for c in cts if c is not None)])
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        wrt = tuple(
+            i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])
+        )
+        pushforward = Call(self.program.pushforward(wrt), self._policy, self._barrier)
+        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
+        out_dots = iter(bind(pushforward, [*args, *dots])[len(self.outputs) :])
+        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
+
+    @property
+    def avals(self) -> tuple[Aval, ...]:
+        return self.program.avals
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        batched = Call(self.program.batched(dims, n), self._policy, self._barrier)
+        return bind(batched, args), [0] * len(self.outputs)
+
+
+class CallPair:
+    """The two passes of a program; see `Pair` for its methods."""
+
+    def __init__(self, joint: Joint, policy: Policy, barrier: bool):
+        self._joint, self._policy, self._barrier = joint, policy, barrier
+        self.name, self.wrt, self.cts = joint.source.name, joint.wrt, joint.cts
+        self.n_outputs = len(joint.outputs)
+
+    @property
+    def halves(self) -> Halves:
+        return self._joint.split(self._policy, barrier=self._barrier)
+
+    @property
+    def n_residuals(self) -> int:
+        """How many results of `forward` are residuals."""
+        return self.halves.n_residuals
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.halves.forward.apply(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        joint, halves = self._joint, self.halves
+        inputs = [*args, *halves.forward.consts]
+        flat: list[Tensor] = []
+        for kind, k in halves.sources:
+            if kind == "input":
+                flat.append(inputs[k])
+            elif kind == "residual":
+                flat.append(residuals[k])
+            else:
+                ct = cts[joint.cts[k]]
+                flat.append(zeros(joint.outputs[joint.cts[k]]) if ct is None else ct)
+        return halves.backward.apply(flat)
+
+    def batched(self, dims: Dims, n: int) -> tuple[CallPair, Dims, Dims, Dims]:
+        inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)
+        return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -1,0 +1,165 @@
+"""`call_jax`: a function written in JAX, such as a Pallas kernel, as one operation.
+
+JAX lowers the function to HLO, which becomes part of the program that is being traced.
+
+NOTE [JAX lowers in a process of its own]: on a host with TPUs, JAX wants the TPU as soon as it
+lowers anything, even for another platform, and torch_xla has it. JAX without the TPU refuses to
+lower kernels there, unless it finds no libtpu either. So it is started where none of this matters,
+and what it does to its environment is lost with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.locations import user_location
+from xfunc.errors import CompileError, UnsupportedOpError, report
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.trace import tracing
+from xfunc.trace.lowering import Lowering
+
+
+def call_jax(
+    fun: str, *args: Tensor | None, platform: str, **static: bool | int | float | str
+) -> tuple[Tensor, ...]:
+    """What a function of JAX returns, as part of the function that is being traced.
+
+    It has no derivative and no batch rule: give it a derivative with `custom_vjp`. On a mesh, call
+    it in a `shard_map`. JAX is started once for each kind of arguments; what it makes of them is
+    kept as long as the process.
+
+    Args:
+        fun: ``"module:function"``. The function takes arrays and returns a tuple of arrays. It is
+            named and not passed because its module is for JAX to import, not for this process.
+        args: its arguments by position; None is passed on.
+        platform: what it is lowered for, ``"tpu"`` or ``"cpu"``. A Pallas kernel for TPUs can be
+            lowered for the CPU only if it is interpreted.
+        static: its arguments by keyword.
+
+    Raises:
+        ImportError: JAX is not installed.
+        TypeError: an argument has a type of 64 bits, which JAX does not use.
+        CompileError: JAX does not find or does not lower the function.
+        UnsupportedOpError: the call is not in a traced function, or is differentiated or batched.
+    """
+    if tracing.current() is None:
+        raise UnsupportedOpError(
+            report(
+                f"{fun} is called outside of a traced function",
+                "call it in a function that is given to xf.jit.",
+                at=user_location(),
+            )
+        )
+    avals = tuple(None if a is None else aval_of(a) for a in args)
+    for i, aval in enumerate(avals):
+        if aval is not None and aval.dtype in (torch.int64, torch.float64, torch.complex128):
+            raise TypeError(
+                report(
+                    f"argument {i} of {fun} is {short(aval)}, and JAX uses no types of 64 bits",
+                    "convert it, with x.to(torch.int32) or x.float().",
+                    at=user_location(),
+                )
+            )
+    lowering = _lowered(fun, avals, platform, tuple(sorted(static.items())))
+    return tuple(bind(Foreign(lowering), [a for a in args if a is not None]))
+
+
+_RULE = "give it a rule with xf.custom_vjp, which serves for the first derivative in reverse mode."
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """The primitive: a program that was made elsewhere; see `xfunc.program.primitive.Primitive`."""
+
+    lowering: Lowering
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.lowering.outputs
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.lowering.apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        self._refuse("differentiated", _RULE)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        self._refuse("differentiated", _RULE)
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        self._refuse("differentiated", _RULE)
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        self._refuse("batched", "use jax.vmap inside of it, or xf.map in the place of xf.vmap.")
+
+    def _refuse(self, how: str, repair: str) -> NoReturn:
+        problem = f"{self.lowering.name} is a function of JAX, which cannot be {how} here"
+        raise UnsupportedOpError(report(problem, repair, at=user_location()))
+
+
+@functools.lru_cache(1024)
+def _lowered(
+    fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, Any], ...]
+) -> Lowering:
+    if importlib.util.find_spec("jax") is None:
+        raise ImportError(
+            report(
+                f"{fun} is a function of JAX, which is not installed",
+                "pip install 'torch_xla[tpu,pallas]==2.9.0'",
+                at=user_location(),
+            )
+        )
+    request = {
+        "fun": fun,
+        "args": [
+            None if a is None else [a.shape, str(a.dtype).removeprefix("torch.")] for a in avals
+        ],
+        "platform": platform,
+        "static": dict(static),
+    }
+    # See NOTE [JAX lowers in a process of its own].
+    done = subprocess.run(
+        [sys.executable, "-P", Path(__file__).with_name("jax_worker.py")],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        env=_environment(),
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        raise CompileError(
+            report(
+                f"JAX could not lower {fun} for the platform {platform!r}; it said: {said[-1]}",
+                "mend the function, or its arguments.",
+                at=user_location(),
+            )
+        )
+    outputs, hlo = done.stdout.split(b"\n", 1)
+    given = tuple(a for a in avals if a is not None)
+    found = tuple(Aval(tuple(s), getattr(torch, d)) for s, d in json.loads(outputs))
+    return Lowering(fun, hlo, tuple(range(len(given))), given, (), found)
+
+
+def _environment() -> dict[str, str]:
+    """That of JAX's process: it imports what can be imported here, and knows of no TPU."""
+    unwanted = ("JAX_", "XLA_FLAGS", "TPU_LIBRARY_PATH")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}

@@ -1,0 +1,47 @@
+"""The process that `xfunc.program.foreign` starts: it lowers a function of JAX to HLO.
+
+Run as a script, so that it loads neither torch nor xfunc. It reads a request from its input and
+writes an answer to its output: the avals of the results as a line of JSON, then the HLO.
+"""
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # What the function prints is no part of it.
+    # See NOTE [JAX lowers in a process of its own].
+    sys.modules["libtpu"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        outputs, hlo = _lowered(**request)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    with answer:
+        answer.write(json.dumps(outputs).encode() + b"\n" + hlo)
+
+
+def _lowered(fun: str, args: list[Any], platform: str, static: dict[str, Any]) -> tuple[Any, bytes]:
+    import jax
+    from jax import export
+
+    module, _, name = fun.partition(":")
+    target = getattr(importlib.import_module(module), name)
+    structs = [a and jax.ShapeDtypeStruct(*a) for a in args]
+    call = jax.jit(lambda *xs: tuple(target(*xs, **static)), keep_unused=True)
+    # Exported first: only then do Pallas kernels have a form that libtpu 0.0.21 reads, which is
+    # older than JAX 0.7.1 and belongs to the same torch_xla.
+    exported = export.export(call, platforms=[platform])(*structs)
+    lowered = jax.jit(exported.call).trace(*structs).lower(lowering_platforms=(platform,))
+    hlo: Any = lowered.compiler_ir("hlo")
+    outputs = [[a.shape, str(a.dtype)] for a in exported.out_avals]
+    return outputs, hlo.as_serialized_hlo_module_proto()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""Programs: pure flat functions with their HLO, and the programs derived from them.
+
+A `Program` is made by running a Python function on placeholders. What its captures were is found
+out by that first run; afterwards they are explicit inputs (*closure conversion*), so that every
+program derived from it differentiates and batches them like arguments.
+
+The derived programs are traced on demand from the same Python function, and kept:
+
+==================  ===============================================================
+`joint`             ``(args, cotangents) -> (outputs, gradients)``, as one HLO graph
+`pullback`          ``(args, cotangents) -> gradients``, itself differentiable
+`pushforward`       ``(args, tangents) -> tangents of the outputs``
+`batched`           ``vmap`` over the given input dimensions
+==================  ===============================================================
+
+NOTE [the joint program is run by plain autograd]: captures turn up in the middle of a run. As a
+leaf of plain autograd a fresh placeholder can still join the graph then; as an argument of
+torch.func.vjp it could not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from xfunc.core import ambient
+from xfunc.core.avals import Aval, aval_of, batched
+from xfunc.core.locations import Location
+from xfunc.remat.policies import Policy
+from xfunc.remat.split import Halves, primal, split
+from xfunc.torchlib import batching, functorch, values
+from xfunc.trace import tracing
+from xfunc.trace.lowering import Lowering, lower
+from xfunc.trace.tracing import Trace
+
+Flat = Callable[..., list[torch.Tensor]]
+T = TypeVar("T")
+
+
+def differentiable(x: Any) -> bool:
+    """Whether gradients with respect to `x` exist."""
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+@dataclasses.dataclass(eq=False)
+class Joint:
+    """Forward and backward of a program as one graph.
+
+    Attributes:
+        lowering: of ``(inputs, cotangents) -> (outputs, gradients)``.
+        outputs: avals of the outputs.
+        cts: the outputs that have a cotangent, in order.
+        wrt: the inputs that have a gradient, in order.
+        source: the program that it was made from.
+    """
+
+    source: Program
+    lowering: Lowering
+    n_inputs: int
+    outputs: tuple[Aval, ...]
+    cts: tuple[int, ...]
+    wrt: tuple[int, ...]
+    _memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def split(
+        self,
+        policy: Policy,
+        unavailable: frozenset[int] = frozenset(),
+        invariant: frozenset[int] = frozenset(),
+        barrier: bool = False,
+        steps: int = 1,
+    ) -> Halves:
+        """Cut in two; see `xfunc.remat.split.split`."""
+        return self.memo(
+            ("split", policy, unavailable, invariant, barrier, steps),
+            lambda: split(
+                self.lowering,
+                n_inputs=self.n_inputs,
+                n_outputs=len(self.outputs),
+                policy=policy,
+                unavailable=unavailable,
+                invariant=invariant,
+                barrier=barrier,
+                steps=steps,
+            ),
+        )
+
+    def memo(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made once per key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def batched(self, dims: tuple[int | None, ...], n: int) -> Joint:
+        """vmap over inputs and all cotangents: gradients are those of each example."""
+        key = ("batched", dims, n, batching.axes_of(n))
+        if key not in self._memo:
+            # The function whose vmap this is: outputs and gradients through torch.func, so that
+            # it can be batched any number of times.
+            program = self.as_program().batched((*dims, *(0 for _ in self.cts)), n)
+            outputs = program.outputs[: len(self.outputs)]
+            batched = Joint(program, program.lowering, self.n_inputs, outputs, self.cts, self.wrt)
+            batched._memo["program"] = program
+            self._memo[key] = batched
+        return self._memo[key]
+
+    def as_program(self) -> Program:
+        """The joint function as a program of its own."""
+        if "program" not in self._memo:
+            n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
+
+            def joint(*flat: torch.Tensor) -> list[torch.Tensor]:
+                args = list(flat[:n])
+
+                def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                    for i, d in zip(wrt, diff, strict=True):
+                        args[i] = d
+                    outs = fn(*args)
+                    return tuple(outs[i] for i in cts), tuple(outs)
+
+                if not wrt:
+                    return fn(*args)
+                _, pull, outs = functorch.vjp(outputs_of, *(args[i] for i in wrt))
+                return [*outs, *pull(tuple(flat[n:]))]
+
+            avals = [*self.source.avals, *(self.outputs[i] for i in cts)]
+            self._memo["program"] = self.source.related(
+                f"joint of {self.source.name}", joint, avals
+            )
+        return self._memo["program"]
+
+
+class Program:
+    """A pure flat function ``(*tensors) -> list of tensors`` and what was derived from it.
+
+    Attributes:
+        name: of the user's function.
+        avals: of the arguments, then of the captures.
+        captures: the tensors that the function closed over in its first run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Flat,
+        avals: Sequence[Aval],
+        labels: Sequence[str] = (),
+        derived: bool = False,
+    ):
+        self.name = name
+        self.captures: list[torch.Tensor] = []
+        self.avals = tuple(avals)
+        self._raw_fn, self._n_args = fn, len(self.avals)
+        self._labels = tuple(labels)
+        self._traced = False
+        self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
+        self.defined_at: Location | None = None
+        self._derived = derived  # A derived program has no captures of its own.
+        self._around = ambient.key()  # wherever it is traced again
+        self._outputs: tuple[Aval, ...] = ()
+        self._lowering: Lowering | None = None
+        self._memo: dict[Any, Any] = {}
+
+    def fn(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The function with its captures as trailing arguments; call it inside a trace."""
+        trace = tracing.current()
+        assert trace is not None
+        for capture, value in zip(self.captures, flat[self._n_args :], strict=True):
+            trace.substitute(capture, value)
+        return self._raw_fn(*flat[: self._n_args])
+
+    # -- runs of the Python function ------------------------------------------------------------
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        """Avals of the results."""
+        if not self._traced:
+            self.trace()
+        return self._outputs
+
+    @property
+    def lowering(self) -> Lowering:
+        """The HLO of the function itself."""
+        if self._lowering is None:
+            joint = next((m for m in self._memo.values() if isinstance(m, Joint)), None)
+            if joint is None:
+                self.trace()
+            else:  # The joint program holds it: no need to run the function again.
+                self._lowering = primal(
+                    joint.lowering,
+                    n_inputs=joint.n_inputs,
+                    n_outputs=len(joint.outputs),
+                    name=self.name,
+                )
+        assert self._lowering is not None
+        return self._lowering
+
+    def trace(self) -> None:
+        """Run the function on placeholders."""
+        with self._open() as trace:
+            inputs, outs = self._run(trace, ())
+            self._lowering = lower(self.name, trace.raw_inputs(), self.avals, outs)
+            del inputs, outs  # Whatever is alive when the trace ends has leaked.
+
+    def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
+        """The joint program for gradients with respect to the inputs marked in `wrt`.
+
+        On the first run `wrt` covers the arguments; captures are differentiated if they are being
+        watched. Inputs in `zeros` get a gradient of zeros where they have none.
+        """
+        key = ("joint", wrt, zeros)
+        if key not in self._memo:
+            self._memo[key] = self._trace_joint(wrt, zeros)
+            self._memo["joint", self._extend(wrt), zeros] = self._memo[key]
+        return self._memo[key]
+
+    def _extend(self, wrt: tuple[bool, ...]) -> tuple[bool, ...]:
+        """`wrt` for the captures too, if it covers the arguments only."""
+        if len(wrt) == len(self.avals):
+            return wrt
+        return (*wrt, *(values.is_tracked(c) and differentiable(c) for c in self.captures))
+
+    def _trace_joint(self, wrt: tuple[bool, ...], zeros: frozenset[int]) -> Joint:
+        with self._open() as trace:
+            trace.track_captures = True
+            inputs, outs = self._run(trace, wrt)
+            wanted = [i for i, b in enumerate(self._extend(wrt)) if b]
+            cts = tuple(i for i, o in enumerate(outs) if o.requires_grad)
+            ct_values = [trace.new_input(outs[i], "a cotangent") for i in cts]
+            grads: list[torch.Tensor | None] = [None] * len(wanted)
+            if cts and wanted:
+                diff, of = [outs[i] for i in cts], [inputs[i] for i in wanted]
+                with functorch.own_gradient():
+                    grads = list(torch.autograd.grad(diff, of, ct_values, allow_unused=True))
+                del diff, of
+            for k, i in enumerate(wanted):
+                if grads[k] is None and i in zeros:
+                    grads[k] = torch.zeros_like(inputs[i])
+            present = [g for g in grads if g is not None]
+            lowering = lower(
+                self.name,
+                trace.raw_inputs(),
+                [*self.avals, *(self._outputs[i] for i in cts)],
+                [*(o.detach() for o in outs), *present],
+            )
+            positions = tuple(i for i, g in zip(wanted, grads, strict=True) if g is not None)
+            n = len(inputs)
+            del inputs, outs, ct_values, grads, present
+        return Joint(self, lowering, n, self._outputs, cts, positions)
+
+    def _open(self) -> Trace:
+        frozen = self._traced or self._derived
+        return Trace(self.name, frozen, self.defined_at, self._around)
+
+    def _run(
+        self, trace: Trace, wrt: tuple[bool, ...]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Run `fn` on fresh placeholders: (inputs, outputs). The first run fixes the captures."""
+        labels = [*self._labels, *("an argument" for _ in self.avals[len(self._labels) :])]
+        watched = [*wrt, *(False for _ in self.avals[len(wrt) :])]
+        inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
+        outs = [trace.lift(o) for o in self.fn(*inputs)]
+        trace.check_unmutated()
+        self.has_rule |= trace.has_rule
+        if not self._traced:
+            self.captures = list(trace.captures)
+            self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
+            inputs = [*inputs, *trace.capture_inputs]
+            self._outputs = tuple(aval_of(o) for o in outs)
+            self._traced = True
+        return inputs, outs
+
+    # -- derived programs -----------------------------------------------------------------------
+
+    def memo(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made once per key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+        """A program traced from `fn`, made once per key."""
+        return self.memo(key, lambda: self.related(name, fn, avals))
+
+    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+        """A program without captures, with the same surroundings."""
+        program = Program(name, fn, avals, derived=True)
+        program._around = self._around
+        return program
+
+    def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> Program:
+        """``(inputs, cotangents of the outputs in cts) -> gradients of the inputs in wrt``."""
+        n, outputs = len(self.avals), self.outputs
+
+        def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
+            args = list(flat[:n])
+
+            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                for i, d in zip(wrt, diff, strict=True):
+                    args[i] = d
+                outs = self.fn(*args)
+                return tuple(outs[i] for i in cts), ()
+
+            _, pull, _ = functorch.vjp(outputs_of, *(args[i] for i in wrt))
+            return list(pull(tuple(flat[n:])))
+
+        avals = [*self.avals, *(outputs[i] for i in cts)]
+        return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
+
+    def below_gradient(self) -> Program:
+        """The function as it looks from below a gradient: custom_vjp functions as forward rules."""
+        floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
+
+        def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
+            args = list(flat)
+
+            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                for i, d in zip(floats, diff, strict=True):
+                    args[i] = d
+                outs = self.fn(*args)
+                return tuple(o for o in outs if differentiable(o)), tuple(outs)
+
+            return list(functorch.vjp(outputs_of, *(args[i] for i in floats))[2])
+
+        return self.derive(("below gradient",), self.name, fn, self.avals)
+
+    def pushforward(self, wrt: tuple[int, ...]) -> Program:
+        """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""
+        n, outputs = len(self.avals), self.outputs
+        floats = [i for i, o in enumerate(outputs) if differentiable(o)]
+
+        def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
+            args = list(flat[:n])
+            if not wrt or not floats:  # torch.func.jvp needs something to differentiate.
+                outs = self.fn(*args)
+                return [*outs, *(torch.zeros_like(outs[i]) for i in floats)]
+
+            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                for i, d in zip(wrt, diff, strict=True):
+                    args[i] = d
+                outs = self.fn(*args)
+                return tuple(outs[i] for i in floats), tuple(outs)
+
+            _, tangents, outs = functorch.jvp(
+                outputs_of, tuple(args[i] for i in wrt), tuple(flat[n:])
+            )
+            return [*outs, *tangents]
+
+        avals = [*self.avals, *(self.avals[i] for i in wrt)]
+        return self.derive(("pushforward", wrt), f"pushforward of {self.name}", fn, avals)
+
+    def batched(self, dims: tuple[int | None, ...], n: int) -> Program:
+        """vmap over dimension ``dims[i]`` of input i (None: the same for all); outputs at 0."""
+
+        def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
+            if not self.outputs:
+                return []
+            if all(d is None for d in dims):  # torch.func.vmap needs something to map over.
+                return [o.expand(n, *o.shape) for o in self.fn(*flat)]
+            trace = tracing.current()
+            return list(batching.vmap(trace, lambda *a: tuple(self.fn(*a)), dims, flat, axes))
+
+        axes = batching.axes_of(n)
+        avals = batched(self.avals, dims, n)
+        return self.derive(("batched", dims, n, axes), f"vmap of {self.name}", fn, avals)

@@ -1,0 +1,262 @@
+"""Varying types in what is traced: the primitives behind the marks of `xfunc.hlo.spmd.vma`.
+
+NOTE [gradients by type]: in the function that a device runs, transposed collectives are those of a
+function of all devices' arrays. For a value that does not vary this hands on cotangents of which
+each device has a part: their sum is the cotangent. Where no program looks that is as good as any
+other form, and needs no knowledge of types. Where a program does look, at the beginning and the end
+of a `grad` or a `vjp` and around the backward rule of a `custom_vjp`, the form changes: a cotangent
+of what does not vary comes in as a share for each device (`share`), and goes out summed (`total`).
+That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here sums come once, at
+the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core import ambient
+from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
+from xfunc.core.locations import user_location
+from xfunc.hlo import Builder
+from xfunc.hlo.spmd.vma import mark
+from xfunc.program.bind import bind, zeros
+from xfunc.program.primitive import Dims, Tensor
+from xfunc.torchlib import functorch
+from xfunc.torchlib.batching import at_dim, axes_of
+from xfunc.trace.calls import regions
+from xfunc.trace.lowering import Lowering
+
+
+def checked() -> tuple[str, ...]:
+    """The axes along which the types of the values being traced are kept track of."""
+    region = ambient.region()
+    return () if region is None else region.checked
+
+
+def witness(x: Tensor) -> Tensor:
+    """A boolean scalar of the type of `x`."""
+    x = x.detach()
+    return bind(Type(checked(), aval_of(x)), [x])[0]
+
+
+def total(ct: Tensor, of: Tensor) -> Tensor:
+    """A cotangent, of which each device has a part, in the form in which programs see it.
+
+    Args:
+        ct: the cotangent.
+        of: the witness of what it is of.
+    """
+    return bind(Linear("total", checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
+
+
+def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
+    """The opposite of `total`. With `at`, it is an error that `ct` varies where `of` does not."""
+    own = witness(ct)
+    avals = (aval_of(of), aval_of(own))
+    return bind(Linear("share", checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
+
+
+def vary(x: Tensor, axes: Sequence[str]) -> Tensor:
+    """`x`, which varies along axes from here on."""
+    return bind(Linear("cast", tuple(axes), aval_of(x)), [x])[0]
+
+
+def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
+    """Likewise, but devices are still known to have equal values."""
+    return bind(Linear("cast", tuple(axes), aval_of(x), weak=True), [x])[0]
+
+
+def vary_like(x: Tensor, like: Tensor) -> Tensor:
+    """`x`, which varies along all axes that `like` varies along."""
+    w = witness(like)
+    return bind(Linear("cast", checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
+
+
+def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
+    """`functorch.vjp`, whose cotangents are those that programs see."""
+    out, pull, aux = functorch.vjp(fun, *primals)
+    if not checked():
+        return out, pull, aux
+    single = isinstance(out, torch.Tensor)
+    ins, outs = list(map(witness, primals)), list(map(witness, [out] if single else out))
+
+    def typed(ct: Any) -> Any:
+        at = _here()
+        cts = [share(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
+        grads = pull(cts[0] if single else tuple(cts))
+        return tuple(total(g, w) for g, w in zip(grads, ins, strict=True))
+
+    return out, typed, aux
+
+
+def autograd_grad(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad``, likewise."""
+    outs, ins = ((x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (outputs, inputs))
+    cts = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs
+    cts = [None] * len(outs) if cts is None else cts
+    given = [torch.ones_like(o) if c is None else c for o, c in zip(outs, cts, strict=True)]
+    at = _here()
+    shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
+    with functorch.own_gradient():
+        grads = torch.autograd.grad(outs, ins, shares, *args, **options)
+    pairs = zip(grads, ins, strict=True)
+    return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
+
+
+def _here() -> str:
+    at = user_location()
+    return "?" if at is None else f"{at.file}\n{at.line}\n{at.function}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """The primitive behind `witness`; see `xfunc.program.primitive.Primitive`.
+
+    Attributes:
+        axes: along which it is of interest whether the value varies.
+        aval: of the value.
+    """
+
+    axes: tuple[str, ...]
+    aval: Aval
+    kind = name = "type"
+
+    @property
+    def operands(self) -> tuple[Aval, ...]:
+        return (self.aval,)
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return (Aval((), torch.bool),)
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return _lowering(self).apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> None:
+        return None
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        return [zeros(self.aval) for _ in wrt]
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [None]
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        return bind(dataclasses.replace(self, aval=aval_of(args[0])), args), [None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """The primitive behind `total`, `share` and casts: linear in a value, given witnesses.
+
+    Attributes:
+        kind: which mark it is.
+        axes: those that it is about.
+        aval: of the value.
+        witnesses: avals of the witnesses, which may be batched.
+        weak: see `xfunc.hlo.spmd.vma.mark`.
+        at: see there.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    aval: Aval
+    witnesses: tuple[Aval, ...] = ()
+    weak: bool = False
+    at: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def operands(self) -> tuple[Aval, ...]:
+        return (self.aval, *self.witnesses)
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return (self.aval,)
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return _lowering(self).apply(args)
+
+    def pair(self, wrt: tuple[bool, ...]) -> LinearPair:
+        return LinearPair(self)
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        ct = cts[0]
+        if ct is None:
+            return [zeros(self.aval)]
+        # Sums and shares are their own transposes, and a cast changes no value.
+        return [ct] if self.kind == "cast" else bind(self, [ct, *args[1:]])
+
+    def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        tangent = tangents[0]
+        return [None] if tangent is None else list(bind(self, [tangent, *args[1:]]))
+
+    def batch(
+        self, dims: Dims, n: int, args: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[int | None]]:
+        inner, wanted = self.batched(dims, n)
+        moved = [at_dim(*x, n) for x in zip(args, dims, wanted, strict=True)]
+        return bind(inner, moved), [0]
+
+    def batched(self, dims: Dims, n: int) -> tuple[Linear, Dims]:
+        """The primitive of a batch, and where each operand has its batch dimension."""
+        wanted = (0, *(None if d is None else 0 for d in dims[1:]))
+        first, *rest = batched(self.operands, wanted, n)
+        # What differs along an axis that divides the examples is not about one of them.
+        axes = tuple(a for a in self.axes if a not in axes_of(n))
+        inner = dataclasses.replace(self, axes=axes, aval=first, witnesses=tuple(rest))
+        return inner, wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearPair:
+    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+
+    primitive: Linear
+    wrt: tuple[int, ...] = (0,)
+    cts: tuple[int, ...] = (0,)
+    n_outputs: int = 1
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.primitive.emit(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        return self.primitive.vjp(args, cts, self.wrt)
+
+    def batched(self, dims: Dims, n: int) -> tuple[LinearPair, Dims, Dims, Dims]:
+        inner, wanted = self.primitive.batched(dims, n)
+        return LinearPair(inner), wanted, (0,), (0,)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lowering(primitive: Type | Linear) -> Lowering:
+    b = Builder(primitive.kind)
+    body = b.computation(primitive.kind)
+    values = [body.parameter(hlo_shape(a)) for a in primitive.operands]
+    options = {} if isinstance(primitive, Type) else {"weak": primitive.weak, "at": primitive.at}
+    result = mark(body, primitive.kind, values, primitive.axes, **options)
+    hlo = b.build(body.build(body.tuple([result]))).to_bytes()
+    n = range(len(values))
+    return Lowering(b.name, hlo, tuple(n), primitive.operands, (), primitive.outputs)
+
+
+regions.grad = lambda: autograd_grad if checked() else None
+regions.like = lambda out, like: vary_like(out, like) if checked() else out

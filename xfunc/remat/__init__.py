@@ -1,0 +1,1 @@
+"""What is kept for the backward pass, and what is recomputed."""

@@ -1,0 +1,256 @@
+"""Which values to keep for the backward pass: the choice as a problem on a graph, and its answers.
+
+A `CutProblem` holds the forward values of a joint program. A value that the backward pass needs is
+there already (`at_hand`), is kept, or is computed again; what is computed again needs its operands
+in turn. Keeping costs bytes, computing again costs seconds, once per node. Three questions are
+answered, each exactly:
+
+==================  ==========================================================================
+`least`             the fewest bytes
+`fewest_bytes`      the fewest bytes without computing a matmul or a convolution twice
+`fastest`           the fewest seconds added while no more than so many bytes are kept
+==================  ==========================================================================
+
+Of plans that are equally good in that, the one that is best in the other measure is taken.
+
+NOTE [kept bytes never rise when the budget falls]: let P and Q be the answers of `fastest` for the
+budgets p < q, and suppose that P kept more bytes than Q. Then Q fits p as well, so P adds no more
+seconds than Q; P fits q, so Q adds no more than P. They add the same, and of two such plans the one
+with fewer bytes is taken for p: that is Q, not P. The seconds never fall, for a like reason. It
+takes an order among plans that has no rounding in it, so seconds are counted in whole ticks, 2**20
+or so to all the seconds of a problem; and it takes plans that are `exact`.
+
+NOTE [what is promised of the peak]: the true peak of the backward pass cannot have this property,
+whoever plans. Let a large value be computed from an input, and a small one, which is needed, from
+the large one. A budget that has no room for the small one brings the large one back. What falls
+with the budget is an upper bound: the kept bytes, plus `working_bytes` of a plan that keeps
+nothing. The second term is the same for every budget; and no plan holds more for recomputing, since
+what it computes again that plan does too, in the same order, and for users that are the same or
+more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+from xfunc.remat import cut_solver
+from xfunc.remat.cut_core import NoPlan as NoPlan
+from xfunc.remat.cut_core import reduce
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A forward value.
+
+    Attributes:
+        id: names it.
+        bytes: what it takes to keep it.
+        seconds: what it takes to compute it again from its operands.
+        operands: ids of the nodes that it is computed from.
+        at_hand: it is there in the backward pass anyway, as an input is.
+        keepable: it may be kept; a tuple may not, only its elements.
+        recomputable: it may be computed again; random state, say, may not.
+        heavy: it holds a matmul or a convolution.
+    """
+
+    id: int
+    bytes: int
+    seconds: float
+    operands: tuple[int, ...]
+    at_hand: bool = False
+    keepable: bool = True
+    recomputable: bool = True
+    heavy: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CutProblem:
+    """What there is to keep, and what the backward pass needs.
+
+    Attributes:
+        nodes: forward values, operands before their users.
+        needed: ids of those that the backward pass uses directly, in the order in which it does;
+            plans do not depend on the order, `working_bytes` does.
+    """
+
+    nodes: tuple[Node, ...]
+    needed: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An answer.
+
+    Attributes:
+        kept: ids of the nodes to keep, in the order of the problem.
+        bytes: what they take together.
+        seconds: what is added by computing again what is not kept.
+        exact: whether no plan is better by a whole tick; one may be if the search was cut short.
+    """
+
+    kept: tuple[int, ...]
+    bytes: int
+    seconds: float
+    exact: bool = True
+
+
+class InfeasibleBudget(Exception):
+    """No plan keeps as few bytes as that.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        minimum_bytes: the fewest bytes that a plan can keep.
+    """
+
+    def __init__(self, budget_bytes: int, minimum_bytes: int):
+        super().__init__(
+            f"no plan keeps as few as {budget_bytes} bytes; the fewest are {minimum_bytes}"
+        )
+        self.budget_bytes = budget_bytes
+        self.minimum_bytes = minimum_bytes
+
+
+def least(problem: CutProblem) -> Plan:
+    """The fewest bytes that can be kept; of such plans, one that adds the fewest seconds."""
+    return _solved(problem, problem, by=("bytes", "ticks"))
+
+
+def fewest_bytes(problem: CutProblem) -> Plan:
+    """The fewest bytes without computing anything heavy twice; of such plans, the fastest.
+
+    What is heavy and cannot be kept, such as a tuple that is needed, is computed again even so.
+    """
+    forced = _forced(problem)
+    nodes = (
+        dataclasses.replace(n, recomputable=False) if n.heavy and n.id not in forced else n
+        for n in problem.nodes
+    )
+    return _solved(problem, dataclasses.replace(problem, nodes=tuple(nodes)), by=("bytes", "ticks"))
+
+
+def fastest(
+    problem: CutProblem,
+    budget_bytes: int,
+    *,
+    node_limit: int = 200,
+    time_limit: float = 10.0,
+) -> Plan:
+    """The fewest seconds added within a budget; of such plans, one that keeps the fewest bytes.
+
+    Args:
+        problem: what there is to keep.
+        budget_bytes: what the plan may keep.
+        node_limit: how many branches are searched before a plan will do that is not known to be the
+            best. Not seconds, since all processes of a program must find the same plan.
+        time_limit: of the search, in seconds: a last resort.
+
+    Raises:
+        InfeasibleBudget: if no plan keeps so few bytes.
+    """
+    limits = cut_solver.Limits(node_limit, time_limit)
+    try:
+        return _solved(problem, problem, by=("ticks", "bytes"), budget=budget_bytes, limits=limits)
+    except (NoPlan, cut_solver.Infeasible):
+        raise InfeasibleBudget(budget_bytes, least(problem).bytes) from None
+
+
+def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
+    """Ids of what is computed again if `kept` is kept, in the order of the problem.
+
+    Raises:
+        NoPlan: if that takes a node that cannot be computed again.
+    """
+    kept = frozenset(kept)
+    wanted = set(problem.needed)
+    found: list[int] = []
+    for n in reversed(problem.nodes):  # Users come first.
+        if n.id in wanted and n.id not in kept and not n.at_hand:
+            if not n.recomputable:
+                raise NoPlan(n.id)
+            found.append(n.id)
+            wanted.update(n.operands)
+    return tuple(reversed(found))
+
+
+def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> None:
+    """Check a plan against its problem, from nothing but the problem.
+
+    Raises:
+        ValueError: if it keeps what may not be kept or is not used, computes again what may not be,
+            exceeds the budget, or states its bytes or seconds wrongly.
+    """
+    nodes = {n.id: n for n in problem.nodes}
+    try:
+        again = recomputed(problem, plan.kept)
+    except NoPlan as e:
+        raise ValueError(str(e)) from None
+    used = {o for v in again for o in nodes[v].operands}.union(problem.needed)
+    for v in plan.kept:
+        if nodes[v].at_hand or not nodes[v].keepable:
+            raise ValueError(f"node {v} may not be kept")
+        if v not in used:
+            raise ValueError(f"node {v} is kept for nothing")
+    if plan.bytes != sum(nodes[v].bytes for v in set(plan.kept)):
+        raise ValueError(f"the plan does not keep {plan.bytes} bytes")
+    if plan.seconds != math.fsum(nodes[v].seconds for v in again):
+        raise ValueError(f"the plan does not add {plan.seconds} seconds")
+    if budget_bytes is not None and plan.bytes > budget_bytes:
+        raise ValueError(f"the plan keeps {plan.bytes} bytes of {budget_bytes}")
+
+
+def working_bytes(problem: CutProblem, kept: Collection[int] = ()) -> int:
+    """The most bytes that are there at once for what is computed again.
+
+    It is computed in the order of the problem, before the backward pass starts. What is needed is
+    held until then, the rest until its last use. It is the most if nothing is kept but what cannot
+    be computed again: see NOTE [what is promised of the peak].
+    """
+    size = {n.id: n.bytes for n in problem.nodes}
+    fixed = {n.id for n in problem.nodes if not n.recomputable}
+    again = set(recomputed(problem, fixed.union(kept)))
+    held = again.intersection(problem.needed)
+    live = peak = sum(size[v] for v in held)
+    for n in reversed(problem.nodes):
+        if n.id in again:
+            operands = again.intersection(n.operands) - held
+            held |= operands
+            live += sum(size[v] for v in operands)
+            peak = max(peak, live)
+            live -= n.bytes
+    return peak
+
+
+def _forced(problem: CutProblem) -> set[int]:
+    """Ids of what every plan computes again, because it is used and cannot be kept."""
+    used = set(problem.needed)
+    found: set[int] = set()
+    for n in reversed(problem.nodes):
+        if n.id in used and not n.keepable and not n.at_hand:
+            found.add(n.id)
+            used.update(n.operands)
+    return found
+
+
+def _solved(
+    problem: CutProblem,
+    allowed: CutProblem,
+    by: tuple[cut_solver.Measure, cut_solver.Measure],
+    budget: int | None = None,
+    limits: cut_solver.Limits = cut_solver.UNLIMITED,
+) -> Plan:
+    """The plan for `problem` that is best for `allowed`, the same with less that is allowed."""
+    kept, exact = cut_solver.solve(reduce(allowed, budget), by, budget, limits)
+    nodes = {n.id: n for n in problem.nodes}
+    again = recomputed(allowed, kept)
+    used = {o for v in again for o in nodes[v].operands}.union(problem.needed)
+    order = tuple(n.id for n in problem.nodes if n.id in used and n.id in kept)
+    plan = Plan(
+        order,
+        sum(nodes[v].bytes for v in order),
+        math.fsum(nodes[v].seconds for v in again),
+        exact,
+    )
+    verify(problem, plan, budget)
+    return plan

@@ -1,0 +1,139 @@
+"""`min_cut`: let a solver choose what is kept for the backward pass.
+
+Without a budget: the fewest bytes such that no matrix product and no convolution is computed twice.
+With one: the least time spent on computing again, such that what is kept stays within the budget.
+Both answers are exact; see `xfunc.remat.cut`. Times are those of a roofline: an instruction takes
+as long as its arithmetic or its memory traffic, whichever is longer.
+
+Source: the cut without a budget is that of He and Yu, "Transcending runtime-memory tradeoffs in
+checkpointing by being fusion aware", 2023 (``torch._functorch.partitioners``); the one with a
+budget is the problem of Jain et al., "Checkmate", 2020, on the joint graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from xfunc.core.locations import user_location
+from xfunc.errors import report, shown
+from xfunc.hlo import Instruction
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.estimate.cost import Cost, costs, roofline
+from xfunc.hlo.instances import holding
+from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
+from xfunc.remat.joint_graph import ELEMENTWISE, FREE, JointGraph
+
+_HEAVY = frozenset(("dot", "convolution"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinCut:
+    """The policy that `min_cut` returns."""
+
+    budget_bytes: int | None = None
+
+    def __call__(self, instruction: Instruction) -> bool:
+        raise TypeError("min_cut chooses among all values at a time: ask `choose`")
+
+    def choose(self, graph: JointGraph) -> frozenset[int]:
+        """Ids of the values to keep."""
+        problem = cut_problem(graph)
+        try:
+            if self.budget_bytes is None:
+                return frozenset(fewest_bytes(problem).kept)
+            # Residuals of every step of a loop are kept at a time.
+            return frozenset(fastest(problem, self.budget_bytes // graph.steps).kept)
+        except NoPlan:  # A tuple is needed as such, of what must not be computed again.
+            return frozenset(n.id for n in problem.nodes if n.keepable)
+        except InfeasibleBudget as error:
+            steps = f" ({graph.steps} steps of {error.minimum_bytes})" if graph.steps > 1 else ""
+            least = error.minimum_bytes * graph.steps
+            raise ValueError(
+                report(
+                    f"min_cut was given a budget of {self.budget_bytes} bytes, and what cannot be "
+                    f"computed again takes at least {least}{steps}",
+                    f"give budget_bytes={least} or more, or none.",
+                    at=user_location(),
+                )
+            ) from None
+
+
+def min_cut(budget_bytes: int | None = None) -> MinCut:
+    """A policy that chooses what to keep among all values of the function at a time.
+
+    Args:
+        budget_bytes: what may be kept, in a scan for all its steps together; arguments do not
+            count. None: as little as possible without computing matrix products or convolutions
+            twice.
+
+    Raises:
+        ValueError: the budget is no number of bytes; or, when the function is differentiated, what
+            must be kept takes more: the error says how much.
+    """
+    is_number = isinstance(budget_bytes, int) and not isinstance(budget_bytes, bool)
+    if budget_bytes is not None and (not is_number or budget_bytes < 0):
+        raise ValueError(
+            report(
+                f"min_cut was given budget_bytes={shown(budget_bytes)}",
+                "give a whole number of bytes, such as 2**30, or none.",
+                at=user_location(),
+            )
+        )
+    return MinCut(budget_bytes)
+
+
+def cut_problem(graph: JointGraph) -> CutProblem:
+    """What there is to choose from in a joint graph."""
+    forward = [i for i in graph.instructions if i.id not in graph.backward]
+    known = costs(graph.module)
+    known = known | _fused(forward, known)
+    heavy = holding(graph.module.proto, _is_heavy)
+    return CutProblem(
+        tuple(_node(i, graph, known[i.id], heavy) for i in forward),
+        tuple(i.id for i in graph.needed),
+    )
+
+
+def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> dict[int, Cost]:
+    """The costs of arithmetic on narrow numbers that are widened for it.
+
+    Such an operation, as torch defines it, computes in float32 from narrow operands to a narrow
+    result. XLA fuses the widening and all between: only narrow numbers go through memory.
+    """
+    narrow: dict[int, float] = {}  # the size of what stands in memory, as a part of the values'
+    for i in instructions:
+        if i.opcode == "convert":
+            before, after = i.operands[0].bytes, i.bytes
+            if before < after:
+                narrow[i.id] = before / after
+        elif i.opcode in ELEMENTWISE or i.opcode == "broadcast":
+            whole = [narrow.get(o.id, 1.0) for o in i.operands if o.bytes >= i.bytes]
+            if whole and max(whole) < 1:
+                narrow[i.id] = max(whole)
+    return {
+        key: dataclasses.replace(cost, bytes_accessed=round(cost.bytes_accessed * part))
+        for key, part in narrow.items()
+        if (cost := known[key])
+    }
+
+
+def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Node:
+    # What the forward pass does not use is computed once in any case.
+    again = i.id in graph.in_forward
+    is_input = i.opcode == "parameter"
+    return Node(
+        i.id,
+        i.bytes,
+        0.0 if i.opcode in FREE or not again else roofline(cost),
+        tuple(dict.fromkeys(o.id for o in i.operands)),
+        at_hand=i.id in graph.at_hand or i.id not in graph.varies,
+        keepable=not i.shape.is_tuple,
+        recomputable=not is_input and i.id not in graph.once,
+        heavy=again
+        and (_is_heavy(i.proto) or not heavy.isdisjoint(i.proto.called_computation_ids)),
+    )
+
+
+def _is_heavy(i: pb.HloInstructionProto) -> bool:
+    return i.opcode in _HEAVY

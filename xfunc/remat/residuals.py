@@ -1,0 +1,81 @@
+"""What of a joint program is kept for its backward pass, as a policy says.
+
+Some values are never kept, whatever the policy says:
+
+- inputs, which the backward pass receives anyway (unless the caller says that one is unavailable
+  then: the carry of a scan, whose value at each step is gone);
+- what a reshape, transpose, broadcast, convert and the like makes of something no larger that is
+  at hand or kept: recomputing it is free;
+- likewise what an elementwise operation makes, if the forward pass itself has no use for it: it is
+  computed in the backward pass, the one place where it is needed;
+- what depends on nothing that varies: constants, and in a loop whatever is computed from values
+  that are the same at every step. XLA hoists it out of the loop again;
+- what the backward pass would only tie a gradient to (`annotation.Tie`): the tie is left out.
+
+And some are always kept, if they are needed: what must not be computed again, since it draws from a
+state, exchanges messages between devices, or has side effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xfunc.hlo import Instruction
+from xfunc.remat.joint_graph import ELEMENTWISE, FREE, JointGraph
+from xfunc.remat.policies import Offload, Policy
+
+Kept = dict[int, Offload | None]
+"""By the id of what is kept, where it waits (None: where it is)."""
+
+
+def choose(graph: JointGraph, policy: Policy) -> Kept:
+    """What the backward pass gets of the forward pass, beside the inputs."""
+    choose_all = getattr(policy, "choose", None)
+    chosen = None if choose_all is None else choose_all(graph)
+    kept: Kept = {}
+    needed = {g.id for g in graph.gradients}
+
+    def answer(i: Instruction) -> bool | Offload:
+        if i.shape.is_tuple:
+            return False
+        if chosen is not None:
+            return i.id in chosen
+        return policy(i)
+
+    def is_missing(i: Instruction) -> bool:
+        return i.id in graph.varies and i.id not in graph.at_hand and i.id not in kept
+
+    def is_free(i: Instruction) -> bool:
+        """Whether recomputing costs nothing and keeps no more bytes than keeping it would."""
+        if i.opcode not in FREE and (i.id in graph.in_forward or i.opcode not in ELEMENTWISE):
+            return False
+        missing = {o.id: o for o in i.operands if is_missing(o)}.values()
+        if not all(_is_kept(o, answer) for o in missing):
+            return False  # What would itself be computed again is no help.
+        return sum(o.bytes for o in missing) <= i.bytes
+
+    # In reverse order of computation: a value is decided on once all its users have been.
+    for i in reversed(graph.instructions):
+        if i.id not in needed:
+            continue
+        if i.id in graph.backward:
+            needed.update(o.id for o in i.operands)
+            continue
+        if i.opcode == "parameter":
+            if i.id not in graph.at_hand:
+                found = answer(i)
+                kept[i.id] = found if isinstance(found, Offload) else None
+            continue
+        if i.id in graph.once and not i.shape.is_tuple:
+            kept[i.id] = None
+            continue
+        found = answer(i) if i.id in graph.varies else False
+        if found and not is_free(i):
+            kept[i.id] = found if isinstance(found, Offload) else None
+            continue
+        needed.update(o.id for o in i.operands)
+    return {i.id: kept[i.id] for i in graph.instructions if i.id in kept}
+
+
+def _is_kept(i: Instruction, answer: Callable[[Instruction], bool | Offload]) -> bool:
+    return i.opcode == "parameter" or bool(answer(i))

@@ -1,0 +1,153 @@
+"""Cutting a joint program in two: a forward and a backward half.
+
+The joint program is one HLO graph (`xfunc.remat.joint_graph`). A policy chooses which forward
+values are kept for the backward half (`xfunc.remat.residuals`); they are its *residuals*. What else
+it needs it receives as an input or computes again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from xfunc.core.avals import Aval
+from xfunc.hlo import Instruction, extract
+from xfunc.hlo.passes.common import reachable
+from xfunc.hlo.passes.offload import brought, sent
+from xfunc.remat.joint_graph import joint_graph
+from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.remat.residuals import choose
+from xfunc.trace.lowering import Lowering, with_parameter
+
+Source = tuple[Literal["input", "residual", "ct"], int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Halves:
+    """A joint program cut in two.
+
+    Attributes:
+        forward: ``inputs -> (outputs, residuals)``.
+        backward: computes the gradients; its flat inputs are listed in `sources`.
+        sources: where each flat input of `backward` comes from.
+        n_residuals: how many residuals there are.
+    """
+
+    forward: Lowering
+    backward: Lowering
+    sources: tuple[Source, ...]
+    n_residuals: int
+
+
+def split(
+    joint: Lowering,
+    *,
+    n_inputs: int,
+    n_outputs: int,
+    policy: Policy,
+    unavailable: frozenset[int] = frozenset(),
+    invariant: frozenset[int] = frozenset(),
+    barrier: bool = False,
+    steps: int = 1,
+) -> Halves:
+    """Cut a joint program.
+
+    Args:
+        joint: ``(inputs, cotangents) -> (outputs, gradients)``; constants count as inputs.
+        n_inputs: how many of the flat inputs are not cotangents.
+        n_outputs: how many of the results are outputs of the forward pass.
+        policy: says what is kept.
+        unavailable: inputs that the backward pass does not receive.
+        invariant: inputs that are the same at every step of a loop.
+        barrier: put an optimisation barrier before the backward pass, so that XLA does not merge
+            what is recomputed there with the forward pass.
+        steps: how many steps the loop has: residuals of all of them are kept at a time.
+    """
+    graph = joint_graph(
+        joint,
+        n_inputs=n_inputs,
+        n_outputs=n_outputs,
+        unavailable=unavailable,
+        invariant=invariant,
+        steps=steps,
+        flat=policy is not everything_saveable,
+    )
+    n_avals, params, module = len(joint.avals), graph.params, graph.module
+    outputs, gradients = graph.outputs, graph.gradients
+    kept = choose(graph, policy)
+    by_id = module.entry.by_id
+    residuals = [by_id[k] for k in kept]
+    forward_ids = reachable([*outputs, *residuals])
+    forward_params = [p for p in params if p in forward_ids]
+    backward_ids = reachable(gradients, stop=kept)
+    backward_params = [p for p in params if p in backward_ids and p not in kept]
+
+    name = joint.name
+    results = [i.id for i in (*outputs, *residuals)]
+    forward = extract(module, results, forward_params, name=f"{name}.forward")
+    away = {k: w for k, w in enumerate(kept.values()) if w is not None}
+    if away:
+        forward = sent(forward, {n_outputs + k: w.dst for k, w in away.items()})
+    first = Lowering(
+        forward.name,
+        forward.to_bytes(),
+        tuple(_skip_cts(params[p], n_inputs, n_avals) for p in forward_params),
+        joint.avals[:n_inputs],
+        joint.consts,
+        (*joint.outputs[:n_outputs], *(_aval(r) for r in residuals)),
+    )
+    sources: list[Source] = []
+    for p in backward_params:
+        k = params[p]
+        if n_inputs <= k < n_avals:
+            sources.append(("ct", k - n_inputs))
+        else:
+            sources.append(("input", _skip_cts(k, n_inputs, n_avals)))
+    sources.extend(("residual", k) for k in range(len(residuals)))
+    inputs = [*backward_params, *kept]
+    hlo = b""
+    if gradients:
+        backward = extract(
+            module,
+            [g.id for g in gradients],
+            inputs,
+            name=f"{name}.backward",
+            barrier=barrier,
+        )
+        if away:
+            n = len(backward_params)
+            backward = brought(backward, {n + k: w.src for k, w in away.items()})
+        hlo = backward.to_bytes()
+    second = Lowering(
+        f"{name}.backward",
+        hlo,
+        tuple(range(len(inputs))),
+        tuple(_aval(by_id[i]) for i in inputs),
+        (),
+        joint.outputs[n_outputs:],
+    )
+    return Halves(with_parameter(first), with_parameter(second), tuple(sources), len(residuals))
+
+
+def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
+    """The forward pass of a joint program alone."""
+    entry = joint.module.entry
+    outputs = entry.root.operands[:n_outputs]
+    used = reachable(outputs)
+    params = [p for p in entry.parameters if p.id in used]
+    module = extract(joint.module, [o.id for o in outputs], [p.id for p in params], name=name)
+    inputs = tuple(
+        _skip_cts(joint.inputs[p.parameter_number], n_inputs, len(joint.avals)) for p in params
+    )
+    outs = joint.outputs[:n_outputs]
+    avals = joint.avals[:n_inputs]
+    return with_parameter(Lowering(name, module.to_bytes(), inputs, avals, joint.consts, outs))
+
+
+def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:
+    """The flat input's position when there are no cotangents; constants move up."""
+    return flat if flat < n_inputs else flat - (n_avals - n_inputs)
+
+
+def _aval(i: Instruction) -> Aval:
+    return Aval(i.shape.dims, i.shape.dtype)

@@ -1,0 +1,1 @@
+"""Calls: arguments, keys, entries; and the stages traced, lowered, compiled."""

@@ -1,0 +1,112 @@
+"""What goes into a traced function and what comes out, leaf by leaf."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.literals import from_numpy, literal
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import NUMBERS, aval_of
+from xfunc.core.locations import user_location
+from xfunc.errors import report, shown
+from xfunc.torchlib import values
+from xfunc.trace import tracing
+
+if TYPE_CHECKING:
+    from xfunc.stages.staging import Staged
+
+_IS_XLA = operator.attrgetter("is_xla")
+
+
+def prepare(
+    staged: Staged, leaves: list[Any], structure: tree.Structure
+) -> tuple[list[torch.Tensor], tuple[tuple[int, Any], ...]]:
+    """Argument leaves as tensors that a program can take, and those that are no arrays."""
+    trace = tracing.current()
+    made: list[torch.Tensor] = []
+    fixed: list[tuple[int, Any]] = []
+    stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
+    for i, x in enumerate(leaves):
+        if isinstance(x, (np.ndarray, np.generic)):
+            x = from_numpy(x)
+            if trace is not None and isinstance(x, torch.Tensor):
+                made.append(literal(x))
+                continue
+        if stays[i] and type(x) in NUMBERS:
+            fixed.append((i, x))
+        elif type(x) in NUMBERS:
+            dtype = NUMBERS[type(x)]
+            if type(x) is int and not -(2**63) <= x < 2**63:
+                raise OverflowError(
+                    report(
+                        f"{staged.labels(structure)[i]} of {staged.name} is {x}, too large for an "
+                        "int64",
+                        "make the argument static.",
+                        at=user_location(),
+                    )
+                )
+            if trace is None:
+                made.append(to_device(torch.tensor(x, dtype=dtype)))
+            else:
+                made.append(torch.full((), x, dtype=dtype, device=runtime.device()))
+        elif isinstance(x, torch.Tensor):
+            if trace is not None:
+                made.append(trace.lift(x))
+            else:
+                if not _IS_XLA(x):
+                    values.check_array(x, staged.name, staged.labels(structure)[i])
+                made.append(to_device(x))
+        elif staged.arrays_only:
+            raise TypeError(
+                report(
+                    f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
+                    f"{staged.labels(structure)[i]}",
+                    "pass tensors, NumPy arrays and Python numbers; register your "
+                    "own class with xf.tree.register; make anything else static with "
+                    "static_argnums or static_argnames; of an object's method, write "
+                    "jit(obj.method).",
+                    at=user_location(),
+                )
+            )
+        else:
+            fixed.append((i, x))
+    return made, tuple(fixed)
+
+
+def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
+    """The leaves that a traced function returned, as traced tensors."""
+    made = []
+    for i, o in enumerate(outs):
+        if isinstance(o, torch.Tensor):
+            trace = tracing.current()
+            if trace is not None:
+                o = trace.lift(o)
+                o = literal(o) if o.device.type == "cpu" else o
+            made.append(o)
+        elif isinstance(o := from_numpy(o), torch.Tensor):
+            made.append(literal(o))
+        elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
+            made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
+        else:
+            path = structure.accessors()[i].codify("output")
+            raise TypeError(
+                report(
+                    f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
+                    "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
+                    "registered classes.",
+                    at=user_location(),
+                )
+            )
+    return made
+
+
+def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Abstract arguments as they stand in a key."""
+    return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)

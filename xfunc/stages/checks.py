@@ -1,0 +1,167 @@
+"""What the transforms that take arguments apart have in common."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.literals import from_numpy, literal
+from xfunc.core.avals import NUMBERS, short
+from xfunc.core.locations import function_name, user_location
+from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.trace import tracing
+
+Tensor = torch.Tensor
+Fun = Callable[..., Any]
+
+
+def as_tensor(x: Any) -> Any:
+    """A leaf as a tensor of the enclosing trace; what is no array is left as it is."""
+    trace = tracing.current()
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = from_numpy(x)
+        return literal(x) if trace is not None and isinstance(x, Tensor) else x
+    if type(x) in NUMBERS:
+        where = runtime.device() if trace is not None else None
+        return torch.full((), x, dtype=NUMBERS[type(x)], device=where)
+    if isinstance(x, Tensor) and trace is not None:
+        return trace.lift(x)
+    return x
+
+
+def as_tensors(t: Any) -> Any:
+    """`as_tensor` of each leaf of a tree."""
+    return tree.map(as_tensor, t)
+
+
+def as_arrays(t: Any) -> Any:
+    """`as_tensor` of each leaf of a tree that is no Python number."""
+    return tree.map(lambda x: x if type(x) in NUMBERS else as_tensor(x), t)
+
+
+def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tensor]:
+    """The leaves, all of which must be tensors."""
+    for x, label in zip(leaves, labels, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                report(
+                    f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
+                    "pass tensors, NumPy arrays and Python numbers.",
+                    at=user_location(),
+                )
+            )
+    return list(leaves)
+
+
+def select(
+    argnums: int | Sequence[int], args: tuple[Any, ...], name: str, option: str = "argnums"
+) -> tuple[int, ...]:
+    """Positions of arguments, checked and counted from the front."""
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in nums:
+        if not -len(args) <= i < len(args):
+            raise ValueError(
+                report(
+                    f"{name} has {option}={argnums}, but was called with {len(args)} positional "
+                    "arguments",
+                    f"pass the arguments of {option} by position.",
+                    at=user_location(),
+                )
+            )
+    return tuple(i % len(args) for i in nums)
+
+
+def chosen(
+    argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
+    """The arguments, those at `argnums` as tensors; and `argnums` checked.
+
+    Elsewhere a Python number stays one: a size or a flag of the function.
+    """
+    nums = select(argnums, args, name)
+    args = tuple((as_tensors if i in nums else as_arrays)(a) for i, a in enumerate(args))
+    return args, as_arrays(kwargs), nums
+
+
+def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[bool]:
+    """Of each flat argument, whether it is at none of `argnums`."""
+    args, kwargs = structure.children()
+    sizes = [a.num_leaves for a in args.children()]
+    nums = (argnums,) if isinstance(argnums, int) else argnums
+    taken = {i % len(sizes) for i in nums if sizes}
+    found = [i not in taken for i, n in enumerate(sizes) for _ in range(n)]
+    return found + [True] * kwargs.num_leaves
+
+
+def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> None:
+    """Raise unless every leaf is a tensor of a real floating dtype."""
+    for x, label in zip(leaves, labels, strict=True):
+        if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+            what = short(x) if isinstance(x, Tensor) else f"{shown(x)} (a {type(x).__name__})"
+            raise TypeError(
+                report(
+                    f"{name} differentiates with respect to {label}, which is {what}, not floating",
+                    "convert it with .float(), or choose other argnums.",
+                    at=user_location(),
+                )
+            )
+
+
+def labels_in(t: Any, root: str) -> list[str]:
+    """Key paths of the leaves of a tree."""
+    return [f"{root}{path}" for path, _ in tree.leaves_with_path(t)]
+
+
+def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
+    """Key paths of the leaves of the selected arguments of a function."""
+    try:
+        names = list(inspect.signature(fun).parameters)
+    except (TypeError, ValueError):
+        names = []
+    roots = {i: names[i] if i < len(names) else f"argument {i}" for i in nums}
+    return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+
+
+def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """``(out, aux)`` of what a function returned; aux is None if it has none."""
+    if not has_aux:
+        return out, None
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(
+            report(
+                f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "
+                f"returned a {type(out).__name__}",
+                "return (value, aux), or leave has_aux out.",
+                at=user_location(),
+            )
+        )
+    return out
+
+
+def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: str = "") -> None:
+    """Raise a `TreeMismatchError` that lists every path where two trees of arrays differ.
+
+    The one check of structures, shapes and dtypes, for all transforms that need equal trees.
+    """
+    if tree.structure(got) != tree.structure(want):
+        have, need = (dict(tree.leaves_with_path(t)) for t in (got, want))
+        lines = [f"  {root}{p}: missing" for p in need if p not in have]
+        lines += [f"  {root}{p}: unexpected" for p in have if p not in need]
+        if not lines:
+            lines = [f"  {tree.structure(got)} instead of {tree.structure(want)}"]
+    else:
+        pairs = zip(tree.leaves_with_path(got), tree.leaves(want), strict=True)
+        lines = [
+            f"  {root}{path}: {short(g)} instead of {short(w)}"
+            for (path, g), w in pairs
+            if tuple(g.shape) != tuple(w.shape) or g.dtype != w.dtype
+        ]
+    if lines:
+        problem = "\n".join([f"{name}: {what} differ:", *lines])
+        raise TreeMismatchError(report(problem, repair, at=user_location()))

@@ -1,0 +1,137 @@
+"""A cached program, and how it is called with real tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.executable import Executable
+from xfunc.backends.torch_xla.placement import hand_on_mesh, lie
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.avals import Aval
+from xfunc.core.locations import user_location
+from xfunc.errors import report
+from xfunc.program.bind import bind
+from xfunc.program.call import Call
+from xfunc.program.program import Program
+from xfunc.torchlib import functorch
+from xfunc.trace import effects, tracing
+from xfunc.trace.effects import Effect
+
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """A cached program and how to call it.
+
+    Attributes:
+        program: of the flattened function.
+        out_tree: the structure of its results.
+        captures: for each capture, where to find it: among the tensors that the function holds
+            (an index), or as itself.
+        donated: flat arguments whose buffers the program may take over.
+        effects: to be had when it has run; their tensors are the program's last outputs.
+        executable: what ran last; None before the first run.
+    """
+
+    program: Program
+    call: Call
+    out_tree: tree.Structure
+    captures: tuple[int | torch.Tensor, ...]
+    donated: frozenset[int] = frozenset()
+    effects: tuple[Effect, ...] = ()
+    executable: Executable | None = None
+    _inputs: tuple[int, ...] = ()
+    _consts: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        """Avals of the results, without what the effects take."""
+        outs = self.program.outputs
+        return outs[: len(outs) - sum(e.size for e in self.effects)]
+
+    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+        """The tree of results; has the effects."""
+        if self.effects:
+            outs = effects.take(self.effects, outs)
+        return self.out_tree.unflatten(outs)
+
+    def inputs(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[Any]:
+        """Arguments and captures, in the program's order."""
+        if not self.captures:
+            return leaves
+        found = [held[c] if isinstance(c, int) else c for c in self.captures]
+        if tracing.current() is None:
+            found = [to_device(t) for t in found]
+        return [*leaves, *found]
+
+    def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Call the program with tensors on the device, outside of any trace."""
+        flat = self.inputs(leaves, held)
+        if functorch.top_level() is not None or (
+            torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
+        ):
+            # An autograd engine that ran before the device client started has no thread for it.
+            functorch.run_backward_in_this_thread()
+            return bind(self.call, flat)
+        if self.executable is None:
+            lowering = self.program.lowering
+            if not lowering.outputs:
+                return []
+            self._consts = lowering.held()
+        if self._consts:
+            flat = [*flat, *self._consts]
+        if self.executable is None or runtime.device_count() > 1:
+            lowering = self.program.lowering
+            self.executable = lowering.executable(self.donated, lie(flat))
+            self._inputs = self.executable.inputs
+        if self.donated:
+            outputs = self._run_donating(self.executable, flat)
+        else:
+            outputs = self.executable([flat[i] for i in self._inputs])
+        if runtime.device_count() > 1:
+            hand_on_mesh(flat, outputs)
+        return outputs
+
+    def _run_donating(self, run: Executable, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        donated = self.donated
+        if len(set(map(id, flat))) < len(flat):
+            ids = [id(flat[i]) for i in donated]
+            others = {id(t) for i, t in enumerate(flat) if i not in donated}
+            if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
+                raise ValueError(
+                    report(
+                        f"{self.program.name} was given one tensor twice, once to be donated",
+                        "pass a copy (t.clone()), or do not donate that argument.",
+                        at=user_location(),
+                    )
+                )
+        outputs = run([flat[i] for i in self._inputs])
+        for i in donated:
+            t = flat[i]
+            if type(t) is torch.Tensor:
+                t.__class__ = _Donated
+        return outputs
+
+
+class _Donated(torch.Tensor):
+    """A tensor whose buffer a program has taken over."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__repr__":
+            return "<donated tensor>"
+        raise RuntimeError(
+            report(
+                "this tensor was donated to a jitted function, which has reused its buffer",
+                "use the function's result instead, or leave the argument out of donate_argnums.",
+                at=user_location(),
+            )
+        )

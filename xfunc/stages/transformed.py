@@ -1,0 +1,71 @@
+"""`Transform`, the base of what `jit`, `grad`, `vmap` and the rest return.
+
+Called with real tensors it stages itself and runs as one executable; called inside a trace it
+traces into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.wrappers import Wrapper
+from xfunc.errors import report, shown
+from xfunc.stages.frames import hide_library_frames
+from xfunc.stages.staging import Staged, run_staged
+from xfunc.trace import tracing
+
+
+class Transform(Wrapper):
+    """A transformed function: see the transform that made it."""
+
+    def __init__(self, fun: Callable[..., Any], options: Hashable, name: str):
+        if not callable(fun):
+            raise TypeError(
+                report(
+                    f"{name} was given {shown(fun)}, which is not callable",
+                    f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
+                    at=user_location(),
+                )
+            )
+        self.fun, self.options = fun, options
+        functools.update_wrapper(self, fun, updated=())
+        self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
+        self._staged = Staged(self.apply, value=self, stays=self.stays)
+
+    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+        """Of each flat argument, whether a Python number there stays one (and counts by value)."""
+        return (False,) * structure.num_leaves
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace into the enclosing trace (or run eagerly)."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing.current() is not None:
+            return own(self.apply(*args, **kwargs))
+        if is_eager():
+            return self.apply(*args, **kwargs)
+        try:
+            return run_staged(self._staged, args, kwargs)
+        except Exception as error:
+            raise hide_library_frames(error) from error.__cause__
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def own(result: Any) -> Any:
+    """What a transform returns inside a trace: tensors that share memory with nothing.
+
+    An output may be an argument, and a gradient the view of one number; a change in place to it
+    is to change nothing else. A copy is no instruction in HLO.
+    """
+    return tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)

@@ -1,0 +1,1 @@
+"""Looking into functions and programs: memory, NaNs, modules as functions."""

@@ -1,0 +1,318 @@
+"""`memory_report`: what a gradient keeps, computes again and holds at most, under each policy.
+
+Nothing is compiled and nothing runs. The numbers are read from the HLO of the forward and the
+backward pass together: bytes kept from the residuals of the joint program, operations from
+`xfunc.hlo.estimate.cost`, the peak from `xfunc.hlo.estimate.liveness`, and what falls to each chip
+of a mesh from `xfunc.hlo.spmd.shard`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xfunc import checkpoint_policies as cp
+from xfunc import tree
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.core import ambient
+from xfunc.core.avals import Aval, short
+from xfunc.core.locations import function_name, user_location
+from xfunc.core.sizes import size
+from xfunc.errors import report, shown
+from xfunc.hlo import Module
+from xfunc.hlo.estimate.cost import cost
+from xfunc.hlo.estimate.liveness import Held, Peak, peak
+from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.passes.offload import is_on_host
+from xfunc.hlo.passes.simplify import simplify
+from xfunc.hlo.spmd.shard import per_chip
+from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.program.program import Joint
+from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.stages import stages
+from xfunc.stages.staging import Staged
+from xfunc.trace.finalise import finished
+from xfunc.trace.lowering import Lowering
+from xfunc.transforms.checkpoint import checkpoint
+
+AS_WRITTEN = "as written"
+DEFAULT: dict[str, Policy] = {
+    "everything": cp.everything_saveable,
+    "nothing": cp.nothing_saveable,
+    "dots_with_no_batch_dims": cp.dots_with_no_batch_dims_saveable,
+    "dots": cp.dots_saveable,
+    "min_cut()": cp.min_cut(),
+}
+_SHOWN = 4  # of the lines whose arrays are held at the peak
+ARGUMENTS = "the arguments"
+_ARGUMENT = ("parameter", "xla__device_data")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One policy.
+
+    Attributes:
+        policy: its name; "as written" for the function's own checkpoints and scans.
+        kept_bytes: what is kept from the forward for the backward pass, beside the arguments.
+        host_bytes: what is kept in the memory of the host; `peak` counts it all the same.
+        recomputed_flops: operations beyond those of a gradient that keeps everything.
+        peak: the memory of value and gradient together, arguments included.
+        kept_bytes_per_chip: of a mesh; None if no argument lies on one.
+        peak_per_chip: likewise.
+    """
+
+    policy: str
+    kept_bytes: int
+    host_bytes: int
+    recomputed_flops: int
+    peak: Peak
+    kept_bytes_per_chip: int | None = None
+    peak_per_chip: Peak | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at a time."""
+        return self.peak.bytes
+
+    @property
+    def peak_bytes_per_chip(self) -> int | None:
+        """The most that one chip of the mesh holds at a time."""
+        return None if self.peak_per_chip is None else self.peak_per_chip.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """What `memory_report` returns: ``print`` shows a table.
+
+    Attributes:
+        name: of the function.
+        rows: one for each policy.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        names, *numbers = (
+            [c.rjust(max(map(len, column))) for c in column] for column in _columns(self.rows)
+        )
+        names = [n.strip().ljust(len(n)) for n in names]
+        lines = [f"value and gradient of {self.name}, estimated"]
+        lines += ["  ".join(cells) for cells in zip(names, *numbers, strict=True)]
+        for row in self.rows:
+            found = row.peak_per_chip or row.peak
+            where = "at the peak" if row.peak_per_chip is None else "on a chip at its peak"
+            lines += ["", f"{row.policy}, {where}:"]
+            lines += _largest(found.largest)
+        return "\n".join(lines)
+
+    def save_picture(self, path: str | Path) -> None:
+        """Write a PNG: what is held at each step of the program, by the user's line.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: the name does not end in ``.png``.
+        """
+        from xfunc.tools.memory_picture import save  # a module that needs more than the rest
+
+        save(self, path)
+
+
+def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> MemoryReport:
+    """What the gradient of a function keeps, computes again and holds, under each policy.
+
+    The first row is the function as it is. In the others every `checkpoint` and `scan` in it has
+    the policy of that row; a function that has none is itself put into ``checkpoint(f, policy)``.
+    Nothing is compiled, no data is needed, and nothing runs.
+
+    Args:
+        f: returns a real floating scalar; differentiated with respect to its first argument.
+        args: trees of tensors, numbers or `ShapeDtypeStruct`. If some lie on a mesh, or say that
+            they will, the report tells what falls to each chip too.
+        policies: a dictionary or a list of policies (see `xfunc.checkpoint_policies`); None: the
+            common ones.
+
+    Raises:
+        TypeError: the result is no such scalar, the first argument has leaves that are not
+            floating, or a policy is none.
+    """
+    chosen = _named(policies)
+    if not callable(f):
+        problem = f"memory_report was given {shown(f)}, which is not callable"
+        repair = "pass the function, then its arguments: memory_report(loss, params, batch)."
+        raise TypeError(report(problem, repair, at=user_location()))
+    with lock:
+        written = _Gradient.of(f, f, args)
+        least = _under(f, args, everything_saveable)
+        rows = [written.row(AS_WRITTEN, least.flops)]
+        for name, policy in chosen.items():
+            found = least if policy is everything_saveable else _under(f, args, policy)
+            rows.append(found.row(name, least.flops))
+    return MemoryReport(function_name(f), tuple(rows))
+
+
+def _named(policies: Any) -> dict[str, Policy]:
+    """The policies by name."""
+    if policies is None:
+        return DEFAULT
+    if isinstance(policies, Mapping):
+        found: dict[Any, Any] = dict(policies)
+    elif isinstance(policies, Sequence) and not isinstance(policies, str):
+        names = {policy: name for name, policy in DEFAULT.items()}
+        found = {names.get(p) or _name_of(p): p for p in policies}
+    else:
+        found = {"policies": policies}
+    for name, policy in found.items():
+        if not isinstance(name, str) or not callable(policy) or policy is policies:
+            problem = f"memory_report was given {shown(policy)} as policy {shown(name)}"
+            repair = (
+                "give a dictionary or a list of policies, such as "
+                "[xf.checkpoint_policies.dots_saveable]."
+            )
+            raise TypeError(report(problem, repair, at=user_location()))
+    return found
+
+
+def _name_of(policy: Any) -> str:
+    """How to call a policy that has no name: `min_cut(1000)` has none."""
+    return getattr(policy, "__name__", None) or str(policy)
+
+
+def _under(f: Callable[..., Any], args: tuple[Any, ...], policy: Policy) -> _Gradient:
+    """The gradient where every checkpoint and scan has one policy."""
+    override = ambient.Override(policy)
+    before = ambient.set_override(override)
+    try:
+        found = _Gradient.of(f, f, args)
+        return found if override.asked else _Gradient.of(f, checkpoint(f, policy), args)
+    finally:
+        ambient.set_override(before)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gradient:
+    """Value and gradient of a function, as HLO.
+
+    Attributes:
+        joint: of the function.
+        tiles: how each of its flat inputs is divided; () if none is.
+        module: the HLO, flat.
+    """
+
+    joint: Joint
+    tiles: tuple[Tiles | None, ...]
+    module: Module
+
+    @classmethod
+    def of(cls, f: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...]) -> _Gradient:
+        """That of `run`, which computes the same as `f`."""
+        if not args:
+            problem = f"memory_report was given no arguments for {function_name(f)}"
+            repair = "pass them, as tensors or xf.ShapeDtypeStruct; the first is differentiated."
+            raise TypeError(report(problem, repair, at=user_location()))
+        traced = stages.trace(Staged(run, arrays_only=True), args, {})
+        n = tree.structure(args[0]).num_leaves
+        _check(f, traced, n)
+        wrt = tuple(k < n for k in range(len(traced.in_avals)))
+        joint = traced._entry.program.joint(wrt, frozenset(range(n)))
+        tiles = traced._tiles[: joint.n_inputs]
+        return cls(joint, tiles, _flat(joint.lowering, tiles))
+
+    @property
+    def flops(self) -> int:
+        found = cost(self.module)
+        return found.flops + found.transcendentals
+
+    def row(self, name: str, flops: int) -> Row:
+        n = len(self.joint.outputs)
+        forward = _flat(self.joint.split(everything_saveable).forward, self.tiles)
+        kept = forward.entry.root.operands[n:]
+        away = [is_on_host(r) for r in kept]
+        on_chip = None
+        if any(self.tiles):
+            of_one = per_chip(forward).entry.root.operands[n:]
+            on_chip = sum(r.bytes for r, w in zip(of_one, away, strict=True) if not w)
+        return Row(
+            name,
+            sum(r.bytes for r, w in zip(kept, away, strict=True) if not w),
+            sum(r.bytes for r, w in zip(kept, away, strict=True) if w),
+            max(0, self.flops - flops),
+            peak(self.module),
+            on_chip,
+            peak(per_chip(self.module)) if any(self.tiles) else None,
+        )
+
+
+def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
+    """Raise unless the result is a scalar and the first argument can be differentiated."""
+    name = function_name(f)
+    for k, aval in enumerate(traced.in_avals[:n]):
+        if not aval.dtype.is_floating_point:
+            problem = (
+                f"memory_report differentiates {name} with respect to "
+                f"{traced._staged.labels(traced.in_tree)[k]}, which is {short(aval)}, not floating"
+            )
+            repair = "put what is differentiated first, and everything else behind it."
+            raise TypeError(report(problem, repair, at=user_location()))
+    if not n:
+        problem = f"the first argument of {name} has no leaves to differentiate by"
+        repair = "put what is differentiated first: memory_report(loss, params, batch)."
+        raise TypeError(report(problem, repair, at=user_location()))
+    out = traced.out_info
+    if not isinstance(out, Aval) or out.shape or not out.dtype.is_floating_point:
+        what = short(out) if isinstance(out, Aval) else f"a {type(out).__name__}"
+        problem = (
+            f"memory_report needs a function that returns a real floating scalar, but {name} "
+            f"returned {what}"
+        )
+        repair = "reduce it with .sum() or .mean(); of a pair (loss, aux), return the loss."
+        raise TypeError(report(problem, repair, at=user_location()))
+
+
+def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
+    """The module as it is compiled, with what it calls in its place."""
+    said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
+    whole = finished(lowering.module, tiles=said)
+    return simplify(inline_calls(whole), bodies=True)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def _columns(rows: Sequence[Row]) -> list[list[str]]:
+    found = [
+        ["policy", *(r.policy for r in rows)],
+        ["kept", *(size(r.kept_bytes) for r in rows)],
+        ["recomputed FLOPs", *(f"{r.recomputed_flops:.3g}" for r in rows)],
+        ["peak", *(size(r.peak_bytes) for r in rows)],
+    ]
+    if any(r.host_bytes for r in rows):
+        found.insert(2, ["on the host", *(size(r.host_bytes) for r in rows)])
+    if any(r.peak_per_chip for r in rows):
+        found.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
+        found.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
+    return found
+
+
+def shown_line(line: str) -> str:
+    """The user's line, given as ``file:line``, with its text."""
+    file, _, number = line.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if file else ""
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    where = f"{os.path.basename(file)}:{number}" if file else line
+    return f"{where}: {text}" if text else where
+
+
+def _largest(held: Sequence[Held]) -> list[str]:
+    """The lines whose arrays need most."""
+    sums: dict[str, int] = {}
+    for h in held:
+        what = ARGUMENTS if h.name in _ARGUMENT else shown_line(h.line) or h.name
+        sums[what] = sums.get(what, 0) + h.bytes
+    most = sorted(sums.items(), key=lambda item: -item[1])[:_SHOWN]
+    return [f"  {size(n).rjust(10)}  {what}" for what, n in most]

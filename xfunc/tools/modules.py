@@ -1,0 +1,333 @@
+"""`functional`: a torch module as a pure function of its parameters and buffers.
+
+NOTE [a module on loan]: a call lends the module the tensors that it was given, runs it, and puts
+back every attribute of every submodule. Working on a copy instead would miss what refers to the
+module by other ways: bound methods, hooks, parametrizations, plain lists of layers.
+
+NOTE [what a trace depends on]: besides its tensors, a module computes by its attributes: its mode,
+the rate of a dropout, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It
+compares, by identity, what stands in the attributes with what stood there before (see
+`xfunc.cache.watch`); only where that differs does it take the value of them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import transformer
+from torch.overrides import TorchFunctionMode
+
+from xfunc import tree
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.cache.valuation import StateWalk
+from xfunc.cache.watch import Watch, lent
+from xfunc.core import guards
+from xfunc.core.avals import NUMBERS
+from xfunc.core.locations import user_location
+from xfunc.core.wrappers import Wrapper
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.torchlib import functorch, values
+from xfunc.torchlib.replacements import REPLACEMENTS
+from xfunc.trace import tracing
+
+Tensors = dict[str, torch.Tensor]
+Places = dict[str, list[tuple[nn.Module, str]]]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OWN = frozenset(vars(nn.Module())) - {"training"}  # The attributes that every module has.
+
+
+def functional(module: nn.Module) -> tuple[Apply, Tensors, Tensors]:
+    """A module as a pure function, and the tensors that it is a function of.
+
+    Args:
+        module: any torch module. Neither this nor any call of `apply` changes it.
+
+    Returns:
+        ``(apply, params, buffers)``. `params` and `buffers` are copies, on the device, of the
+        module's parameters and buffers (persistent or not), in dicts by name as in
+        ``module.named_parameters()``. A tensor with several names (tied weights) appears once,
+        under the first. ``apply(params, buffers, *args, **kwargs) -> (out, new_buffers)`` is
+        ``module(*args, **kwargs)`` with these tensors in place of its own, and the buffers as the
+        forward pass left them. The mode, training or evaluation, is that of the module at the time
+        of the call.
+
+    Raises:
+        TypeError: `module` is no module.
+        UnsupportedOpError: the module has tensors without data (on the meta device, or of a lazy
+            module not initialised yet), or Python code can't run it piece by piece (ScriptModule,
+            DataParallel, the result of torch.compile).
+
+    Source: ``torch.func.functional_call``, ``flax.nnx.split``.
+    """
+    name = _check_module(module)
+    tensors = [
+        {n: vars(owner)[kind][a] for n, ((owner, a), *_) in _places(module, kind).items()}
+        for kind in ("_parameters", "_buffers")
+    ]
+    for label, tensor in (tensors[0] | tensors[1]).items():
+        _check_tensor(tensor, label, name)
+    with torch.no_grad():
+        params, buffers = ({n: _copy(t) for n, t in named.items()} for named in tensors)
+    return Apply(module), params, buffers
+
+
+class Apply(Wrapper):
+    """``(params, buffers, *args, **kwargs) -> (out, new_buffers)``: see `functional`."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.fun, self.options = _forward(module), StateWalk().value(module)
+        self.__name__ = self.__qualname__ = f"functional({type(module).__name__})"
+        self._guard = _Guard(module)
+
+    def __call__(
+        self, params: Tensors, buffers: Tensors, /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Tensors]:
+        guards.depend_on(self._guard)
+        if tracing.current() is None:
+            args, kwargs = _beside((params, buffers), args, kwargs)
+        with lock, _on_loan(self.module), _reading_nothing():
+            self._lend("_parameters", params)
+            places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
+            out = self.module(*args, **kwargs)
+            new = {n: getattr(*found[0]) for n, found in places.items()}
+        if tracing.current() is not None:
+            _check_output(out, self.__name__)
+        return out, new
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}: (params, buffers, *args, **kwargs) -> (out, new_buffers)>"
+
+    def _own(self, buffers: Tensors, beside: Any) -> Tensors:
+        """Buffers that the forward pass may change in place, for each example under vmap."""
+        zero: Any = 0
+        if functorch.VMAP in functorch.levels() and self.module.training:
+            given = [t for t in tree.leaves(beside) if isinstance(t, torch.Tensor)]
+            zero = sum(t.detach().new_zeros(()) for t in given if functorch.is_batched(t))
+        if isinstance(zero, int):
+            return {n: t.clone() for n, t in buffers.items()}
+        return {n: t + zero.to(t.dtype) for n, t in buffers.items()}
+
+    def _lend(self, kind: str, tensors: dict[str, Any]) -> Places:
+        places = _places(self.module, kind)
+        if places.keys() != tensors.keys():
+            names = "parameters" if kind == "_parameters" else "buffers"
+            lines = [f"the {names} given to {self.__name__} are not those of the module"]
+            lines += [f"  missing: {n}" for n in places.keys() - tensors.keys()]
+            lines += [f"  unknown: {n}" for n in tensors.keys() - places.keys()]
+            raise TreeMismatchError(
+                report(
+                    "\n".join(lines),
+                    "pass dicts with the names that xf.functional returned, in the order "
+                    "apply(params, buffers, ...).",
+                    at=user_location(),
+                )
+            )
+        for name, found in places.items():
+            for owner, attribute in found:
+                vars(owner)[kind][attribute] = tensors[name]
+        return places
+
+
+class _Guard:
+    """A guard for the attributes of a module: see NOTE [what a trace depends on]."""
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self._states: dict[Hashable, guards.State] = {}
+        self._watch: Watch | None = None
+        self._state: guards.State | None = None
+
+    def __call__(self) -> Hashable:
+        if self._module in lent:  # What stands there now are values of the trace: not to be kept.
+            return self._look()[0]
+        if self._watch is None or not self._watch.same():
+            self._state, self._watch = self._look()
+        return self._state
+
+    def _look(self) -> tuple[guards.State, Watch]:
+        """The state of the module, and a watch on it."""
+        walk, values = StateWalk(), []
+        for name, module in self._module.named_modules():
+            own = lent.get(module, vars(module))
+            hooks = [h for kind in _HOOKS for h in own[kind].values()]
+            attributes = [(k, walk.value(v)) for k, v in own.items() if k not in _OWN]
+            kind = walk.class_state(type(module))
+            values.append((name, (kind, *attributes, ("hooks", walk.all(hooks)))))
+            walk.things += [module, *(own[kind] for kind in ("_modules", *_HOOKS))]
+        value = tuple(values)
+        state = self._states.setdefault(value, guards.State(value))
+        if len(self._states) > guards.MAX_STATES:
+            del self._states[next(iter(self._states))]
+        return state, walk.watch()
+
+
+@contextlib.contextmanager
+def _on_loan(module: nn.Module) -> Iterator[None]:
+    """Let anything be assigned to a module, and put back what was there."""
+    before = {m: dict(vars(m)) for m in module.modules()}
+    new = before.keys() - lent.keys()
+    try:
+        lent.update((m, before[m]) for m in new)
+        for part in before:
+            now = vars(part)
+            for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                now[kind] = now[kind].copy()
+            now.pop("_compiled_call_impl", None)  # What module.compile() left is for other devices.
+            # torch_xla puts a GRU of its own in the place of torch's, whose scan can't be traced.
+            replaced = getattr(type(part), "_orig", None)
+            if isinstance(part, nn.RNNBase) and replaced is not None:
+                now["forward"] = types.MethodType(replaced.forward, part)
+        yield
+    finally:
+        for part, old in before.items():
+            vars(part).clear()
+            vars(part).update(old)
+        for part in new:
+            del lent[part]
+
+
+class _Replacing(TorchFunctionMode):
+    """Calls outside of a trace, too, run what is right on the device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _reading_nothing() -> Iterator[None]:
+    """While a trace is open, let modules leave out what looks at data.
+
+    Under torch.compile many models skip checks of their inputs. The fast path of torch's own
+    transformer drops padding, and its layers look whether a mask is causal, which it need not
+    know: both would give shapes that depend on data, or read it, for speed on other devices.
+    """
+    if tracing.current() is None:
+        with _Replacing():
+            yield
+        return
+    compiling, detect = torch.compiler._is_compiling_flag, transformer._detect_is_causal_mask
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.compiler._is_compiling_flag = True
+    transformer._detect_is_causal_mask = _is_said_to_be_causal
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = compiling
+        transformer._detect_is_causal_mask = detect
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+    return is_causal is True
+
+
+def _check_output(out: Any, name: str) -> None:
+    """Raise unless a module returned a tree of arrays."""
+    tree.flatten(out)  # Makes nodes of what torch knows as such.
+    for path, leaf in tree.leaves_with_path(out):
+        if not isinstance(leaf, torch.Tensor) and type(leaf) not in NUMBERS:
+            cached = type(leaf).__name__.endswith("Cache")
+            raise TypeError(
+                report(
+                    f"{name} returned {f'a {type(leaf).__name__}' if cached else repr(leaf)} at "
+                    f"output{path}, which is no tree of tensors",
+                    "pass use_cache=False to the model."
+                    if cached
+                    else "register its class with xf.tree.register, or wrap the module in one that "
+                    "returns only tensors.",
+                    at=user_location(),
+                )
+            )
+
+
+def _places(module: nn.Module, kind: str) -> Places:
+    """Where the tensors of a module stand, by the first name of each."""
+    names: dict[int, str] = {}
+    found: Places = {}
+    for prefix, owner in module.named_modules():
+        for attribute, tensor in vars(owner)[kind].items():
+            if tensor is not None:
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                found.setdefault(names.setdefault(id(tensor), name), []).append((owner, attribute))
+    return found
+
+
+def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of a call outside of any trace, on the device where the tensors are."""
+    given = next(iter(tree.leaves(tensors)), None)
+    if given is None or given.device.type != "xla":
+        return args, kwargs
+
+    def move(x: Any) -> Any:
+        return to_device(x) if isinstance(x, torch.Tensor) else x
+
+    return tree.unflatten((found := tree.flatten((args, kwargs)))[1], map(move, found[0]))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tracing.current() is not None:
+        return tensor.detach()
+    moved = to_device(tensor.detach())
+    return moved.clone() if tensor.device == moved.device else moved
+
+
+def _forward(module: nn.Module) -> Callable[..., Any]:
+    """The code that a module runs, by which caches and messages know it."""
+    forward = inspect.unwrap(type(module).forward)
+    return forward if isinstance(forward, types.FunctionType) else nn.Module.__call__
+
+
+_REFUSED = {
+    torch.jit.ScriptModule: "pass the module that it was made from.",
+    torch.nn.DataParallel: "pass the module inside (.module).",
+    torch.nn.parallel.DistributedDataParallel: "pass the module inside (.module).",
+}
+
+
+def _check_module(module: Any) -> str:
+    """Raise unless `functional` can take a module; its name for messages."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            report(
+                f"xf.functional was given {module!r}, which is no torch module",
+                "pass an instance of torch.nn.Module; a plain function needs no conversion.",
+                at=user_location(),
+            )
+        )
+    name = type(module).__name__
+    for part in module.modules():
+        compiled = hasattr(part, "_orig_mod")
+        repair = "pass the module inside (._orig_mod)." if compiled else None
+        repair = repair or next((r for c, r in _REFUSED.items() if isinstance(part, c)), None)
+        if repair is not None:
+            raise UnsupportedOpError(
+                report(
+                    f"{name} holds a {type(part).__name__}, whose Python code cannot be traced",
+                    repair,
+                    at=user_location(),
+                )
+            )
+    return name
+
+
+def _check_tensor(tensor: torch.Tensor, label: str, name: str) -> None:
+    lazy = nn.parameter.is_lazy(tensor)
+    if lazy or tensor.device.type == "meta":
+        what = "is not initialised yet" if lazy else "is on the meta device, and has no data"
+        repair = (
+            "call the module once on an example before xf.functional."
+            if lazy
+            else "load it first, or make it with module.to_empty(device='cpu') and initialise it."
+        )
+        raise UnsupportedOpError(report(f"{label} of {name} {what}", repair, at=user_location()))
+    values.check_array(tensor, name, label)

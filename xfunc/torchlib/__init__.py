@@ -1,0 +1,1 @@
+"""torch's own functions, transforms and private parts, as tracing needs them."""

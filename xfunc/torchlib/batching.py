@@ -1,0 +1,200 @@
+"""vmap of functions that write in place, and over axes that a mesh divides.
+
+NOTE [tensors that become batched]: torch.func.vmap cannot write values that differ from example to
+example into a tensor that all examples share. But if the mapped function made that tensor itself,
+``y = torch.zeros(3)``, it is merely not batched yet: each example has its own. Before such a write,
+the contents of `y` are replaced by a batched tensor of the same values, and those of its views by
+views of that.
+
+NOTE [examples that a mesh divides]: the size of a vmap with ``spmd_axis_name`` knows the axes
+of the mesh: it is a `Size`. So what is derived from it, such as the batched program of a body,
+knows them too; and wherever a primitive's rule is told the size of the batch, it can ask for
+`axes_of` it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xfunc.core.avals import short
+from xfunc.errors import PurityError
+from xfunc.torchlib import functorch
+from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.values import tensors_in
+
+if TYPE_CHECKING:
+    from xfunc.trace.tracing import Trace
+
+Tensor = torch.Tensor
+
+
+class Size(int):
+    """A number of examples; see NOTE [examples that a mesh divides]."""
+
+    axes: tuple[str, ...]
+
+    def __new__(cls, n: int, axes: tuple[str, ...]) -> Size:
+        size = super().__new__(cls, n)
+        size.axes = axes
+        return size
+
+
+def axes_of(n: int) -> tuple[str, ...]:
+    """The axes of a mesh that divide this number of examples."""
+    return n.axes if isinstance(n, Size) else ()
+
+
+def size_below(trace: Trace | None, n: int) -> int:
+    """The size of the innermost vmap, where its level has just been left to apply a rule."""
+    axes = () if trace is None else trace.batching.axes_at(len(functorch.levels()) + 1)
+    return Size(n, axes) if axes else n
+
+
+@dataclasses.dataclass
+class _View:
+    """How a view was made, and of which result it is which."""
+
+    ref: weakref.ref[Tensor]
+    of: Tensor
+    make: Callable[[], Any]
+    place: int | None
+
+
+class Batching:
+    """The vmaps that are open in a trace."""
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # by level: what there was
+        self._views: dict[int, _View] = {}
+        self._axes: dict[int, tuple[str, ...]] = {}  # of a mesh, by level
+
+    def axes_at(self, level: int) -> tuple[str, ...]:
+        """The axes of a mesh that divide the examples of the vmap of a level."""
+        return self._axes.get(level, ())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a vmap is."""
+        return bool(self._before)
+
+    @contextlib.contextmanager
+    def level(self, axes: tuple[str, ...]) -> Iterator[None]:
+        """While the function of the innermost vmap runs, which `axes` of a mesh divide."""
+        number = functorch.top_level().level()
+        # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
+        hidden = self._before.get(number)
+        self._before[number] = self._trace.made.so_far()
+        others = self._axes
+        self._axes = {**others, number: axes} if axes or number in others else others
+        try:
+            yield
+        finally:
+            if hidden is None:
+                del self._before[number]
+            else:
+                self._before[number] = hidden
+            self._axes = others
+            if not self._before:
+                self._views.clear()
+
+    def note(self, out: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Remember how a view was made."""
+        several = isinstance(out, (tuple, list))
+        for i, t in enumerate(out if several else (out,)):
+            if isinstance(t, Tensor) and t._is_view() and id(t) not in self._views:
+                base = next(tensors_in(args, kwargs), None)
+                if base is None or base is t or self._before.keys() <= functorch.mapped_levels(t):
+                    continue
+                self._views[id(t)] = _View(
+                    weakref.ref(t), base, lambda: func(*args, **kwargs), i if several else None
+                )
+
+    def prepare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Let what is about to be written to be batched wherever what is written is."""
+        if functorch.VMAP not in functorch.levels():
+            return
+        written = kwargs.get("out", args[0] if args else None)
+        sources = [
+            (t, levels)
+            for t in tensors_in(args, dict(kwargs))
+            if (levels := functorch.mapped_levels(t))
+        ]
+        for target in written if isinstance(written, (tuple, list)) else (written,):
+            if isinstance(target, Tensor) and sources:
+                missing = set().union(*(levels for _, levels in sources))
+                missing -= functorch.mapped_levels(target)
+                if missing:
+                    self._batch(func, target, [t for t, _ in sources], missing)
+
+    def _batch(
+        self, func: Any, target: Tensor, sources: Sequence[Tensor], levels: set[int]
+    ) -> None:
+        root = target
+        while (view := self._views.get(id(root))) is not None and view.ref() is root:
+            root = view.of
+        if not all(self._is_made_inside(root, level) for level in levels):
+            self._trace.refuse(
+                PurityError,
+                f"{operation_name(func)} writes values that differ along the axis of a vmap into "
+                f"a tensor ({short(target)}) that the mapped function did not make itself",
+                "compute a new tensor and return it, or write into a copy (x = x.clone()).",
+            )
+        # True for every example, and batched where the sources are.
+        true = torch.ones((), dtype=torch.bool, device=root.device)
+        for source in sources:
+            true = true & source.new_ones((), dtype=torch.bool)
+        self._replace(root, torch.where(true, root, root))
+        touched = {id(root)}
+        for key, view in self._views.items():
+            alive = view.ref()
+            if id(view.of) in touched and alive is not None:
+                made = view.make()
+                self._replace(alive, made if view.place is None else made[view.place])
+                touched.add(key)
+
+    def _replace(self, tensor: Tensor, by: Tensor) -> None:
+        functorch.swap_contents(tensor, by)
+        self._trace.known.forget(tensor)
+
+    def _is_made_inside(self, tensor: Tensor, level: int) -> bool:
+        if self._trace.is_input(tensor) or tensor not in self._trace.made:
+            return False
+        before = self._before.get(level)
+        if before is None:  # the user's own torch.func.vmap
+            return False
+        there = before.get(id(tensor))
+        return there is None or there() is not tensor
+
+
+def vmap(
+    trace: Trace | None,
+    fun: Callable[..., Any],
+    dims: Sequence[int | None],
+    args: Sequence[Tensor],
+    axes: tuple[str, ...] = (),
+) -> Any:
+    """`functorch.vmap` of a function that runs in a trace; `axes` of a mesh divide the examples."""
+    if trace is None:
+        return functorch.vmap(fun, dims, args)
+
+    def run(*xs: Tensor) -> Any:
+        with trace.batching.level(axes):
+            return fun(*xs)
+
+    return functorch.vmap(run, dims, args)
+
+
+def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
+    """`t` with its batch dimension where it is wanted; added, if it has none."""
+    if wanted is None or dim == wanted:
+        return t
+    if dim is None:
+        return t.unsqueeze(wanted).expand([*t.shape[:wanted], n, *t.shape[wanted:]])
+    return t.movedim(dim, wanted)

@@ -1,0 +1,232 @@
+"""Indices that are out of bounds: refused, as in eager torch, where tracing knows them.
+
+A program cannot raise, so an index that is computed from an input is clamped or dropped, as in
+JAX. But an index that stands in the code (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)``
+and so on) is known while the function is traced, and one that eager torch would refuse is a
+mistake: `Known` keeps the values of such tensors, and of what is computed from them alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
+from xfunc.errors import report
+from xfunc.torchlib.indexing import dimensions
+from xfunc.torchlib.torch_functions import Kind, operation_name
+
+Tensor = torch.Tensor
+Found = Iterator[tuple[Tensor, int, int, bool]]
+
+_LARGEST = 4096  # elements of a tensor whose values are kept
+_COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
+_FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
+
+
+class Known:
+    """The values of integer tensors that depend on no input, by tensor."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def put(self, tensor: Tensor, value: Tensor) -> None:
+        """Keep the value (on the CPU) of a tensor."""
+        whole = not (value.is_floating_point() or value.is_complex())
+        if whole and value.numel() <= _LARGEST:
+            self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Its value may be another one from now on."""
+        self._values.pop(id(tensor), None)
+
+    def find(self, x: Any) -> Tensor | None:
+        """The value of a tensor, or of a list of ints, if it is known."""
+        if isinstance(x, Tensor):
+            ref, version, value = self._values.get(id(x), (None, 0, None))
+            # What was changed in place since, perhaps by way of a view, is not known any more.
+            return value if ref is not None and ref() is x and x._version == version else None
+        return torch.tensor(x) if isinstance(x, (list, range)) and _all_ints(x) else None
+
+    def follow(self, kind: Kind, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+        """Keep the value of a result, if the arguments of the call are known."""
+        if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
+            return
+        made = func in _FACTORIES
+        if not made and (kind not in _COMPUTED or not self):
+            return
+        try:
+            args, tensors = self._replaced(args)
+            named, more = self._replaced(tuple(kwargs.values()))
+        except LookupError:
+            return
+        if not (made or tensors or more):
+            return
+        kwargs = {k: v for k, v in zip(kwargs, named, strict=True) if k != "device"}
+        if kind is Kind.MOVE:
+            args = tuple(a for a in args if not isinstance(a, (str, torch.device)))
+        with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+            # What the CPU cannot do, torch_xla may.
+            try:
+                value = func(*args, **kwargs)
+            except (RuntimeError, TypeError, IndexError, ValueError):
+                return
+            if isinstance(value, Tensor) and value.shape == out.shape:
+                self.put(out, value)
+
+    def _replaced(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], int]:
+        """The arguments with values for tensors, and how many there are; raises for an unknown."""
+        out, n = [], 0
+        for a in args:
+            if isinstance(a, Tensor):
+                value = self.find(a)
+                if value is None:
+                    raise LookupError
+                a, n = value, n + 1
+            elif isinstance(a, (tuple, list)):
+                inside, k = self._replaced(a)
+                a, n = type(a)(inside) if type(a) in (tuple, list) else inside, n + k
+            out.append(a)
+        return tuple(out), n
+
+    def check(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+        """Raise an IndexError for an index that eager torch would refuse."""
+        for index, dim, size, negative in _READS[func](self, args, kwargs):
+            outside = (index >= size) | (index < (-size if negative else 0))
+            if outside.any():
+                first = int(index[outside].flatten()[0])
+                low = f"{-size} to {size - 1}" if negative else f"0 to {size - 1}"
+                where = f"dimension {dim} of {short(args[0])}" if dim >= 0 else "its input"
+                raise IndexError(
+                    report(
+                        f"{operation_name(func)} was given the index {first}, which is out of "
+                        f"bounds: {where} has {size}",
+                        f"give indices from {low}." if size else "leave out empty dimensions.",
+                        function=name,
+                        at=user_location(),
+                    )
+                )
+
+
+def _all_ints(x: Any) -> bool:
+    return bool(len(x)) and all(
+        type(i) is int or (isinstance(i, (list, range)) and _all_ints(i)) for i in x
+    )
+
+
+def checks(func: Any) -> bool:
+    """Whether a function takes indices that `Known.check` looks at."""
+    return func in _READS
+
+
+# -- which indices a call has: their values, the dimension (-1: all), its size, may they be negative
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _along(
+    dim_at: int, index_at: int, index: str = "index", negative: bool = False
+) -> Callable[..., Found]:
+    """Of ``f(x, dim, index, ...)``."""
+
+    def read(known: Known, args: Any, kwargs: Any) -> Found:
+        dim = _argument(args, kwargs, dim_at, "dim")
+        value = known.find(_argument(args, kwargs, index_at, index))
+        if value is None or not isinstance(args[0], Tensor):
+            return
+        if dim is None:  # take_along_dim
+            yield value, -1, args[0].numel(), negative
+        elif type(dim) is int and -max(args[0].ndim, 1) <= dim < max(args[0].ndim, 1):
+            dim %= max(args[0].ndim, 1)
+            yield value, dim, args[0].shape[dim] if args[0].ndim else 1, negative
+
+    return read
+
+
+def _flat(known: Known, args: Any, kwargs: Any) -> Found:
+    value = known.find(_argument(args, kwargs, 1, "index"))
+    if value is not None:
+        yield value, -1, args[0].numel(), True
+
+
+def _entries(known: Known, args: Any, kwargs: Any) -> Found:
+    """Of ``x[index]``, ``x[index] = y`` and ``x.index_put(indices, y)``."""
+    x, index = args[0], _argument(args, kwargs, 1, "indices")
+    entries = index if isinstance(index, tuple) else (index,)
+    used = [dimensions(e) for e in entries]
+    dim = 0
+    for entry, n in zip(entries, used, strict=True):
+        value = None if isinstance(entry, int) else known.find(entry)
+        if value is not None and n == 1 and dim < x.ndim and value.dtype is not torch.bool:
+            yield value, dim, x.shape[dim], True
+        dim += x.ndim - sum(used) if entry is ... else n
+
+
+def _rows(index_at: int, weight_at: int) -> Callable[..., Found]:
+    """Of an embedding."""
+
+    def read(known: Known, args: Any, kwargs: Any) -> Found:
+        value = known.find(_argument(args, kwargs, index_at, "input"))
+        weight = _argument(args, kwargs, weight_at, "weight")
+        if value is not None and isinstance(weight, Tensor) and weight.ndim:
+            yield value, -1, weight.shape[0], False
+
+    return read
+
+
+def _classes(ignore_at: int) -> Callable[..., Found]:
+    """Of ``nll_loss(x, target, ..., ignore_index)``."""
+
+    def read(known: Known, args: Any, kwargs: Any) -> Found:
+        value = known.find(_argument(args, kwargs, 1, "target"))
+        ignored = _argument(args, kwargs, ignore_at, "ignore_index")
+        if value is not None and args and args[0].ndim:
+            value = value[value != (-100 if ignored is None else ignored)]
+            yield value, min(args[0].ndim, 2) - 1, args[0].shape[min(args[0].ndim, 2) - 1], False
+
+    return read
+
+
+def _one_hot(known: Known, args: Any, kwargs: Any) -> Found:
+    value, n = known.find(args[0]), _argument(args, kwargs, 1, "num_classes")
+    if value is not None and type(n) is int and n > 0:
+        yield value, -1, n, False
+
+
+def _named(names: str) -> Iterator[Any]:
+    for name in names.split():
+        for place in (torch, Tensor):
+            for full in (name, f"{name}_"):
+                if hasattr(place, full):
+                    yield getattr(place, full)
+
+
+_READS: dict[Any, Callable[..., Found]] = {
+    **dict.fromkeys(
+        _named("gather index_select index_add index_copy index_reduce scatter scatter_add "
+               "scatter_reduce"),
+        _along(1, 2),
+    ),
+    **dict.fromkeys(_named("index_fill"), _along(1, 2, negative=True)),
+    **dict.fromkeys(_named("take_along_dim"), _along(2, 1, "indices")),
+    **dict.fromkeys(_named("take put"), _flat),
+    **dict.fromkeys(_named("index_put"), _entries),
+    Tensor.__getitem__: _entries,
+    Tensor.__setitem__: _entries,
+    F.embedding: _rows(0, 1),
+    torch.embedding: _rows(1, 0),
+    F.embedding_bag: _rows(0, 1),
+    F.nll_loss: _classes(4),
+    F.cross_entropy: _classes(4),
+    F.one_hot: _one_hot,
+}  # fmt: skip

@@ -1,0 +1,68 @@
+"""Whether torch can differentiate an operation.
+
+NOTE [composites that have a kernel]: torch differentiates an operation either by a formula or, if
+it is composed of others in C++, by theirs. A kernel for the key XLA takes the second way away:
+torch then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero,
+with no more than a warning in reverse mode, and without one in forward mode. So every operation of
+torch's that is composed and has a kernel gets its composition back, under AutogradXLA
+(`ops.registry`); and where an operator of somebody else's has no rule, differentiating it is an
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core.locations import Location, user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib import functorch
+from xfunc.torchlib.values import is_tracked, tensors_in
+
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def has_derivative(name: str) -> bool:
+    """Whether torch finds a rule for an operation of the dispatcher, at any level."""
+    if has_kernel(name, "Autograd") or has_kernel(name, "AutogradXLA"):
+        return True
+    return is_composite(name) and not any(
+        has_kernel(name, key) for key in ("XLA", "CompositeExplicitAutograd")
+    )
+
+
+def is_composite(name: str) -> bool:
+    """Whether an operation is composed of others in C++."""
+    return has_kernel(name, "CompositeImplicitAutograd")
+
+
+def check_derivative(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, name: str
+) -> None:
+    """Raise if an operator is being differentiated for which torch has no rule."""
+    outputs = list(tensors_in([out], {}))
+    if outputs and not any(o.is_floating_point() or o.is_complex() for o in outputs):
+        return
+    overloads = [func]
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        overloads = [getattr(func, o) for o in func.overloads()]
+    for overload in overloads:
+        if not has_derivative(overload.name()) and any(
+            is_tracked(t) or functorch.has_tangent(t) for t in tensors_in(args, kwargs)
+        ):
+            raise no_derivative(overload.name(), name, user_location())
+
+
+def no_derivative(operation: str, name: str, at: Location | None) -> UnsupportedOpError:
+    """The error of a derivative that torch would take for zero."""
+    return UnsupportedOpError(
+        report(
+            f"{operation} has no derivative, and its arguments are being differentiated",
+            "give it one (xf.custom_vjp, xf.custom_jvp, torch.library.register_autograd), or pass "
+            "x.detach() to it, whose derivative is zero.",
+            function=name,
+            at=at,
+        )
+    )

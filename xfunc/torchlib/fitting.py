@@ -1,0 +1,305 @@
+"""Numbers, and results in place, that the dtype of a tensor cannot take, refused as in torch.
+
+NOTE [numbers that do not fit]: where torch converts a number to the dtype of a tensor, it refuses
+one that the dtype does not hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps it, or makes
+it infinite. In the same way torch refuses `x += 1.5` for integers, an integer divided by the number
+0, and a dimension that there is not, where torch_xla computes something.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib.promotion import result_type, wrapped
+from xfunc.torchlib.torch_functions import operation_name
+
+Tensor = torch.Tensor
+Call = Callable[..., Any]
+_NUMBERS = (int, float, complex)
+_WIDEST = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+
+
+@functools.lru_cache(4096, typed=True)
+def _holds(dtype: torch.dtype, number: complex) -> bool:
+    """Whether torch converts a number to a dtype."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        x = torch.zeros(1, dtype=dtype, device="cpu")
+        try:
+            x.masked_fill(torch.ones(1, dtype=torch.bool, device="cpu"), number)
+        except (RuntimeError, OverflowError):
+            return False
+    return True
+
+
+def check_number(func: Call, number: Any, dtype: torch.dtype) -> None:
+    """Refuse a number that a dtype does not hold; anything but a number is right."""
+    if type(number) in _NUMBERS and not _holds(dtype, number):
+        name = str(dtype).removeprefix("torch.")
+        _refuse(
+            f"{operation_name(func)} was given the number {number!r}, which {name} does not hold",
+            "give a number within the range of the dtype (torch.iinfo, torch.finfo), or convert "
+            "the tensor to a wider dtype first.",
+        )
+
+
+def _refuse(problem: str, repair: str) -> None:
+    raise UnsupportedOpError(report(problem, repair, at=user_location()))
+
+
+def _given(name: str, place: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return kwargs.get(name, args[place] if place < len(args) else None)
+
+
+# Of each operation the numbers that it converts, by name and place: to the dtype of the tensor,
+_OWN = {
+    "fill": [("value", 1)],
+    "full": [("fill_value", 1)],
+    "full_like": [("fill_value", 1)],
+    "new_full": [("fill_value", 2)],
+    "masked_fill": [("value", 2)],
+    "index_fill": [("value", 3)],
+    "scatter": [("value", 3)],
+    "pad": [("value", 3)],
+    "threshold": [("threshold", 1), ("value", 2)],
+    "hardtanh": [("min_val", 1), ("max_val", 2)],
+    "__setitem__": [("value", 2)],
+}
+# and to that of the result,
+_BOUNDS = [("min", 1), ("max", 2)]
+_SCALES = [("beta", 9), ("alpha", 9)]  # by name only
+_OF_RESULT = {
+    "clamp": _BOUNDS,
+    "clip": _BOUNDS,
+    "clamp_min": [("min", 1)],
+    "clamp_max": [("max", 1)],
+    "where": [("input", 1), ("other", 2)],
+    "add": [("alpha", 9)],
+    "sub": [("alpha", 9)],
+    "subtract": [("alpha", 9)],
+    "addmv": _SCALES,
+    "addr": _SCALES,
+}
+# or to that in which it is computed: float32 for float16.
+_FACTORS = {
+    "addmm": _SCALES,
+    "addbmm": _SCALES,
+    "baddbmm": _SCALES,
+    "addcmul": [("value", 9)],
+    "addcdiv": [("value", 9)],
+}
+_ROUNDED = ("where", "__setitem__")  # Numbers too large for a floating dtype are infinite here.
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _with_numbers(func: Call, run: Call, name: str) -> Call:
+    """`run`, for which numbers that do not fit are refused."""
+    plain = name if name.startswith("__") else name.removesuffix("_")
+    own = plain in _OWN or plain != name
+    places = (_OWN | _OF_RESULT | _FACTORS)[plain]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        numbers = [_given(*place, args, kwargs) for place in places]
+        if not any(type(n) in _NUMBERS for n in numbers):
+            return run(*args, **kwargs)
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            if plain == "full":
+                return run(*args, **kwargs)
+            first = args[0] if args else kwargs["input"]
+            dtype = first.dtype if own else _dtype(args, kwargs)
+        if plain == "pad":  # which takes any number for a floating one
+            numbers = [float(n) if isinstance(n, int) else n for n in numbers]
+        rounded = plain in _ROUNDED and any(_is_floating(a) for a in args)
+        if not rounded:
+            wide = torch.float32 if plain in _FACTORS and dtype in _HALF else dtype
+            for n in numbers:
+                check_number(func, n, wide)
+        if plain == "addr" and any(isinstance(n, float) for n in numbers):
+            _check_real(func, dtype)
+        if places is _BOUNDS:
+            _check_bounds(func, numbers)
+        if dtype.is_floating_point:  # torch_xla takes no integer beyond int64.
+            args = tuple(wrapped(a, dtype) for a in args)
+            kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _dtype(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
+    values = (*args, *(v for k, v in kwargs.items() if k not in ("alpha", "beta", "value")))
+    return result_type(_operands(values))
+
+
+def _operands(values: Iterable[Any]) -> list[Any]:
+    return [v for v in values if isinstance(v, (Tensor, *_NUMBERS))]
+
+
+def _check_real(func: Call, dtype: torch.dtype) -> None:
+    if not _is_smooth(dtype):
+        _refuse(
+            f"{operation_name(func)} of integers ({dtype}) was given a floating-point factor",
+            "give an integer, or convert to a floating dtype first.",
+        )
+
+
+def _check_bounds(func: Call, bounds: Sequence[Any]) -> None:
+    if None in bounds and any(isinstance(b, float) and math.isnan(b) for b in bounds):
+        _refuse(
+            f"{operation_name(func)} was given NaN as its only bound, which torch ignores",
+            "leave the bound out, or give a number.",
+        )
+
+
+def _power(func: Call, run: Call) -> Call:
+    """`run`, for which exponents that do not fit are refused."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = _operands((*args, *kwargs.values()))
+        exponent = _given("exponent", 1, args, kwargs)
+        if type(exponent) in _NUMBERS and isinstance(values[0], Tensor):
+            dtype = result_type(values)
+            if dtype == values[0].dtype:
+                check_number(func, exponent, dtype)
+            args = tuple(wrapped(a, dtype) for a in args) if dtype.is_floating_point else args
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_smooth(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _divided(func: Call, run: Call) -> Call:
+    """`run`, for which integers divided by the number 0 are refused."""
+    is_division = func.__name__.startswith("div")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        x, by = args[0] if args else None, _given("other", 1, args, kwargs)
+        exact = is_division and kwargs.get("rounding_mode") is None
+        if not isinstance(x, Tensor) or _is_smooth(x.dtype) or exact or type(by) is not int:
+            return run(*args, **kwargs)
+        if not wrapped(by, x.dtype) and x.numel():
+            again = f", which is 0 in {x.dtype}" if by else ""
+            _refuse(
+                f"{operation_name(func)} divides integers ({short(x)}) by {by}{again}",
+                "divide by another number, or convert to a floating dtype first.",
+            )
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _in_place(func: Call, run: Call) -> Call:
+    """`run`, for which results that the tensor cannot take are refused."""
+    true = "div" in func.__name__
+
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        factors = ("alpha", "value", "rounding_mode")
+        values = _operands((x, *args, *(v for k, v in kwargs.items() if k not in factors)))
+        dtype = result_type(values)
+        if true and not _is_smooth(dtype) and kwargs.get("rounding_mode") is None:
+            dtype = torch.get_default_dtype()
+        if not torch.can_cast(dtype, x.dtype):
+            _refuse(
+                f"{operation_name(func)} has a result of {dtype}, which cannot be written into "
+                f"{short(x)}",
+                f"make a new tensor (y = x * 1.5 instead of x *= 1.5), or convert to {dtype} "
+                "first.",
+            )
+        return run(x, *args, **kwargs)
+
+    return call
+
+
+def _integers_divided(func: Call, run: Call) -> Call:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not any(_is_smooth(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
+            _refuse(
+                f"{operation_name(func)} divides integers, which torch refuses",
+                "convert to a floating dtype first, or use torch.div with a rounding_mode.",
+            )
+        return run(x, *args, **kwargs)
+
+    return call
+
+
+def _copied(func: Call, run: Call) -> Call:
+    """`run`, which also copies a number, as torch does."""
+
+    def call(x: Tensor, src: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(src, (bool, *_NUMBERS)):
+            return run(x, src, *args, **kwargs)
+        src = wrapped(src, x.dtype)
+        with torch._C._DisableFuncTorch():
+            number = torch.scalar_tensor(src, dtype=_WIDEST[type(src)], device="cpu").to(x.dtype)
+        return x.fill_(number.item())
+
+    return call
+
+
+def _along(func: Call, run: Call) -> Call:
+    """`run`, for which a dimension that there is not is refused."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get("input")
+        dim = _given("dim", 1, args, kwargs)
+        if isinstance(x, Tensor) and type(dim) is int:
+            n = max(x.ndim, 1)
+            if not -n <= dim < n:
+                raise IndexError(
+                    f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], "
+                    f"but got {dim})"
+                )
+        return run(*args, **kwargs)
+
+    return call
+
+
+_DIVISIONS = "remainder fmod floor_divide div divide __mod__ __floordiv__ __imod__ __ifloordiv__"
+_CHANGES = (
+    "add_ sub_ subtract_ mul_ multiply_ div_ divide_ true_divide_ addcmul_ addcdiv_ "
+    "__iadd__ __isub__ __imul__ __itruediv__"
+).split()
+_ALONG = "max min mode gather argmax argmin".split()
+_PLACES = (torch, torch.Tensor, torch.nn.functional)
+
+
+def fitting(replacements: dict[Any, Call]) -> dict[Any, Call]:
+    """For each torch function that needs it, what refuses and then calls its replacement."""
+    found: dict[Any, Call] = {}
+
+    def put(names: Iterable[str], check: Callable[[Call, Call], Call]) -> None:
+        for place in _PLACES:
+            for func in {getattr(place, n) for n in names if hasattr(place, n)}:
+                run = found.get(func) or replacements.get(func) or func
+                found[func] = functools.wraps(run)(check(func, run))
+
+    for plain in _OWN | _OF_RESULT | _FACTORS:
+        for name in (plain, f"{plain}_"):
+            put([name], functools.partial(_with_numbers, name=name))
+    put("pow pow_ __pow__ __ipow__".split(), _power)
+    put([*_DIVISIONS.split(), "remainder_", "fmod_", "floor_divide_", "div_", "divide_"], _divided)
+    put(_CHANGES, _in_place)
+    put(["addcdiv", "addcdiv_"], _integers_divided)
+    put(_ALONG, _along)
+    put(["copy_"], _copied)
+    return found

@@ -1,0 +1,127 @@
+"""Changes in place that torch or torch_xla cannot make under a transform.
+
+NOTE [shapes changed in place]: ``x.t_()`` gives the tensor itself another shape. torch keeps, of a
+view of something that is differentiated, how to make it again from its base; on the CPU that is a
+list of strides, elsewhere the operation that made it, which does not know of the new shape. After
+the base is changed in place, gradients would be those of the old shape.
+
+NOTE [copies of views]: in forward mode, as torch has it, the tangent of `torch.diagonal_copy(x)` is
+a view of the tangent of x, so that to change the copy in place changes both. torch copies a tangent
+whose strides are not those of its primal, which hides this where a view has other strides; those of
+torch_xla do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib import functorch
+from xfunc.torchlib.torch_functions import operation_name
+
+Tensor = torch.Tensor
+
+
+def _by_copy(name: str) -> Callable[..., Tensor]:
+    """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``: the former fails in forward mode."""
+    func, plain = getattr(torch.Tensor, name), getattr(torch.Tensor, name.removesuffix("_"))
+
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        new = plain(x.clone(), *args, **kwargs)  # Autograd may keep what it is given.
+        if new.shape != x.shape or not torch.can_cast(new.dtype, x.dtype):
+            return func(x, *args, **kwargs)  # torch's error
+        return x.copy_(new)
+
+    return call
+
+
+def _copied(view: Callable[..., Any]) -> Callable[..., Any]:
+    """See NOTE [copies of views]."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = view(*args, **kwargs)
+        return found.clone() if isinstance(found, Tensor) else type(found)(v.clone() for v in found)
+
+    return call
+
+
+def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.diagonal(x, diagonal).clone() if x.ndim == 2 else torch.diag(x, diagonal)
+
+
+def _reshaping(name: str) -> Callable[..., Tensor]:
+    """See NOTE [shapes changed in place]."""
+    func = getattr(torch.Tensor, name)
+
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if name == "squeeze_" and not x.ndim:  # torch's rule of vmap squeezes the dimension -1.
+            return x
+        if x._is_view() and (x.requires_grad or functorch.levels()):
+            raise UnsupportedOpError(
+                report(
+                    f"Tensor.{name} changes the shape of a view in place, of which derivatives "
+                    "would know nothing",
+                    f"make a new tensor: x = x.{name.removesuffix('_')}(...).",
+                    at=user_location(),
+                )
+            )
+        return func(x, *args, **kwargs)
+
+    return call
+
+
+_VIEWS = (
+    "alias as_strided diagonal expand permute select slice split split_with_sizes squeeze t "
+    "transpose unbind unfold unsqueeze view view_as_real view_as_complex narrow"
+).split()
+
+IN_PLACE: dict[Any, Callable[..., Any]] = {
+    **{getattr(torch.Tensor, n): _by_copy(n) for n in ("lerp_", "polygamma_", "xlogy_")},
+    **{
+        getattr(torch.Tensor, n): _reshaping(n)
+        for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()
+    },
+    **{getattr(torch, f"{n}_copy"): _copied(getattr(torch.ops.aten, n)) for n in _VIEWS},
+    torch.diag: _diag,
+    torch.Tensor.diag: _diag,
+}
+"""For each function that needs it, what runs in its place."""
+
+
+def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function called with ``out=``, which no transform has a rule for: a call, and a copy."""
+    out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    # Autograd may keep what it is given.
+    found = func(*(a.clone() if any(a is o for o in outs) else a for a in args), **rest)
+    pairs = list(zip([found] if isinstance(found, Tensor) else found, outs, strict=True))
+    for new, o in pairs:
+        if new.shape == o.shape:
+            continue
+        if not o.numel():
+            return func(*args, **kwargs)  # torch gives `out` the shape of the result
+        raise UnsupportedOpError(
+            report(
+                f"{operation_name(func)} gives {short(new)}, and `out` is of another shape "
+                f"({short(o)}), which a program cannot change",
+                "leave out `out`, or make it of the shape of the result.",
+                at=user_location(),
+            )
+        )
+    for new, o in pairs:
+        if not torch.can_cast(new.dtype, o.dtype):
+            raise RuntimeError(
+                report(
+                    f"{operation_name(func)} gives {short(new)}, which can't be cast to the dtype "
+                    f"of out ({short(o)})",
+                    "make `out` of the dtype of the result, or leave it out.",
+                    at=user_location(),
+                )
+            )
+        o.copy_(new)
+    return out if isinstance(found, Tensor) else type(found)(out)

@@ -1,0 +1,135 @@
+"""Indexing with a traced number: ``x[i]``, ``x[i, 1:] = y``, ``torch.narrow(x, 0, i, n)``.
+
+torch reads an integer tensor without dimensions as if it were a Python int, which a traced value
+can't be. Here it becomes a gather or a scatter of one element. As in JAX, an index out of bounds is
+clamped when reading and dropped when writing, and the start of a `narrow` is clamped.
+
+NOTE [parts that are written to]: in torch ``x[i]`` is a view, and ``x[i].zero_()`` changes `x`. The
+gather is none. So it is noted of what it is a part, and what is written to it is written there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib import functorch
+
+Tensor = torch.Tensor
+
+
+def _is_number(entry: Any) -> bool:
+    if not isinstance(entry, Tensor) or entry.ndim:
+        return False
+    kind = entry.dtype
+    return not (kind is torch.bool or kind.is_floating_point or kind.is_complex)
+
+
+def _take_apart(x: Tensor, index: Any) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
+    """The numbers of an index, each with the dimension of `x` that it selects from; the rest."""
+    entries = index if isinstance(index, tuple) else (index,)
+    used = [dimensions(e) for e in entries]
+    numbers, rest, dim = [], [], 0
+    for entry, n in zip(entries, used, strict=True):
+        if _is_number(entry):
+            numbers.append((dim, entry))
+        else:
+            rest.append(entry)
+        dim += x.ndim - sum(used) if entry is ... else n
+    return numbers, tuple(rest)
+
+
+def dimensions(entry: Any) -> int:
+    """How many dimensions an entry of an index uses up."""
+    if entry is None or entry is ... or isinstance(entry, bool):
+        return 0
+    return entry.ndim if isinstance(entry, Tensor) and entry.dtype is torch.bool else 1
+
+
+def _traced_numbers(index: Any) -> bool:
+    return any(map(_is_number, index)) if isinstance(index, tuple) else _is_number(index)
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """``x[index]``."""
+    if not _traced_numbers(index):
+        return x[index]
+    numbers, rest = _take_apart(x, index)
+    found = x
+    for dim, i in reversed(numbers):
+        found = found[(*(slice(None) for _ in range(dim)), i.reshape(1))].squeeze(dim)
+    if not all(isinstance(e, (int, slice)) or e in (None, ...) for e in rest):
+        return found[rest]  # a copy in torch as well
+    found = (found[rest] if rest else found).clone()  # no view: views of it know it as their base
+    vars(found)[_PART] = x, index
+    if functorch.is_wrapped(found):
+        vars(functorch.innermost(found))[_PART] = None
+    return found
+
+
+_PART = "xfunc_part"
+
+
+def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
+    """Of what a tensor, or what it is a view of, is a part, at which index; see the note above."""
+    if not isinstance(t, Tensor):
+        return None
+    for part in (t, t._base):
+        if part is not None and _PART in vars(part):
+            return (*vars(part)[_PART], part)
+    base = functorch.innermost(t)._base
+    if base is not None and _PART in vars(base):
+        raise UnsupportedOpError(
+            report(
+                "a view of x[i], whose index is traced, is changed in place under a transform",
+                "write to x itself: x[i, 1:] = y instead of x[i][1:] = y.",
+                at=user_location(),
+            )
+        )
+    return None
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> None:
+    """``x[index] = value``."""
+    if isinstance(index, Tensor) and index.dtype is torch.bool and not index.ndim:
+        x.copy_(torch.where(index, value, x))  # torch reads such a mask as a bool.
+        return
+    if not _traced_numbers(index):
+        x[index] = value
+        return
+    numbers, rest = _take_apart(x, index)
+    dims = [dim for dim, _ in numbers]
+    front = x.movedim(dims, list(range(len(dims))))  # a view
+    places = tuple(i.reshape(1) for _, i in numbers)
+    part = front[places].squeeze(0)
+    part[rest if rest else ...] = value
+    front[places] = part.unsqueeze(0)
+
+
+def narrow(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``x.narrow(dim, start, length)``."""
+
+    def call(x: Tensor, dim: int, start: Any, length: int) -> Tensor:
+        if not _is_number(start) or not isinstance(length, int):
+            return func(x, dim, start, length)
+        size = x.shape[dim]
+        if not 0 <= length <= size:
+            return func(x, dim, 0, length)  # torch's error
+        start = torch.where(start < 0, start + size, start).clamp(0, size - length)
+        places = start + torch.arange(length, device=x.device)
+        return torch.index_select(x, dim, places)
+
+    return call
+
+
+INDEXING: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: getitem,
+    Tensor.__setitem__: setitem,
+    torch.narrow: narrow(torch.narrow),
+    Tensor.narrow: narrow(Tensor.narrow),
+}
+"""For each torch function that indexes, what also takes traced numbers."""

@@ -1,0 +1,153 @@
+"""Torch functions that traced code calls, and what runs in their place.
+
+NOTE [batch normalisation of torch_xla 2.9]: in training mode it puts the biased variance into
+`running_var`, where torch puts the unbiased one; and in evaluation mode its backward pass fails,
+for it asks for the statistics of the batch. Written in plain operations, both are right, and both
+differentiate to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xfunc.torchlib.filling import FILLING
+from xfunc.torchlib.fitting import fitting
+from xfunc.torchlib.in_place import IN_PLACE
+from xfunc.torchlib.indexing import INDEXING
+from xfunc.torchlib.promotion import PROMOTING
+from xfunc.torchlib.quantiles import QUANTILES
+from xfunc.torchlib.ranges import RANGES
+from xfunc.torchlib.unbatched import UNBATCHED
+
+Tensor = torch.Tensor
+_CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batch", "spatial"))
+
+
+def _statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, float]:
+    """The mean and the variance over `dims`, kept as dimensions of size 1; what unbiases it."""
+    variance, mean = torch.var_mean(x, tuple(dims), correction=0, keepdim=True)
+    n = x.numel() // max(mean.numel(), 1)
+    return mean, variance, n / (n - 1) if n > 1 else float("nan")
+
+
+def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
+    if running is not None:
+        new = new.detach().flatten().to(running.dtype)
+        running.copy_(running * (1 - momentum) + new * momentum)
+
+
+def _normalise(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Any, bias: Any, eps: float, dtype: Any
+) -> Tensor:
+    shape = (1, -1, *(1 for _ in x.shape[2:]))
+    out = (x - mean) * torch.rsqrt(variance + eps)
+    if weight is not None:
+        out = out * weight.reshape(shape)
+    if bias is not None:
+        out = out + bias.reshape(shape)
+    return out.to(dtype) if x.ndim > 1 else out.to(dtype).reshape(x.shape)  # an empty batch
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the precision in which torch computes statistics."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    wide = _wide(x)
+    if training:
+        mean, variance, unbias = _statistics(wide, [d for d in range(x.ndim) if d != 1])
+        _update(running_mean, mean, momentum)
+        _update(running_var, variance * unbias, momentum)
+    else:
+        if running_mean is None or running_var is None:
+            raise ValueError("Expected running_mean and running_var to be defined in evaluation")
+        shape = (1, -1, *(1 for _ in x.shape[2:]))
+        mean, variance = running_mean.reshape(shape), running_var.reshape(shape)
+    return _normalise(wide, mean, variance, weight, bias, eps, x.dtype)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """``torch.batch_norm``: see NOTE [batch normalisation of torch_xla 2.9]."""
+    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def functional_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.batch_norm``."""
+    if training:
+        _CHECK_BATCH(input.size())
+    return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def functional_instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.instance_norm``."""
+    if not use_input_stats:
+        return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+    _CHECK_SPACE(input.size())
+    wide = _wide(input)
+    mean, variance, unbias = _statistics(wide, range(2, input.ndim))
+    _update(running_mean, mean.mean(0), momentum)
+    _update(running_var, variance.mean(0) * unbias, momentum)
+    return _normalise(wide, mean, variance, weight, bias, eps, input.dtype)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``torch._weight_norm``, whose fused form torch_xla 2.9 does not lower."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+REPLACEMENTS: dict[Any, Any] = {
+    torch.batch_norm: batch_norm,
+    F.batch_norm: functional_batch_norm,
+    F.instance_norm: functional_instance_norm,
+    torch._weight_norm: weight_norm,
+    **PROMOTING,
+    **INDEXING,
+    **IN_PLACE,
+    **FILLING,
+    **RANGES,
+    **QUANTILES,
+    **UNBATCHED,
+}
+REPLACEMENTS |= fitting(REPLACEMENTS)

@@ -1,0 +1,128 @@
+"""Functions that torch 2.9 cannot batch, or not for every operand, in operations that it can.
+
+They are written with others in C++, where `vmap` meets a part without a rule, or one that reads a
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xfunc.torchlib import functorch
+
+Tensor = torch.Tensor
+
+
+def _where_mapped(func: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` inside a vmap, and torch's own elsewhere."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mapped = functorch.VMAP in functorch.levels()
+        return (rule if mapped else func)(*args, **kwargs)
+
+    return call
+
+
+def covariance(
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """``torch.cov``, which looks whether the weights are positive."""
+    x = input.reshape(1, -1) if input.ndim < 2 else input
+    if not x.shape[1]:
+        return x.new_full((x.shape[0],) * 2, torch.nan).squeeze()
+    weight = fweights.to(x.dtype.to_real()) if fweights is not None else None
+    if aweights is not None:
+        weight = aweights if weight is None else weight * aweights
+    total = x.shape[1] if weight is None else weight.sum()
+    mean = (x if weight is None else x * weight).sum(1, keepdim=True) / total
+    if aweights is not None and correction:
+        assert weight is not None
+        norm = total - correction * (weight * aweights).sum() / total
+    else:
+        norm = total - correction
+    norm = norm.clamp(min=0) if isinstance(norm, Tensor) else max(norm, 0)
+    y = x - mean
+    found = (y if weight is None else y * weight) @ y.mH
+    return (found / norm).squeeze()
+
+
+def _correlation(input: Tensor) -> Tensor:
+    """``torch.corrcoef``."""
+    found = covariance(input)
+    if not found.ndim:
+        return found / found
+    size = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
+    found = found / size[:, None] / size
+    if found.is_complex():
+        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
+    return found.clamp(-1, 1)
+
+
+def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    """``torch.cdist``."""
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if p != 2:
+        return torch.linalg.vector_norm(difference, p, -1)
+    # The slope of the root at zero is taken as zero.
+    square = difference.square().sum(-1)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    channels = input.shape[1] if input.ndim > 1 else 1
+    if weight.ndim > 1 or weight.numel() not in (1, channels):
+        raise RuntimeError(f"prelu: {weight.numel()} weights for {channels} channels")
+    along = [-1 if d == 1 else 1 for d in range(input.ndim)] if weight.numel() > 1 else []
+    return torch.where(input > 0, input, weight.reshape(along) * input)
+
+
+def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
+
+
+def _recurrent(func: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
+        return (func if packed else rule)(*args)
+
+    return call
+
+
+def _decomposed(name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        from torch._decomp import decomposition_table  # slow to import
+
+        return decomposition_table[getattr(torch.ops.aten, name).input](*args)
+
+    return call
+
+
+_RECURRENT = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+
+UNBATCHED: dict[Any, Callable[..., Any]] = {
+    **{
+        func: _where_mapped(func, rule)
+        for func, rule in (
+            (torch.cov, covariance),
+            (Tensor.cov, covariance),
+            (torch.corrcoef, _correlation),
+            (Tensor.corrcoef, _correlation),
+            (torch.cdist, distances),
+            (F.prelu, _prelu),
+            (torch.prelu, _prelu),
+            (Tensor.prelu, _prelu),
+            (torch.column_stack, _column_stack),
+        )
+    },
+    **{f: _where_mapped(f, _recurrent(f, _decomposed(n))) for n, f in _RECURRENT.items()},
+}
+"""For each such function, what runs in its place."""

@@ -1,0 +1,85 @@
+"""Small questions about tensors that tracing asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core.avals import short
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib import functorch
+
+SUPPORTED = frozenset(
+    (
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+)  # fmt: skip
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether some differentiation, at any level of torch.func, is watching a tensor."""
+    with torch._C.DisableTorchFunction():
+        while True:
+            if tensor.requires_grad:
+                return True
+            if not functorch.is_wrapped(tensor):
+                return False
+            tensor = functorch.unwrapped(tensor)
+
+
+def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
+    """Raise unless `x` is an array that XLA can hold."""
+    # uint16 and uint32 would silently become signed in torch_xla 2.9.
+    problem = None
+    if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:
+        raise _not_an_array(f"{label} cannot be used: it is a nested tensor", name)
+    if x.dtype not in SUPPORTED:
+        problem = f"its dtype {x.dtype} is not supported"
+    elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+        problem = f"its layout {x.layout} is not supported"
+    elif isinstance(x, torch.Tensor) and x.device.type == "meta":
+        problem = "it is on the meta device and has no data"
+    if problem:
+        raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)
+
+
+def check_dtype(dtype: torch.dtype, others: Iterable[Any], name: str) -> None:
+    """Raise unless XLA can hold a dtype that an operation was given, beside `others`."""
+    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it is met
+    if known or any(_is_of_host(v) for v in others):
+        return
+    raise _not_an_array(f"{dtype} is not supported", name)
+
+
+def _is_of_host(x: Any) -> bool:
+    if isinstance(x, torch.Tensor):
+        return x.device.type == "cpu"
+    return isinstance(x, (str, torch.device)) and str(x) == "cpu"
+
+
+def _not_an_array(problem: str, name: str) -> UnsupportedOpError:
+    repair = "convert it to a dense tensor of a supported dtype first."
+    return UnsupportedOpError(report(problem, repair, function=name, at=user_location()))
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of a call, inside tuples and lists too."""
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, torch.Tensor):
+            yield a
+        elif isinstance(a, (tuple, list)):
+            yield from tensors_in(a, {})
+
+
+def find_traced(data: Any) -> torch.Tensor | None:
+    """A tensor of the device somewhere in Python data, if there is one."""
+    return next((t for t in tensors_in([data], {}) if t.device.type == "xla"), None)
+
+
+def on_device(where: Any) -> bool:
+    """Whether a `device` argument means the device that programs run on."""
+    return where is None or torch.device(where).type == "xla"

@@ -1,0 +1,184 @@
+"""The calls of torch functions that traced code makes.
+
+A torch function mode sees them all, and hands the arguments that are no values of the trace to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.locations import user_location
+from xfunc.torchlib import bounds, functorch, torch_functions
+from xfunc.torchlib.derivatives import check_derivative
+from xfunc.torchlib.in_place import write_into
+from xfunc.torchlib.indexing import part_of
+from xfunc.torchlib.replacements import REPLACEMENTS
+from xfunc.torchlib.torch_functions import Kind
+from xfunc.torchlib.values import SUPPORTED, check_dtype, tensors_in
+from xfunc.trace import empty, rules
+from xfunc.trace.leaks import Leaked, Token
+from xfunc.trace.refusals import explain, refusal_of
+
+if TYPE_CHECKING:
+    from xfunc.trace.tracing import Trace
+
+_LEAVES = frozenset((int, float, bool, type(None), str, torch.device))
+# What may return its argument as it is: the line that made the value stays.
+_SAME_VALUE = frozenset(
+    (
+        *(torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach),
+        torch.Tensor.clone,  # no instruction in HLO
+    )
+)
+_SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
+
+
+class Mode(TorchFunctionMode):
+    """Hands every torch call of traced code to its trace."""
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._trace.is_innermost:  # A nested trace, whose own mode has seen the call.
+            return func(*args, **(kwargs or {}))
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function called by traced code."""
+        trace = self._trace
+        kind = torch_functions.kind_of(func)
+        if kind is Kind.METADATA:
+            if type(args[0]) is Token and id(args[0]) in trace.substitutes:
+                args = (trace.lift(args[0]), *args[1:])
+            return func(*args, **kwargs)
+        if kind is Kind.FACTORY:
+            if read := torch_functions.sizes_read(func, args):
+                args = (*rules.check_sizes(trace, func, args[:read]), *args[read:])
+            if kwargs.get("device") is None and not _like(func):
+                kwargs = {**kwargs, "device": runtime.device()}
+        elif kind is Kind.SIZED:
+            args = (args[0], *rules.check_sizes(trace, func, args[1:]))
+            kwargs = dict(zip(kwargs, rules.check_sizes(trace, func, kwargs.values()), strict=True))
+        elif kind is not Kind.PLAIN and (
+            kind is not Kind.INDEX or torch_functions.has_mask(args[1])
+        ):
+            if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
+                args, kwargs = self.lift_all(args, kwargs)
+            done, result = rules.special(trace, kind, func, args, kwargs)
+            if done:
+                return result
+        args, kwargs = self.lift_all(args, kwargs)
+        if bounds.checks(func):
+            trace.known.check(func, trace.name, args, kwargs)
+        if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
+            trace.batching.prepare(func, args, kwargs)
+        if func in torch_functions.ARITHMETIC and functorch.JVP in functorch.levels():
+            args = rules.typed_numbers(trace, args)
+        try:
+            out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
+            if out is NotImplemented:
+                run = REPLACEMENTS.get(func, func)
+                if func is torch.autograd.grad and trace.around.region is not None:
+                    run = _grad_here()
+                into = kwargs.get("out") is not None
+                out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
+        except Exception as error:
+            beside = (*args[1:], *kwargs.values())
+            refusal = refusal_of(func, error, trace.name, user_location(), beside)
+            if refusal is None:
+                explain(error, func, args, kwargs, trace.name)
+                raise
+            raise refusal from error
+        if trace.around.region is not None and func in _SHAPED_LIKE:
+            out = regions.like(out, args[0] if args else kwargs["input"])
+        if trace.batching.is_open and kind is not Kind.IN_PLACE:
+            trace.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
+        if isinstance(out, torch.Tensor):
+            frame = sys._getframe(2)
+            if func not in _SAME_VALUE:
+                trace.stamps.stamp(out, frame)
+            trace.made.remember(out, func, frame)
+            trace.known.follow(kind, func, args, kwargs, out)
+        elif isinstance(out, (tuple, list)):
+            frame = sys._getframe(2)
+            stamped = func is torch.autograd.grad and trace.stamps.watching
+            for o in out:
+                if isinstance(o, torch.Tensor):
+                    if not stamped:
+                        trace.stamps.stamp(o, frame)
+                    trace.made.remember(o, func, frame)
+        if kind is Kind.FOREIGN:
+            check_derivative(func, args, kwargs, out, trace.name)
+            trace.check_unmutated(func)
+        elif kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
+            written = part_of(kwargs.get("out", args[0] if args else None))
+            if written is not None:
+                whole, index, part = written
+                self.call(torch.Tensor.__setitem__, (whole, index, part.clone()), {})
+            trace.check_unmutated(func)
+        return out
+
+    def lift_all(
+        self, args: Sequence[Any], kwargs: dict[str, Any], beside: Sequence[Any] = ()
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # One of these for each operation traced: the common cases come first.
+        trace = self._trace
+        made, substitutes = trace.made.entries, trace.substitutes
+        lifted = []
+        for a in args:
+            kind = type(a)
+            if kind is torch.Tensor:
+                key = id(a)
+                entry = made.get(key)
+                if entry is None or entry[0]() is not a or key in substitutes:
+                    a = trace.lift(a)
+            elif kind in _LEAVES:
+                pass
+            elif isinstance(a, torch.Tensor):
+                a = trace.lift(a)
+            elif kind is tuple or kind is list:
+                a = kind(self.lift_all(a, {})[0])
+            elif kind is torch.dtype and a not in SUPPORTED:
+                check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
+            lifted.append(a)
+        if kwargs:
+            values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted)
+            kwargs = dict(zip(kwargs, values, strict=True))
+        return tuple(lifted), kwargs
+
+
+# Where traced code uses torch.compile: dynamo is to compile neither the tracer nor what it calls.
+functorch.never_compile(Mode.__torch_function__)
+
+
+def _like(func: Any) -> bool:
+    return func.__name__.endswith("_like")
+
+
+@dataclasses.dataclass
+class Regions:
+    """What differs in manual regions, whose values have varying types: `xfunc.program.vma` says what.
+
+    Attributes:
+        grad: what ``torch.autograd.grad`` does where the user's code calls it; None: as elsewhere.
+        like: what is made after the shape of another value, as the region wants it.
+    """
+
+    grad: Callable[[], Callable[..., Any] | None] = lambda: None
+    like: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda out, _: out
+
+
+regions = Regions()
+
+
+def _grad_here() -> Any:
+    own = functorch.takes_own_gradient()
+    return (None if own else regions.grad()) or torch.autograd.grad

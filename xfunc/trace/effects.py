@@ -1,0 +1,209 @@
+"""Calls of Python with the values of a running program.
+
+NOTE [effects are outputs]: the CPU client of torch_xla knows no host callbacks: the custom calls
+that JAX registers for them are missing, and torch_xla implements no registration. So what a
+callback is to receive becomes a further output of the program, through every transform that a
+program goes through; and the callback is made when the program has ended.
+
+What travels beside the tensors is an `Effect`, which knows what they mean: the arguments of one
+call (`Callback`), those of many at once (`Batched`), or those of each step of a loop (`Steps`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from xfunc import tree
+from xfunc.core.locations import user_location
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.torchlib import functorch
+from xfunc.trace import tracing
+
+Tensor = torch.Tensor
+
+
+class Effect(Protocol):
+    """Something to be done with tensors of a program when it has run."""
+
+    @property
+    def size(self) -> int:
+        """How many tensors it takes."""
+        ...
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """What it calls."""
+        ...
+
+    def deliver(self, values: Sequence[Tensor]) -> None:
+        """Do it, with tensors of the CPU."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Callback:
+    """One call ``fun(*args, **kwargs)``; `fixed` are the arguments' leaves that are no tensors."""
+
+    fun: Callable[..., Any]
+    structure: tree.Structure
+    fixed: tuple[tuple[int, Any], ...]
+
+    @property
+    def size(self) -> int:
+        return self.structure.num_leaves - len(self.fixed)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return (self.fun,)
+
+    def deliver(self, values: Sequence[Tensor]) -> None:
+        leaves: list[Any] = list(values)
+        for i, x in self.fixed:
+            leaves.insert(i, x)
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        self.fun(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batched:
+    """An effect for each example of a batch, whose axis in tensor k is ``dims[k]``."""
+
+    effect: Effect
+    dims: tuple[int | None, ...]
+
+    @property
+    def size(self) -> int:
+        return self.effect.size
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return self.effect.functions
+
+    def deliver(self, values: Sequence[Tensor]) -> None:
+        pairs = list(zip(values, self.dims, strict=True))
+        n = next(v.shape[d] for v, d in pairs if d is not None)
+        for i in range(n):
+            self.effect.deliver([v if d is None else v.select(d, i) for v, d in pairs])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steps:
+    """The effects of each step of a loop, in the order of the steps."""
+
+    effects: tuple[Effect, ...]
+    reverse: bool
+
+    @property
+    def size(self) -> int:
+        return sum(e.size for e in self.effects)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return tuple(f for e in self.effects for f in e.functions)
+
+    def deliver(self, values: Sequence[Tensor]) -> None:
+        steps = range(len(values[0])) if values else ()
+        for i in reversed(steps) if self.reverse else steps:
+            here = iter([v[i] for v in values])
+            for effect in self.effects:
+                effect.deliver([next(here) for _ in range(effect.size)])
+
+
+@dataclasses.dataclass(eq=False)
+class Collected:
+    """The effects of one run of a function, and their tensors.
+
+    Attributes:
+        depth: how many levels of torch.func were in force around the run.
+    """
+
+    depth: int
+    effects: list[Effect] = dataclasses.field(default_factory=list)
+    tensors: list[Tensor] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def collected(allowed: bool) -> Iterator[Collected]:
+    """Collect the effects of the function that runs in the block.
+
+    If they are not `allowed`, an effect raises.
+    """
+    trace = tracing.current()
+    assert trace is not None
+    found, before = Collected(len(functorch.levels())), trace.effects
+    trace.effects = found if allowed else None
+    try:
+        yield found
+    finally:
+        trace.effects = before
+
+
+class _Thread(threading.local):
+    silent = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Have no effects in the block: what runs there has run before."""
+    _thread.silent = True
+    try:
+        yield
+    finally:
+        _thread.silent = False
+
+
+def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
+    """Have an effect: in a trace, when the program runs; outside, now."""
+    trace = tracing.current()
+    if trace is None:
+        if _thread.silent:
+            return
+        effect, tensors = _peel(effect, tensors, 0)
+        effect.deliver([t.detach().cpu() for t in tensors])
+        return
+    if trace.effects is None:
+        raise UnsupportedOpError(
+            report(
+                "a callback (xf.debug) stands where the values of a run cannot be brought out: in "
+                "a branch, a while loop or a custom rule",
+                "return the value, and print it outside; or run under xf.disable_jit().",
+                function=trace.name,
+                at=user_location(),
+            )
+        )
+    found: Collected = trace.effects
+    lifted = [trace.lift(t).detach() for t in tensors]  # no gradient flows into a callback
+    effect, tensors = _peel(effect, lifted, found.depth)
+    trace.register(tensors)
+    found.effects.append(effect)
+    found.tensors += tensors
+
+
+def take(effects: Sequence[Effect], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Have effects, whose tensors are the last outputs of a program; returns the other outputs."""
+    n = len(outputs) - sum(e.size for e in effects)
+    rest = iter(outputs[n:])
+    for effect in effects:
+        emit(effect, [next(rest) for _ in range(effect.size)])
+    return list(outputs[:n])
+
+
+def _peel(effect: Effect, tensors: Sequence[Tensor], depth: int) -> tuple[Effect, list[Tensor]]:
+    """The same without the wrappers of the levels of torch.func from `depth` on."""
+    inner = list(tensors)
+    for level in reversed(functorch.level_numbers()[depth:]):
+        peeled = [functorch.peel(t, level) for t in inner]
+        inner = [t for t, _ in peeled]
+        dims = tuple(d for _, d in peeled)
+        if any(d is not None for d in dims):
+            effect = Batched(effect, dims)
+    return effect, inner

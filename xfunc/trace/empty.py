@@ -1,0 +1,51 @@
+"""Reductions of arrays without elements, and of arrays without dimensions.
+
+What torch says of them is a matter of each operation's own checks, which torch_xla leaves out: the
+maximum of nothing is refused, its sum is zero, its median NaN. No data is needed for an answer, so
+torch itself gives it, on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.backends.torch_xla.literals import literal
+from xfunc.torchlib.values import tensors_in
+
+Tensor = torch.Tensor
+
+_REDUCTIONS = """
+    sum nansum mean nanmean prod all any amax amin max min aminmax argmax argmin std var std_mean
+    var_mean count_nonzero logsumexp median nanmedian mode kthvalue quantile nanquantile
+    cumsum cumprod logcumsumexp cummax cummin norm
+""".split()
+_CHECKED = frozenset(
+    getattr(place, name) for name in _REDUCTIONS for place in (torch, torch.Tensor)
+    if hasattr(place, name)
+) | frozenset((torch.linalg.vector_norm, torch.linalg.norm, torch.linalg.matrix_norm))  # fmt: skip
+
+
+def is_reduction(func: Any) -> bool:
+    """Whether `reduce` looks at the calls of a function."""
+    return func in _CHECKED
+
+
+def reduce(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a reduction of nothing gives; raises as torch does; NotImplemented if it needs data."""
+    x = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
+    if not isinstance(x, Tensor) or (x.ndim and x.numel()) or "out" in kwargs:
+        return NotImplemented
+    if sum(1 for _ in tensors_in(args, dict(kwargs))) > 1:
+        return NotImplemented
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        like = torch.zeros(x.shape, dtype=x.dtype)
+        rest = args[1:] if args else ()
+        found = func(like, *rest, **{k: v for k, v in kwargs.items() if v is not x})
+        if not x.ndim:
+            return NotImplemented
+        if isinstance(found, Tensor):
+            return literal(found)
+        return type(found)(map(literal, found))

@@ -1,0 +1,44 @@
+"""The last passes over a module, before it is shown, compiled or exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xfunc import config
+from xfunc.hlo import Module
+from xfunc.hlo.passes.accumulate import accumulate_wide
+from xfunc.hlo.passes.branches import keep_branches
+from xfunc.hlo.passes.masks import convert_masks
+from xfunc.hlo.passes.names import strip_names
+from xfunc.hlo.passes.narrow import narrow_products
+from xfunc.hlo.spmd.channels import renumber_channels
+from xfunc.hlo.spmd.groups import settle_groups
+from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.trace import scopes
+
+
+def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
+    """A module of a whole program, in the form that is compiled.
+
+    Scopes and lines stand in the place of stamps; shard groups and channels of collectives have
+    numbers of their own.
+
+    Args:
+        module: is not changed.
+        lines: whether instructions tell the user's files and lines.
+        tiles: how each parameter is divided; None: not said.
+    """
+    whole = scopes.resolve(module, lines)  # a copy
+    if any(tiles):
+        for parameter in whole.entry.parameters:
+            divided = tiles[parameter.parameter_number]
+            if divided is not None:
+                divided.write(parameter.proto.sharding)
+    strip_names(whole.proto)
+    narrow_products(whole.proto)
+    convert_masks(whole.proto)
+    keep_branches(whole.proto)
+    accumulate_wide(whole.proto)
+    settle_groups(whole.proto, config.shard_as_in_scan)
+    renumber_channels(whole.proto)
+    return Module(whole.proto)

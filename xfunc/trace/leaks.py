@@ -1,0 +1,182 @@
+"""What becomes of traced values that outlive their trace."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from xfunc.backends.torch_xla import runtime
+from xfunc.backends.torch_xla.traced import refill
+from xfunc.cache.identity import function_value
+from xfunc.core.avals import short
+from xfunc.core.locations import Location, in_user_code, line_of
+from xfunc.errors import LeakError, report
+from xfunc.torchlib import functorch, torch_functions
+from xfunc.torchlib.torch_functions import Kind, operation_name
+from xfunc.torchlib.values import tensors_in
+
+
+class Leaked(torch.Tensor):
+    """A traced value whose trace has ended: any use raises."""
+
+    _xfunc_leak: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch_functions.kind_of(func) is Kind.REPR:
+            return "<traced value that outlived its trace>"
+        flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
+        raise error_of(flat[0]) if flat else LeakError("a traced value outlived its trace")
+
+
+class Token(Leaked):
+    """What is left of a value that a cached function holds: see NOTE [tokens] in `tracing`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch_functions.kind_of(func) is Kind.METADATA:
+            if func in torch_functions.DEVICE:
+                return runtime.device() if func == torch_functions.DEVICE[0] else True
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def error_of(leaked: Leaked) -> LeakError:
+    """The error that using a leaked value raises."""
+    return LeakError(leaked._xfunc_leak)
+
+
+def defuse(tensor: torch.Tensor, text: str) -> None:
+    """Let any use of a leaked value raise a `LeakError` with this text."""
+    refill(tensor)
+    tensor.__class__ = Leaked
+    vars(tensor)["_xfunc_leak"] = text
+
+
+def empty(token: torch.Tensor, name: str) -> None:
+    """Make a `Token` of a value that a cached function holds; `name` is of the traced function."""
+    with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
+        nothing = torch.empty(token.shape, dtype=token.dtype, device="meta")
+        functorch.swap_contents(token, nothing)
+    token.__class__ = Token
+    vars(token)["_xfunc_leak"] = report(
+        "a traced value, kept by a cached function, was used outside of its trace",
+        "return the value from the function instead of storing it outside.",
+        function=name,
+    )
+
+
+Leak = tuple[torch.Tensor, Any, types.CodeType, int]
+"""A value, the torch function that made it, and the code and the line that called that."""
+
+
+class Made:
+    """The values made in a trace.
+
+    Attributes:
+        entries: by the id of a value, what `remember` was given.
+    """
+
+    def __init__(self, name: str, defined_at: Location | None):
+        self._name, self._defined_at = name, defined_at
+        self.entries: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
+        self._tokens: set[int] = set()
+        self._wrapped: list[weakref.ref[torch.Tensor]] = []
+        self._cached: list[Any] = []
+
+    def remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
+        """Note that a torch function (or None), called in a frame, made a value."""
+        # One of these for each operation traced: no walk over frames here, no count of lines.
+        self.entries[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        entry = self.entries.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
+
+    def so_far(self) -> dict[int, weakref.ref[torch.Tensor]]:
+        """What has been made so far, by id."""
+        return {key: entry[0] for key, entry in self.entries.items()}
+
+    def keep_tokens(
+        self, tensors: Iterable[torch.Tensor], wrapped: Iterable[torch.Tensor], fun: Any
+    ) -> None:
+        """A cached function holds these, and wrappers of torch.func that are no entries."""
+        self._cached.append(fun)
+        self._tokens.update(map(id, tensors))
+        self._wrapped += map(weakref.ref, wrapped)
+
+    def end(self, collect: bool) -> list[Leak]:
+        """The trace ends: forget all; what has leaked."""
+        self._empty_tokens()
+        found = self._survivors(collect)
+        self.entries.clear()
+        return found
+
+    def _empty_tokens(self) -> None:
+        """See NOTE [tokens] in `tracing`."""
+        with torch._C.DisableTorchFunction():
+            found = [self.entries.pop(key)[0] for key in self._tokens & self.entries.keys()]
+            for ref in (*found, *self._wrapped):
+                token = ref()
+                if token is None:
+                    continue
+                empty(token, self._name)
+
+    def _survivors(self, collect: bool) -> list[Leak]:
+        def alive() -> list[Leak]:
+            return [
+                (t, func, code, line_of(code, instruction))
+                for ref, func, code, instruction in self.entries.values()
+                if (t := ref()) is not None and t.device.type == "xla"
+            ]
+
+        with torch._C.DisableTorchFunction():
+            found = alive()
+            if found and self._cached:  # What a cached function has come to hold since is a token.
+                del found[:]
+                for fun in self._cached:
+                    self._tokens.update(map(id, function_value(fun)[1]))
+                self._empty_tokens()
+                found = alive()
+            self._cached.clear()
+            if found and collect:
+                del found[:]
+                gc.collect()  # Reference cycles are no leak.
+                found = alive()
+                if found and gc.get_freeze_count():  # A cycle through something older?
+                    del found[:]
+                    gc.unfreeze()
+                    gc.collect()
+                    found = alive()
+        return found
+
+    def defuse(self, leaks: list[Leak], quiet: bool) -> None:
+        """Let any use of leaked values raise; unless `quiet`, raise for having found them."""
+        first = None
+        # The message tells of one: rather of a value that the user's own line made.
+        for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
+            with torch._C.DisableTorchFunction():
+                try:
+                    what = f"{short(tensor)} made by {operation_name(func)}"
+                except RuntimeError:  # Its reading was refused half-way.
+                    what = f"made by {operation_name(func)}"
+            text = report(
+                f"a traced value, {what}, outlived its trace",
+                "return the value from the function instead of storing it outside: it stands for "
+                "an input of the next call, not for data.",
+                function=self._name,
+                at=Location(code.co_filename, line, code.co_name)
+                if in_user_code(code) or self._defined_at is None
+                else self._defined_at,
+            )
+            first = first or text
+            defuse(tensor, text)
+        if not quiet:
+            raise LeakError(first)

@@ -1,0 +1,241 @@
+"""A flat function as HLO, and its application to tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import config
+from xfunc.backends.torch_xla import recording, runtime
+from xfunc.backends.torch_xla.executable import Executable
+from xfunc.backends.torch_xla.host_calls import (
+    add_end,
+    available,
+    has_host_calls,
+    refuse_host_calls,
+)
+from xfunc.backends.torch_xla.lapack import use_lapack
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.placement import Placement, lie, prepare_to_run
+from xfunc.backends.torch_xla.traced import as_said
+from xfunc.core.avals import Aval, aval_of, hlo_shape
+from xfunc.errors import PurityError, report
+from xfunc.hlo import Builder, Module
+from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.passes.absent import drop_absent
+from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.torchlib import torch_functions
+from xfunc.trace import tracing
+from xfunc.trace.finalise import finished
+
+
+@dataclasses.dataclass(eq=False)
+class Lowering:
+    """HLO of a function ``(*tensors) -> list of tensors``.
+
+    Attributes:
+        name: of the function.
+        hlo: the module, serialised; it returns a tuple.
+        inputs: parameter k of the module is flat input ``inputs[k]``; inputs from ``len(avals)``
+            on are `consts`.
+        avals: of the flat inputs.
+        consts: device data that the function holds by itself.
+        outputs: avals of the results.
+    """
+
+    name: str
+    hlo: bytes
+    inputs: tuple[int, ...]
+    avals: tuple[Aval, ...]
+    consts: tuple[torch.Tensor, ...]
+    outputs: tuple[Aval, ...]
+    _executables: dict[Any, Executable] = dataclasses.field(
+        default_factory=dict, repr=False, init=False
+    )
+
+    @functools.cached_property
+    def module(self) -> Module:
+        """The HLO, parsed."""
+        return Module.from_bytes(self.hlo)
+
+    @functools.cached_property
+    def computation(self) -> Any:
+        """torch_xla's handle of the HLO."""
+        return runtime.computation(self.name, self.hlo)
+
+    @functools.cached_property
+    def dependencies(self) -> tuple[frozenset[int], ...]:
+        """For each output, the flat inputs that it is computed from."""
+        found = self.module.output_dependencies()
+        return tuple(frozenset(self.inputs[p] for p in params) for params in found)
+
+    def apply(
+        self, args: Sequence[torch.Tensor], donated: frozenset[int] = frozenset()
+    ) -> list[torch.Tensor]:
+        """Apply to plain tensors: one node of the enclosing trace, or one run on the device."""
+        if not self.outputs:
+            return []
+        trace = tracing.current()
+        flat = [*args, *self.held()]
+        if trace is None:
+            with lock:  # A backward pass comes here without passing a transform.
+                run = self.executable(donated, lie(flat))
+                return run([flat[i] for i in run.inputs])
+        lifted = [trace.lift(flat[i]) for i in self.inputs]
+        outputs = runtime.user_computation(self.name, lifted, self.computation)
+        trace.register(outputs)
+        return outputs
+
+    def _compiled_form(
+        self, numbers: Sequence[int], placements: Sequence[Placement | None]
+    ) -> tuple[Any, bool]:
+        """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`.
+
+        And whether it calls functions of Python.
+        """
+        tiles: list[Tiles | None] = [None] * len(numbers)
+        for k, p in zip(numbers, placements, strict=False):
+            tiles[k] = p and p.tiles
+        proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
+        prepare_to_run(self.name, proto)
+        use_lapack(proto)
+        renumber_parameters(proto, numbers)
+        calls_host = has_host_calls(proto)
+        if calls_host:
+            if not available():
+                refuse_host_calls(proto, self.name, "on the running device")
+            add_end(proto)
+        hlo = Module(proto).to_bytes()
+        return runtime.computation(self.name, hlo), calls_host
+
+    def is_unused(self, flat: int) -> bool:
+        """Whether a flat input feeds the parameter that `with_parameter` adds."""
+        return flat >= len(self.avals) + len(self.consts)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The inputs behind the arguments: `consts`, and what feeds an unused parameter."""
+        if not self.is_unused(max(self.inputs)):
+            return self.consts
+        unused = torch.zeros((), dtype=torch.bool, device=runtime.device())
+        if tracing.current() is None:
+            runtime.settle([unused])
+        return (*self.consts, unused)
+
+    def executable(
+        self, donated: frozenset[int] = frozenset(), placements: Sequence[Placement | None] = ()
+    ) -> Executable:
+        """The compiled program, made on first use.
+
+        Args:
+            donated: flat inputs whose buffers the program may take over.
+            placements: how each flat input, those held too, lies on the devices; none given:
+                whole on each.
+        """
+        key = (donated, placements, config.shard_as_in_scan) if placements else donated
+        found = self._executables.get(key)
+        if found is None:
+            avals = [*self.avals, *(aval_of(t) for t in self.held())]
+            # See NOTE [donated buffers]: the last input comes first.
+            numbers = sorted(range(len(self.inputs)), key=lambda k: -self.inputs[k])
+            flat = [self.inputs[k] for k in numbers]
+            where = [placements[i] for i in flat] if placements else []
+            handle, calls_host = self._compiled_form(numbers, where)
+            found = self._executables[key] = Executable(
+                self.name,
+                handle,
+                [avals[i] for i in flat],
+                [k for k, i in enumerate(flat) if i in donated],
+                where,
+                calls_host,
+            )
+            found.inputs = tuple(flat[k] for k in found.order)
+            compiled()
+        return found
+
+
+# NOTE [donated buffers]
+# XLA pairs donated parameters with results by their size, in the order of both. With new weights
+# and moments returned in the order in which the old ones were given, each takes the memory of its
+# own: otherwise all of them would be copied in each step. torch_xla numbers the parameters of what
+# it compiles from the last operand of a computation to the first.
+
+
+UNUSED = hlo_shape(Aval((), torch.bool))
+"""Shape of the parameter that `with_parameter` adds."""
+
+
+class _Thread(threading.local):
+    count: Callable[[], None] | None = None
+
+
+_on_compile = _Thread()
+
+
+def compiled() -> None:
+    """Tell whoever counts compilations in this thread."""
+    count = _on_compile.count
+    if count is not None:
+        count()
+
+
+def count_compiles(count: Callable[[], None] | None) -> Any:
+    """Install the counter of compilations of this thread; returns the one before."""
+    before = _on_compile.count
+    _on_compile.count = count
+    return before
+
+
+def lower(
+    name: str,
+    raw_inputs: Sequence[torch.Tensor],
+    avals: Sequence[Aval],
+    outputs: Sequence[torch.Tensor],
+) -> Lowering:
+    """HLO of traced `outputs` as a function of bare placeholders, while the trace is open."""
+    out_avals = tuple(aval_of(o) for o in outputs)
+    if not outputs:
+        return Lowering(name, b"", (), tuple(avals), (), ())
+    # First: a view whose base was changed is made again here, which must not happen in there.
+    outputs = [as_said(o) for o in outputs]
+    with recording.names_written():
+        hlo, parameters = recording.recorded(name, raw_inputs, outputs)
+    consts = [tracing.as_constant(p) for p in parameters if isinstance(p, torch.Tensor)]
+    places = itertools.count(len(raw_inputs))
+    inputs = [p if isinstance(p, int) else next(places) for p in parameters]
+    hlo = drop_absent(hlo)
+    _refuse_generator(name, hlo)
+    return with_parameter(
+        Lowering(name, hlo, tuple(inputs), tuple(avals), tuple(consts), out_avals)
+    )
+
+
+def with_parameter(lowering: Lowering) -> Lowering:
+    """The same function with at least one parameter: torch_xla applies no others."""
+    if lowering.inputs or not lowering.outputs:
+        return lowering
+    b = Builder(lowering.name)
+    body = b.computation(lowering.name)
+    body.parameter(UNUSED)
+    found = body.call(b.embed(lowering.module), [])
+    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
+    module = b.build(body.build(body.tuple(outputs)))
+    unused = len(lowering.avals) + len(lowering.consts)
+    return dataclasses.replace(lowering, hlo=module.to_bytes(), inputs=(unused,))
+
+
+def _refuse_generator(name: str, hlo: bytes) -> None:
+    # The state of torch_xla's generator is a constant by now: each call would draw the same.
+    if b"\x12\x11rng-bit-generator" in hlo:  # as an opcode: field 2, of 17 bytes
+        raise PurityError(
+            report(
+                "something draws from the global random generator, which a traced function may not",
+                torch_functions.KEYED,
+                function=name,
+            )
+        )

@@ -1,0 +1,55 @@
+"""Programs for elsewhere: as one HLO module that needs nothing else, and as StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from xfunc.backends.torch_xla.host_calls import refuse_host_calls
+from xfunc.core.avals import aval_of, hlo_shape
+from xfunc.hlo import Builder, Module
+from xfunc.hlo.spmd.annotations import constrain
+from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.trace.finalise import finished
+from xfunc.trace.lowering import UNUSED, Lowering
+
+
+def whole(
+    lowering: Lowering,
+    held: Mapping[int, torch.Tensor],
+    lines: bool = True,
+    tiles: Sequence[Tiles | None] = (),
+) -> Module:
+    """A module of all flat inputs of a program, in order, used or not.
+
+    Those in `held` are constants of the module; what else the program holds comes as last inputs.
+    A program without inputs gets one that is not used, a boolean. If `lines`, instructions tell the
+    user's files and lines. `tiles` says how the flat inputs are divided, if any is.
+    """
+    avals = [*lowering.avals, *(aval_of(t) for t in lowering.consts)]
+    b = Builder(lowering.name)
+    body = b.computation(lowering.name)
+    values = {
+        i: body.literal(held[i].detach().cpu()) if i in held else body.parameter(hlo_shape(a))
+        for i, a in enumerate(avals)
+    }
+    if len(held) == len(avals):
+        body.parameter(UNUSED)
+    if not lowering.outputs:
+        return b.build(body.build(body.tuple([])))
+    operands = [
+        body.constant(False, torch.bool) if lowering.is_unused(i) else values[i]
+        for i in lowering.inputs
+    ]
+    divided = [tiles[i] for i in lowering.inputs] if tiles else []
+    operands = [
+        # Attributes of parameters get lost on the way to StableHLO.
+        x if t is None else constrain(body, x, t.to_proto())
+        for x, t in zip(operands, divided or [None] * len(operands), strict=True)
+    ]
+    module = finished(lowering.module, lines, divided)
+    refuse_host_calls(module.proto, lowering.name, "in a program for elsewhere")
+    found = body.call(b.embed(module), operands)
+    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
+    return b.build(body.build(body.tuple(outputs)))

@@ -1,0 +1,242 @@
+"""torch_xla's and torch's refusals, as errors of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core.avals import short
+from xfunc.core.locations import Location, in_user_code, user_location
+from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
+from xfunc.torchlib import switches, torch_functions
+from xfunc.torchlib.derivatives import no_derivative
+from xfunc.torchlib.torch_functions import operation_name
+
+# What torch says of an autograd.Function that a transform cannot take, and what that means.
+_FUNCTION_RULES = {
+    "must override the setup_context staticmethod": (
+        "a torch.autograd.Function whose forward takes ctx cannot be transformed",
+        "split it into forward(*inputs) and setup_context(ctx, inputs, output), or use "
+        "xf.custom_vjp.",
+    ),
+    "but it does not have vmap support": (
+        "a torch.autograd.Function has no rule for batching",
+        "set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.",
+    ),
+    "input_is_complex == grad_is_complex": (
+        "torch has no derivative here: it makes a complex one of what is real (the second "
+        "derivative of linalg.eigh of complex numbers, for one)",
+        "use linalg.eigvalsh if the eigenvectors are not needed, or xf.custom_vjp.",
+    ),
+    "You must implement the jvp function": (
+        "a torch.autograd.Function has no rule for forward-mode differentiation",
+        "give the class a `jvp` staticmethod, or use xf.custom_jvp.",
+    ),
+}
+
+# What torch says of changes in place that no derivative or batch can follow.
+_REPLACED = (
+    "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
+    "make a new tensor: x = y.clone(), or x = x.reshape(...).",
+)
+_CHANGES = {
+    "modified by an inplace operation": (
+        "a value that a derivative is computed from is changed in place after it was used",
+        "change a copy: y = x.clone(), and then y += 1.",
+    ),
+    "cannot mutate tensors with frozen storage": _REPLACED,
+    "cannot resize variables": _REPLACED,
+    "aten::set_(self": _REPLACED,
+}
+
+# Of an operation of its own that a transform cannot take: the name, what is missing, the repair.
+_OPERATION_RULES = (
+    (
+        r"Trying to use forward AD with (\S+) that does not support it",
+        "no derivative in forward mode",
+        "differentiate in reverse mode (xf.grad, xf.vjp, xf.jacrev), or give a function that calls "
+        "it a rule with xf.custom_jvp.",
+    ),
+    (
+        r"Batching rule not implemented for (\S+?)[;.,]? ",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
+        r"vmap over (\S+) isn't supported",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
+        r"vmap: we do not yet support (aten::\w+)",
+        "no rule for batching",
+        "write it with other torch operations, or use xf.map in place of vmap.",
+    ),
+    (
+        r"derivative for '?(\S+?)(?:: \w+)?'? is not implemented",
+        "no derivative",
+        "write it with other torch operations, or give a function that calls it a rule with "
+        "xf.custom_vjp.",
+    ),
+)
+
+_READS_IN_VMAP = (
+    "vmap: It looks like you're calling .item() on a Tensor",
+    "vmap: It looks like you're either (1) calling .item() on a Tensor",
+    "vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow",
+    "vmap: We do not support batching operators that can support dynamic shape",
+)
+
+
+def refusal_of(
+    func: Any, error: Exception, name: str, at: Location | None, given: Iterable[Any] = ()
+) -> XfuncError | None:
+    """torch_xla's refusal to execute, as an error of ours; None for any other error.
+
+    `given` are the arguments of `func` beside the first.
+    """
+    if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
+        return None
+    message = str(error)
+    without = re.match(switches.NO_RULE, message)
+    if without is not None:
+        return no_derivative(without[1], name, at)
+    if isinstance(error, UserWarning):
+        return None
+    for says, (problem, repair) in (_FUNCTION_RULES | _CHANGES).items():
+        if says in message:
+            return UnsupportedOpError(report(problem, repair, function=name, at=at))
+    for pattern, lacks, repair in _OPERATION_RULES:
+        found = re.search(pattern, message)
+        if found:
+            what = f"{found[1].removeprefix('aten::')} has {lacks}"
+            return UnsupportedOpError(report(what, repair, function=name, at=at))
+    if any(says in message for says in _READS_IN_VMAP):
+        what = "the code" if func is None else operation_name(func)
+        return ConcretizationError(
+            report(
+                f"{what} reads values of a batch, for a choice, a number or a shape; a traced "
+                "value has no data",
+                "compute with tensors (torch.where instead of `if`, or of x[mask]), or pass what "
+                "is read as a static argument.",
+                function=name,
+                at=at,
+            )
+        )
+    if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
+        what = "the code" if func is None else operation_name(func)
+        return PurityError(
+            report(
+                f"{what} changes in place an argument, or a tensor from outside the function",
+                "compute a new tensor and return it (x = x + 1 instead of x += 1).",
+                function=name,
+                at=at,
+            )
+        )
+    unlowered = _UNLOWERED.match(message)
+    if unlowered is not None:
+        of, why = unlowered.groups()
+        what = "a number" if of == "prim::Constant" else of.removeprefix("aten::")
+        return UnsupportedOpError(
+            report(
+                f"{what} cannot be written for XLA: {why}",
+                "give numbers within the range of the dtype (torch.iinfo, torch.finfo), and "
+                "operands of the dtypes that the operation takes.",
+                function=name,
+                at=at,
+            )
+        )
+    if any(t in message for t in _COMPLEX_HALF):
+        what = "the code" if func is None else operation_name(func)
+        return UnsupportedOpError(
+            report(
+                f"{what} makes complex numbers of float16 (torch.complex32), which XLA does not "
+                "have",
+                "convert to float32 first: x.float().",
+                function=name,
+                at=at,
+            )
+        )
+    refused = ("Unexpected execution happens", "tensor_data", "HasValue()", "to be on cpu, but it")
+    if not any(r in message for r in refused):
+        return None
+    numbers = any(isinstance(x, torch.Tensor) and x.ndim == 0 for x in given)
+    if func is not None and (numbers or torch_functions.reads_sizes(func)):
+        return ConcretizationError(
+            report(
+                f"{operation_name(func)} reads a traced value, as a size, an index or a number; a "
+                "traced value has no data",
+                "make it a static argument (static_argnums, static_argnames), or compute with "
+                "tensors of fixed size.",
+                function=name,
+                at=at,
+            )
+        )
+    if func is None:
+        return ConcretizationError(
+            report(
+                "the code reads a traced value, or synchronises (torch_xla.sync); a traced value "
+                "has no data",
+                "compute with tensors, or return the value and read it outside.",
+                function=name,
+                at=at,
+            )
+        )
+    return UnsupportedOpError(
+        report(
+            f"{operation_name(func)} has no lowering to XLA, or a result whose shape depends "
+            "on data",
+            "write it with other torch operations, or call it outside the traced function.",
+            function=name,
+            at=at,
+        )
+    )
+
+
+def explain(
+    error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """Note on an error of torch's own which operation met it, on what, and where.
+
+    The error itself stays as it is; what the user's own code raised gets no note.
+    """
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None or in_user_code(innermost.tb_frame.f_code):
+        return
+    if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
+        return
+    shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
+    error.add_note(
+        report(
+            f"raised by {operation_name(func)}({', '.join(shown)})",
+            "make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.",
+            function=name,
+            at=user_location(),
+        )
+    )
+
+
+def _show(x: Any) -> str:
+    """An argument of an operation; never by way of a traced value's data."""
+    if isinstance(x, torch.Tensor):
+        return short(x)
+    if isinstance(x, (tuple, list)):
+        inside = ", ".join(map(_show, x))
+        return f"[{inside}]" if isinstance(x, list) else f"({inside})"
+    if isinstance(x, slice):
+        parts = (x.start, x.stop) if x.step is None else (x.start, x.stop, x.step)
+        return ":".join("" if p is None else _show(p) for p in parts)
+    if isinstance(x, (int, float, complex, str, type(None), torch.dtype, torch.device)):
+        return repr(x)
+    return "..." if x is ... else type(x).__name__
+
+
+_COMPLEX_HALF = ("Type not supported: ComplexHalf", "input shape type not supported: f16")
+_UNLOWERED = re.compile(
+    r"Error while lowering: \S* (\S+),[^\n]*\n(?:Error|XLA builder error): ([^\n]*)"
+)

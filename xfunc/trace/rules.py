@@ -1,0 +1,221 @@
+"""What the tracer does about calls of torch functions that need more than traced arguments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from xfunc.backends.torch_xla.literals import literal
+from xfunc.core.avals import short
+from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
+from xfunc.torchlib import torch_functions
+from xfunc.torchlib.promotion import number
+from xfunc.torchlib.torch_functions import Kind, operation_name
+from xfunc.torchlib.values import check_dtype, find_traced, on_device, tensors_in
+
+if TYPE_CHECKING:
+    from xfunc.trace.tracing import Trace
+
+
+def special(
+    trace: Trace, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Any]:
+    """Calls that need more than lifting: (whether it was dealt with, the result)."""
+    name = operation_name(func)
+    tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
+    if kind is Kind.LITERAL:
+        return _make_literal(trace, func, args, kwargs)
+    if kind is Kind.RANDOM and torch_functions.is_random_call(func, args, kwargs):
+        return True, _draw(trace, func, args, kwargs)
+    if func is torch.Tensor.__setitem__ and torch_functions.is_masked_fill(args):
+        # torch_xla would look for the places of the mask; a fill needs no places.
+        x, mask, value = args
+        if isinstance(value, (int, float)) and x.is_floating_point():
+            value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
+        mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
+        return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
+    if kind is Kind.BACKWARD:
+        trace.refuse(
+            PurityError,
+            f"{name} writes gradients into `.grad`, a side effect",
+            "use xf.grad or xf.value_and_grad, which return them; or call backward outside.",
+        )
+    if not tensors:
+        return False, None
+    if func == torch_functions.GRAD_FN:
+        # The graph belongs to the trace: a node kept beyond it would compute on nothing.
+        return True, None
+    if func == torch_functions.DATA:
+        return True, trace.mode.call(torch.Tensor.detach, args, {})  # Shares the version counter.
+    if func == torch_functions.SET_DATA:
+        trace.refuse(
+            PurityError,
+            f"assigning to .data changes a traced value ({short(args[0])}) in place",
+            "compute a new tensor and return it.",
+        )
+    if kind is Kind.REPR:
+        return _show(trace, func, args)
+    if kind is Kind.COPY:
+        return True, trace.mode.call(torch.clone, (args[0],), {})
+    if func is torch.Tensor.copy_ and args[0].device.type == "cpu" and trace.owns(args[0]):
+        refuse_read(trace, "copying to the host with Tensor.copy_", args[1])
+    reads = kind is Kind.READ or (kind is Kind.MOVE and torch_functions.leaves_device(args, kwargs))
+    if reads:
+        refuse_read(trace, name, tensors[0])
+    if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
+        refuse_read(trace, "Tensor.type()", tensors[0])
+    if kind is Kind.INDEX and (bound := torch_functions.bound_of(args[1])) is not None:
+        trace.refuse(
+            ConcretizationError,
+            f"a bound of a slice is a traced value ({short(bound)}), which has no data",
+            "use x.narrow(dim, start, length), whose start may be traced; or keep the whole and "
+            "mask it with torch.where.",
+        )
+    data_shaped = kind is Kind.DATA_SHAPED or (
+        kind is Kind.INDEX and torch_functions.has_mask(args[1])
+    )
+    if data_shaped:
+        what = "indexing with a boolean mask" if kind is Kind.INDEX else name
+        trace.refuse(
+            UnsupportedOpError,
+            f"the shape of the result of {what} depends on data",
+            _BINCOUNT
+            if name.endswith("bincount")
+            else "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
+            "torch.topk instead of unique or nonzero.",
+        )
+    return False, None
+
+
+_BINCOUNT = (
+    "count into a tensor of fixed length n (minlength is no upper bound): "
+    "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
+    "below n is not counted; give the weights in place of the ones."
+)
+
+
+def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A draw from the global generator: from the implicit key, if there is one."""
+    name, source = operation_name(func), trace.implicit
+    if kwargs.get("generator") is not None:
+        trace.refuse(
+            PurityError,
+            f"{name} was given a torch.Generator, whose state cannot be traced",
+            torch_functions.KEYED,
+        )
+    if source is not None and source.trace is not trace:
+        trace.refuse(
+            PurityError,
+            f"{name} draws from a key of xf.random.implicit in a function that began to be "
+            "traced after that, and would draw the same numbers each time it runs",
+            "open `with xf.random.implicit(key):` inside that function, with a key that is "
+            "passed in (for a scan, one for each step: xs=xf.random.split(key, n)).",
+        )
+    out = NotImplemented
+    if source is not None:
+        args, kwargs = trace.mode.lift_all(args, kwargs)
+        with trace.mode:
+            out = source.draw(func, args, kwargs)
+    if out is NotImplemented:
+        covered = "" if source is None else ", and xf.random.implicit does not cover it"
+        trace.refuse(
+            PurityError,
+            f"{name} draws from the global random generator, which a traced function may not"
+            f"{covered}",
+            torch_functions.KEYED
+            if source is None
+            else "draw with a key: xf.random.uniform(key, shape).",
+        )
+    return out
+
+
+def check_sizes(trace: Trace, func: Any, given: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes as numbers; raise for a traced one. torch_xla would, with a report on stderr."""
+    sizes = []
+    for size in given:
+        if isinstance(size, (tuple, list)):
+            if next(tensors_in(size, {}), None) is not None:
+                size = check_sizes(trace, func, size)
+        elif isinstance(size, torch.Tensor):
+            value = trace.known.find(size)
+            if value is None:
+                refuse_read(trace, operation_name(func), size)
+            size = value.tolist()
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _show(trace: Trace, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
+    if func is torch.Tensor.__format__ and args[1]:
+        refuse_read(trace, f"formatting with {args[1]!r}", args[0])
+    return True, f"Traced<{short(args[0])}>"
+
+
+def _is_traced(trace: Trace, tensor: torch.Tensor) -> bool:
+    """Whether reading `tensor` would read an input of the program."""
+    if tensor.device.type == "xla":
+        return True
+    return not trace.owns(tensor)
+
+
+def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
+    """Raise: a call would read a traced value."""
+    trace.refuse(
+        ConcretizationError,
+        f"{name} reads a traced value ({short(tensor)}), which has no data",
+        "compute with tensors (torch.where instead of `if`), return the value and read it "
+        "outside, or pass it as a static argument.",
+    )
+
+
+def _make_literal(
+    trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Any]:
+    """A tensor of Python data becomes a constant of the program: nothing is transferred."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    where = kwargs.get("device")
+    if func is torch.tensor and isinstance(data, torch.Tensor) and _is_traced(trace, data):
+        if not on_device(where):
+            refuse_read(trace, operation_name(func), data)
+        # torch's own detaches in place, which vmap refuses.
+        call = trace.mode.call
+        copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
+        return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
+    if isinstance(data, torch.Tensor) or not on_device(where):
+        return False, None
+    traced = find_traced(data)
+    if traced is not None:
+        trace.refuse(
+            ConcretizationError,
+            f"{operation_name(func)} reads traced values ({short(traced)}) out of a "
+            "Python sequence",
+            "use torch.stack.",
+        )
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
+    with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
+        value = func(*args, **kwargs)
+        check_dtype(value.dtype, (), trace.name)
+        out = literal(value)
+    trace.known.put(out, value)
+    trace.made.remember(out, func, sys._getframe(3))
+    return True, out
+
+
+# NOTE [numbers in forward mode]
+# torch.func.jvp makes the tangent of `0.5 * x` float64 where x is a 0-d float32 tensor: the
+# tangent meets the number as a tensor that decides the dtype as much as x does. A 0-d tensor
+# of the dtype of x in place of the number has no say.
+
+
+def typed_numbers(trace: Trace, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of arithmetic, numbers beside a 0-d floating tensor as tensors of its dtype."""
+    like = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    if like is None or like.ndim or not like.is_floating_point():
+        return args
+    call, typed = trace.mode.call, {"dtype": like.dtype}
+    return tuple(
+        call(torch.full, ((), a), typed) if type(a) in (int, float, bool) else a for a in args
+    )

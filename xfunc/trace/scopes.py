@@ -1,0 +1,201 @@
+"""Where each instruction comes from: the user's scopes, file and line in the metadata of the HLO.
+
+NOTE [how a line gets into HLO]: torch_xla can collect Python frames for each operation itself, but
+that makes tracing half as slow again and knows nothing of backward passes. Instead the tracer
+stamps each result with a number (``17|``), one cheap call; torch_xla puts it in front of the name
+of the operation in the metadata when it lowers; and `resolve` looks up what the number stands for
+when a module is shown, compiled or exported.
+
+NOTE [stamps go down]: torch_xla also stamps everything below that has no stamp yet, by recursion.
+That is how the inner operations of a composite function get their line; and why nothing may be left
+unstamped in long chains, which would overflow the stack. Operations of a backward pass, which the
+tracer does not see, are stamped by hooks on the nodes of the autograd graph; but hooks cost several
+times what a stamp does, so there are some inside of named scopes only.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from xfunc.backends.torch_xla import recording
+from xfunc.core.locations import in_user_code, line_of, user_location
+from xfunc.errors import report
+from xfunc.hlo import Module
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.torchlib import functorch
+
+T = TypeVar("T")
+
+
+class _Thread(threading.local):
+    scope = ""
+
+
+_thread = _Thread()
+
+
+class named_scope:
+    """Put `name` into the names of the operations traced in a block, or in a decorated function.
+
+    Scopes nest: ``mlp/up/aten__mm``. The names stand in the metadata of the HLO (``op_name``),
+    which profilers show, together with the user's file and line. Operations of the backward pass
+    carry scope and line of the forward operation, as ``transpose(mlp/up)/aten__mm``; outside of any
+    scope they have the line that asked for the gradient.
+
+    Raises:
+        TypeError: the name is no string, or empty.
+
+    Source: ``jax.named_scope``.
+    """
+
+    def __init__(self, name: str):
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                report(
+                    f"named_scope was given {name!r}",
+                    "name the scope by a string that is not empty.",
+                    at=user_location(),
+                )
+            )
+        self._name = name
+        self._before: list[str] = []
+
+    def __enter__(self) -> None:
+        self._before.append(enter(f"{current()}{self._name}/"))
+
+    def __exit__(self, *_: object) -> None:
+        enter(self._before.pop())
+
+    def __call__(self, fun: Callable[..., T]) -> Callable[..., T]:
+        name = self._name
+
+        @functools.wraps(fun)
+        def scoped(*args: Any, **kwargs: Any) -> T:
+            with named_scope(name):
+                return fun(*args, **kwargs)
+
+        return scoped
+
+
+def current() -> str:
+    """The scopes in force, each followed by a slash."""
+    return _thread.scope
+
+
+def enter(scope: str) -> str:
+    """Have this scope in force from now on; the one before."""
+    before = current()
+    _thread.scope = scope
+    return before
+
+
+class Origin(NamedTuple):
+    """What a stamp stands for."""
+
+    code: types.CodeType
+    instruction: int
+    scope: str
+
+
+_origins: list[Origin] = []  # A stamp is a number, which is a place in this list.
+# Code by identity (a code object's hash runs over all of it), and by instruction (a frame finds its
+# line by counting). None: not the user's code.
+_stamps: dict[int, dict[tuple[int, str], str] | None] = {}
+_kept: list[types.CodeType] = []  # so that their identities stay their own
+_UNKNOWN: dict[tuple[int, str], str] = {}
+
+
+class Stamps:
+    """Stamps the values made in one trace.
+
+    Attributes:
+        watching: whether there are hooks that stamp what a backward pass makes.
+    """
+
+    def __init__(self) -> None:
+        self.watching = False
+        self._stamp = recording.stamper()
+
+    def stamp(self, tensor: Any, frame: types.FrameType | None) -> None:
+        """Note that `tensor` was made by the user's code at or above `frame`."""
+        while frame is not None:
+            code = frame.f_code
+            known = _stamps.get(id(code), _UNKNOWN)
+            if known is _UNKNOWN:
+                known = _learn(code)
+            if known is not None:
+                break
+            frame = frame.f_back
+        else:
+            return
+        scope = _thread.scope
+        key = (frame.f_lasti, scope)
+        prefix = known.get(key)
+        if prefix is None:
+            prefix = known[key] = f"{len(_origins)}|"
+            _origins.append(Origin(code, *key))
+        if functorch.is_wrapped(tensor):
+            self._put(tensor, prefix)
+        elif tensor.is_xla:
+            self._stamp(tensor, prefix, 0)
+        if scope and tensor.requires_grad and tensor.grad_fn is not None:
+            self._watch(tensor.grad_fn, f"-{prefix}")
+
+    def _put(self, tensor: Any, prefix: str) -> None:
+        if functorch.is_wrapped(tensor):
+            tensor = functorch.innermost(tensor)
+            if tensor.is_xla:
+                with functorch.bottom_level():
+                    self._stamp(tensor, prefix, 0)
+        elif tensor.is_xla:
+            self._stamp(tensor, prefix, 0)
+
+    def _watch(self, node: Any, prefix: str) -> None:
+        """Stamp what the backward pass of an operation makes. See NOTE [stamps go down]."""
+
+        def stamp(grads: Sequence[torch.Tensor | None], _: Any) -> None:
+            for g in grads:
+                if g is not None:
+                    self._put(g, prefix)
+
+        node.register_hook(stamp)
+        self.watching = True
+
+
+def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
+    found: dict[tuple[int, str], str] | None = {} if in_user_code(code) else None
+    _stamps[id(code)] = found
+    _kept.append(code)
+    return found
+
+
+def resolve(module: Module, lines: bool = True) -> Module:
+    """The module with scope and, if asked for, file and line in the place of its stamps."""
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    known: dict[str, tuple[str, str, int]] = {}
+    for computation in proto.computations:
+        for i in computation.instructions:
+            stamp, bar, operation = i.metadata.op_name.partition("|")
+            if not bar:
+                continue
+            if stamp not in known:
+                known[stamp] = _meaning(stamp)
+            prefix, file, line = known[stamp]
+            i.metadata.op_name = prefix + operation
+            if lines:
+                i.metadata.source_file, i.metadata.source_line = file, line
+    return Module(proto)
+
+
+def _meaning(stamp: str) -> tuple[str, str, int]:
+    """What goes before the name of an operation, file and line."""
+    code, instruction, scope = _origins[abs(int(stamp))]
+    prefix = f"transpose({scope.rstrip('/')})/" if stamp.startswith("-") else scope
+    return prefix, code.co_filename, line_of(code, instruction)

@@ -1,0 +1,322 @@
+"""Running user code on abstract placeholder tensors.
+
+A `Trace` is one such run. While it is open, torch_xla records every operation on the placeholders
+lazily and computes nothing, and a torch function mode (`xfunc.trace.calls`) sees every call of the
+user's code. Together they
+
+- turn tensors that the function did not receive as arguments (*captures*) into inputs;
+- refuse what a pure function may not do, naming the user's line;
+- remember every value made, so that one that outlives the trace is found and defused.
+
+NOTE [placeholders are never touched bare]: reading a torch_xla placeholder, or synchronising while
+anything derived from one is alive, kills the process. User code therefore only ever sees
+``_unsafe_view(placeholder)``, which is the placeholder itself in the HLO, and which, under
+``_set_allow_execution(False)``, refuses to be read with an exception.
+
+NOTE [who owns a tensor]: traces nest strictly, and torch_xla numbers its tensors in order of
+creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than
+the trace's first one. torch.func wraps tensors without passing the mode; their innermost value is
+what counts.
+
+NOTE [defusing what leaks]: when the outermost trace ends, ``_clear_pending_irs`` turns whatever is
+still alive into placeholder data, which is safe to synchronise over; and each leaked Python tensor
+becomes a `Leaked`, which refuses every operation with a `LeakError`.
+
+NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
+its closure. They outlive it as mere tokens, emptied of all but shape and dtype: whenever the
+function is run again, `lift` puts the value that then takes their place. There is none for a value
+of which the function only asks the shape, or that it only holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from xfunc.backends.torch_xla import recording, runtime
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.traced import number_of
+from xfunc.core import ambient
+from xfunc.core.avals import Aval, short
+from xfunc.core.locations import Location, raised_at, user_location
+from xfunc.errors import PurityError, XfuncError, report
+from xfunc.torchlib import batching, bounds, functorch, switches
+from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.values import check_array, is_tracked
+from xfunc.trace import scopes
+from xfunc.trace.calls import Mode
+from xfunc.trace.leaks import Leaked, Made, error_of
+from xfunc.trace.refusals import refusal_of
+
+
+class _Thread(threading.local):
+    trace: Trace | None = None
+    implicit: Any = None
+
+
+_thread = _Thread()
+# By identity: a WeakSet asks whether tensors are equal, which reads them.
+_constants: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def as_constant(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark device data that belongs to a program: no capture wherever it is used."""
+    key = id(tensor)
+    _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None))
+    return tensor
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    known = _constants.get(id(tensor))
+    return known is not None and known() is tensor
+
+
+def current() -> Trace | None:
+    """The innermost open trace of this thread."""
+    return _thread.trace
+
+
+def set_implicit(source: Any) -> Any:
+    """Let torch functions of this thread draw from `source` (None: not at all); the one before."""
+    before = _thread.implicit
+    _thread.implicit = source
+    return before
+
+
+class Trace:
+    """One run of a function on placeholders; a context manager.
+
+    Attributes:
+        captures: the tensors that became inputs.
+        capture_inputs: what stands for each.
+        substitutes: what stands for tensors, by their ids, and the tensors.
+        made: the values made.
+        around: what surrounds it: the mesh in use, the manual region, and so on.
+        mode: what sees the calls; to be entered once more where torch has left it to call Python.
+        stamps: says in the HLO where values were made, once the trace is open.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frozen_captures: bool = False,
+        defined_at: Location | None = None,
+        around: ambient.Surroundings = ambient.NOTHING,
+    ):
+        self.name, self._defined_at = name, defined_at
+        self.around = around
+        self.captures: list[torch.Tensor] = []
+        self.capture_inputs: list[torch.Tensor] = []
+        self._in_plain_autograd = False
+        self.has_rule = False  # whether a custom_vjp function was differentiated or could be
+        self.track_captures = False  # whether captures that require grad are differentiated
+        self._frozen = frozen_captures
+        self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
+        self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.made = Made(name, defined_at)
+        self.batching = batching.Batching(self)
+        self.known = bounds.Known()  # the integers that stand in the code
+        self._stack = contextlib.ExitStack()
+        self._parent: Trace | None = None
+        self.mode = Mode(self)
+        self.is_open = False
+        # What collects the effects of the function being run (`effects.Collected`), if they may be.
+        self.effects: Any = None
+
+    # -- opening and closing ------------------------------------------------------------------
+
+    def __enter__(self) -> Trace:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock)
+            self._parent = current()
+            if self._parent is None:
+                recording.flush_user_work()
+                stack.callback(recording.forget_user_work)
+                stack.enter_context(recording.tracing_switches())
+                stack.enter_context(switches.young_garbage_only())
+                stack.enter_context(switches.derivatives_or_errors())
+                stack.enter_context(switches.no_validation_of_distributions())
+            stack.enter_context(switches.no_saved_tensors_hooks())
+            stack.enter_context(functorch.bottom_level())
+            stack.callback(ambient.restore, ambient.restore(self.around))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            # torch runs backward passes of XLA tensors in a thread of their own, where neither
+            # the mode nor the lock of this one would hold.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(self.mode)
+            self.stamps = scopes.Stamps()
+            stack.callback(scopes.enter, scopes.enter(""))  # XLA puts the caller's in front.
+            self._first_id = number_of(runtime.placeholder(Aval((), torch.bool)))
+            _thread.trace = self
+            self.is_open = True
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        _thread.trace = self._parent
+        self.is_open = False
+        self.substitutes.clear()
+        self.capture_inputs.clear()
+        self._placeholders.clear()
+        leaks = self.made.end(collect=error is None)
+        self._stack.close()
+        if leaks:
+            self.made.defuse(leaks, quiet=error is not None)
+        if error is not None:
+            self._translate(error)
+
+    def _translate(self, error: BaseException) -> None:
+        """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
+        if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
+            refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
+            if refusal is not None:
+                raise refusal from error
+
+    # -- inputs -------------------------------------------------------------------------------
+
+    def new_input(self, aval: Any, label: str, watched: bool = False) -> torch.Tensor:
+        """A fresh placeholder, in the form in which user code may see it.
+
+        If `watched`, plain autograd differentiates with respect to it.
+        """
+        # The placeholder is of the bottom level, wherever a capture turns up.
+        with torch._C.DisableTorchFunction(), functorch.bottom_level():
+            raw = runtime.placeholder(aval)
+            if watched:
+                raw.requires_grad_()
+            view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
+            number = number_of(view)
+        self._placeholders.append((raw, view, view._version, label, number))
+        self.made.remember(view, None, sys._getframe(1))
+        return view
+
+    def raw_inputs(self) -> list[torch.Tensor]:
+        """The bare placeholders, in order of creation; for lowering only."""
+        return [raw for raw, *_ in self._placeholders]
+
+    def substitute(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """From now on, `value` stands for the captured `tensor`."""
+        self.substitutes[id(tensor)] = (tensor, value)
+
+    def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: Any) -> None:
+        """A cached function holds these: see NOTE [tokens]."""
+        trace: Trace | None = self
+        while trace is not None:
+            # Wrappers of torch.func are made without passing the mode.
+            wrapped = [t for t in tensors if functorch.is_wrapped(t) and trace.owns(t)]
+            trace.made.keep_tokens(tensors, wrapped, fun)
+            trace = trace._parent
+
+    def lift(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for `tensor` in this trace; a tensor from outside becomes an input."""
+        key = id(tensor)
+        substitute = self.substitutes.get(key)
+        if substitute is not None:
+            return substitute[1]
+        if tensor in self.made or self.owns(tensor):
+            return tensor
+        return self._capture(tensor)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """See NOTE [who owns a tensor]."""
+        if isinstance(tensor, Leaked):
+            raise error_of(tensor)
+        with torch._C.DisableTorchFunction():
+            tensor = functorch.innermost(tensor)
+            if tensor.device.type != "xla":
+                return tensor in self.made
+            return number_of(tensor) >= self._first_id
+
+    def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _is_constant(tensor):
+            return tensor
+        if self._frozen:
+            raise PurityError(
+                report(
+                    f"a second run of the function used a tensor ({short(tensor)}) that the first "
+                    "run did not",
+                    "make the function do the same each time it is called.",
+                    function=self.name,
+                    at=user_location(),
+                )
+            )
+        with torch._C.DisableTorchFunction():
+            check_array(tensor, self.name)
+            tracked = self.track_captures and is_tracked(tensor)
+            value = self.new_input(tensor, "a captured tensor", tracked)
+        self.captures.append(tensor)
+        self.capture_inputs.append(value)
+        self.substitutes[id(tensor)] = (tensor, value)
+        return value
+
+    def is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a value of this trace or of one around it."""
+        trace: Trace | None = self
+        while trace._parent is not None:
+            trace = trace._parent
+        return trace.owns(tensor)
+
+    def may_use_plain_autograd(self) -> bool:
+        """Whether nothing differentiates here yet, by plain autograd or a transform."""
+        busy = self.track_captures or self._in_plain_autograd
+        return not busy and functorch.top_level() is None
+
+    @contextlib.contextmanager
+    def plain_autograd(self) -> Iterator[None]:
+        """Differentiate by plain autograd; what is differentiated inside uses transforms."""
+        self._in_plain_autograd = True
+        try:
+            yield
+        finally:
+            self._in_plain_autograd = False
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether no other trace is open inside this one."""
+        return _thread.trace is self
+
+    @property
+    def implicit(self) -> Any:
+        """What draws in place of the global generator: see `set_implicit`."""
+        source = _thread.implicit
+        if source is not None and source.trace is not None and not source.trace.is_open:
+            return None  # Left open by a trace that has ended.
+        return source
+
+    # -- values -------------------------------------------------------------------------------
+
+    def register(self, outputs: Any) -> None:
+        """Remember values made in this trace without passing the mode."""
+        frame = sys._getframe(1)
+        for t in outputs:
+            self.stamps.stamp(t, frame)
+            self.made.remember(t, None, frame)
+
+    def is_input(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is an argument or a capture."""
+        return any(view is tensor for _, view, *_ in self._placeholders)
+
+    def refuse(self, error: type[XfuncError], problem: str, repair: str) -> NoReturn:
+        """Raise an error of this trace, at the user's line."""
+        raise error(report(problem, repair, function=self.name, at=user_location()))
+
+    def check_unmutated(self, func: Any = None) -> None:
+        """Raise if an input has been changed in place."""
+        # Lists of tensors are changed without a sign to be seen but a new number.
+        numbered = func is None or func.__name__.startswith("_foreach_")
+        for _, view, version, label, number in self._placeholders:
+            if view._version != version or (numbered and number != number_of(view)):
+                what = "something" if func is None else operation_name(func)
+                self.refuse(
+                    PurityError,
+                    f"{what} changes {label} ({short(view)}) in place",
+                    "compute a new tensor and return it (x = x + 1 instead of x += 1; "
+                    "torch.index_put instead of x[i] = y).",
+                )
