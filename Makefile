@@ -23,9 +23,10 @@ demo: env ## run the Llama example
 test: env ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-check: env ## check style and types
+check: env ## check style, the order of the folders, and types
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pyright --pythonpath $(BIN)/python
 
 bench: env ## time tracing, dispatch and scan

@@ -16,7 +16,6 @@ import torch
 
 import xfunc as xf
 from xfunc import P
-from xfunc.backends.torch_xla import runtime
 
 Tensor = torch.Tensor
 
@@ -73,7 +72,7 @@ def main() -> None:
     """Compare both, and their gradients."""
     if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
         xf.config.set_cpu_devices(8)
-    n = runtime.device_count()
+    n = xf.device_count()
     mesh = xf.make_mesh((n,), ("expert",))
     tokens, features = 16, 32
 

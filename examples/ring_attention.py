@@ -15,7 +15,6 @@ import torch
 
 import xfunc as xf
 from xfunc import P
-from xfunc.backends.torch_xla import runtime
 
 Tensor = torch.Tensor
 
@@ -60,7 +59,7 @@ def main() -> None:
     """Compare both, and their gradients."""
     if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
         xf.config.set_cpu_devices(8)
-    n = runtime.device_count()
+    n = xf.device_count()
     mesh = xf.make_mesh((n,), ("ring",))
     divided = xf.shard_map(ring_attention, mesh, in_specs=P("ring"), out_specs=P("ring"))
     key = xf.random.key(0)

@@ -3,7 +3,6 @@
 if __name__ != "xfunc.sharding":  # A second copy would have meshes of its own.
     raise ImportError("import this package as xfunc.sharding, not as " + __name__)
 
-from xfunc.sharding.arrays import device_put as device_put
 from xfunc.sharding.arrays import sharding_of as sharding_of
 from xfunc.sharding.checkpoint import load_checkpoint as load_checkpoint
 from xfunc.sharding.checkpoint import load_extra as load_extra
@@ -22,6 +21,7 @@ from xfunc.sharding.collectives import ppermute as ppermute
 from xfunc.sharding.collectives import psum as psum
 from xfunc.sharding.collectives import psum_scatter as psum_scatter
 from xfunc.sharding.collectives import pvary as pvary
+from xfunc.sharding.constraint import device_put as device_put
 from xfunc.sharding.constraint import with_sharding_constraint as with_sharding_constraint
 from xfunc.sharding.mesh import AbstractMesh as AbstractMesh
 from xfunc.sharding.mesh import Mesh as Mesh

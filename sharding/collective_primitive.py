@@ -39,7 +39,7 @@ from xfunc.trace.lowering import Lowering, with_parameter
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A linear primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """A linear primitive; see `Primitive` for its methods.
 
     Attributes:
         kind: which one.
@@ -180,7 +180,7 @@ class Maximum(Collective):
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+    """Reverse mode of first order: see `Pair`."""
 
     primitive: Collective
     wrt: tuple[int, ...] = (0,)

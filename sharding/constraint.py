@@ -1,4 +1,4 @@
-"""`with_sharding_constraint`: say how a value inside of a program is divided."""
+"""`device_put` and `with_sharding_constraint`: how data, or a value in a program, is sharded."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from xfunc import tree
+from xfunc.backends.torch_xla import placement
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core import ambient
-from xfunc.core.avals import aval_of, batched
+from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report
+from xfunc.errors import ShardingError, report, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import constrain
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
-from xfunc.sharding.arrays import device_put
 from xfunc.sharding.mapped import mapped_axes, with_axis
-from xfunc.sharding.prefix import broadcast
+from xfunc.sharding.mesh import Mesh, check_devices
+from xfunc.sharding.prefix import broadcast, shardings_of
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
 from xfunc.stages.checks import arrays, as_tensors, labels_in
-from xfunc.torchlib import functorch
+from xfunc.torchlib import functorch, values
 from xfunc.trace import tracing
 
 _NAME = "with_sharding_constraint"
@@ -101,3 +105,75 @@ def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
             )
         )
     return found
+
+
+def device_put(x: Any, sharding: Any = None) -> Any:
+    """The tree with every tensor on the device, or divided among the devices of a mesh.
+
+    Args:
+        x: a tree of tensors and Python numbers, which become 0-d tensors. Tensors that are on the
+            devices already are divided anew; inside a traced function that is a constraint.
+        sharding: a `NamedSharding`, a `PartitionSpec` where a mesh is in use, or a tree of them
+            that is a prefix of `x`; None: unchanged, and for a CPU tensor whole on each device.
+
+    Raises:
+        ShardingError: a sharding does not fit its array, or its mesh is not of these devices.
+        TreeMismatchError: `sharding` is no prefix of `x`.
+
+    Source: ``jax.device_put``.
+    """
+    leaves, structure = tree.flatten(x)
+    wanted = shardings_of(sharding, x, "sharding", "x")
+    return structure.unflatten([_put(*pair) for pair in zip(leaves, wanted, strict=True)])
+
+
+def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
+    sharding, path = wanted
+    t = _tensor(leaf, path)
+    if sharding is None:
+        return to_device(t)
+    sharding.check(tuple(t.shape), path)
+    if tracing.current() is not None or is_eager() or functorch.levels():
+        return with_sharding_constraint(t, sharding)
+    if PartitionSpec.UNCONSTRAINED in tuple(sharding.spec):
+        raise ShardingError(
+            report(
+                f"device_put was given {sharding.spec!r} for {path}",
+                "say how each dimension is divided: P.UNCONSTRAINED is for constraints.",
+                at=user_location(),
+            )
+        )
+    if not isinstance(sharding.mesh, Mesh):
+        check_devices(sharding.mesh)
+    return _differentiable_put(t, sharding) if t.requires_grad else placement.divided(t, sharding)
+
+
+def _tensor(leaf: Any, path: str) -> torch.Tensor:
+    if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
+        raise TypeError(
+            report(
+                f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
+                "pass tensors, NumPy arrays and Python numbers.",
+                at=user_location(),
+            )
+        )
+    t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+    values.check_array(t, "device_put", path)
+    return t
+
+
+def _differentiable_put(t: torch.Tensor, sharding: NamedSharding) -> Any:
+    return _Put.apply(t, sharding)
+
+
+class _Put(torch.autograd.Function):
+    """`placement.divided`, whose gradient goes back to where the tensor was."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
+        ctx.device = t.device
+        return placement.divided(t, sharding)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        return cts[0].to(ctx.device), None

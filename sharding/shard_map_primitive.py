@@ -39,7 +39,7 @@ Specs = tuple[PartitionSpec, ...]
 
 @dataclasses.dataclass(eq=False)
 class ShardMap:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         body: the program of one device.
@@ -149,7 +149,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 @dataclasses.dataclass(eq=False)
 class ShardMapPair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair` and NOTE [residuals of a region].
+    """Reverse mode of first order: see `Pair` and NOTE [residuals of a region].
 
     Attributes:
         forwards: the primitive.

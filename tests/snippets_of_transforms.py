@@ -82,6 +82,10 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "jax.device_put": ["jax.device_put({'a': x})"],
     "jax.device_get": ["jax.device_get(jax.jit(lambda x: (x, x * 2))(x))"],
     "jax.devices": ["len(jax.devices())"],
+    "jax.device_count": ["jax.device_count()"],
+    "jax.process_count": ["jax.process_count()"],
+    "jax.process_index": ["jax.process_index()"],
+    "jax.default_backend": ["jax.default_backend()"],
     "jax.block_until_ready": ["jax.block_until_ready((jax.jit(lambda x: x * 2)(x), 3))"],
     "jax.config.update": [("jax.config.update('jax_traceback_filtering', 'auto') is None", "xf.config.hide_library_frames")],
     # -- differentiation

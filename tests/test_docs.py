@@ -48,7 +48,7 @@ def parse(page: str) -> list[Token]:
 def blocks(page: str) -> Iterator[Block]:
     """The Python blocks of a page that are to run."""
     fences = [token for token in parse(page) if token.type == "fence"]
-    for token, following in zip(fences, [*fences[1:], None], strict=True):
+    for token, following in itertools.zip_longest(fences, fences[1:]):
         language, *words = token.info.split() or [""]
         if language != "python" or words == ["no-run"]:
             continue

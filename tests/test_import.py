@@ -3,9 +3,12 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import xfunc as xf
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,3 +39,47 @@ def test_stray_import_is_refused(folder):
     assert done.returncode == 1, f"`import {folder}` went through:\n{done.stderr}"
     last = done.stderr.rstrip().splitlines()[-1]
     assert re.search(rf"^ImportError: .*xfunc\.{folder}", last), done.stderr
+
+
+def test_dir_shows_what_is_public():
+    assert dir(xf) == sorted(xf.__all__)
+    assert all(hasattr(xf, name) for name in xf.__all__)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert xf.__version__ == listed
+
+
+def test_the_page_on_architecture_has_the_order_that_is_checked():
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    order = [re.findall(r"xfunc\.(\w+)", layer) for layer in layers["contracts"][0]["layers"]]
+    page = (ROOT / "docs/architecture.md").read_text()
+    rows = [
+        re.findall(r"`(\w+)(?:/|\.py)`", row) for row in re.findall(r"^\| (`[^|]*)\|", page, re.M)
+    ]
+    named = [name for row in rows for name in sorted(row)]
+    assert named == [name for layer in _joined(order, rows) for name in sorted(layer)]
+
+
+def _joined(order: list[list[str]], rows: list[list[str]]) -> list[list[str]]:
+    """The layers, those that share a row of the page as one."""
+    row_of = {name: i for i, row in enumerate(rows) for name in row}
+    found: dict[int, list[str]] = {}
+    for layer in order:
+        for name in layer:
+            found.setdefault(row_of[name], []).append(name)
+    assert list(found) == sorted(found)
+    return list(found.values())
+
+
+def test_a_module_can_be_printed_before_anything_was_traced():
+    code = """if True:
+        import torch, xfunc as xf
+        from xfunc.hlo import Builder, Shape
+        before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
+        b = Builder("m")
+        body = b.computation("m")
+        x = body.parameter(Shape(torch.float32, (2,)))
+        print("HloModule m" in str(b.build(body.build(body.tuple([x])))))
+        print(before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_))
+    """
+    done = run(code)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -150,7 +150,7 @@ def _seen(_: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """The primitive; see `xfunc.program.primitive.Primitive`."""
+    """The primitive; see `Primitive`."""
 
     callback: Fun
     structure: tree.Structure

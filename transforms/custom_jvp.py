@@ -163,7 +163,7 @@ class CustomJvp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class JvpRule:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -248,7 +248,7 @@ class JvpRule:
 
 
 class _Rule:
-    """What `xfunc.torchlib.functorch.apply_here` needs."""
+    """What `functorch.apply_here` needs."""
 
     def __init__(self, primitive: JvpRule):
         self._primitive = primitive
@@ -276,7 +276,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order: the transpose of the rule; see `xfunc.program.primitive.Pair`."""
+    """Reverse mode of first order: the transpose of the rule; see `Pair`."""
 
     primitive: JvpRule
     pushed: CallPair

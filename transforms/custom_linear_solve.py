@@ -155,7 +155,7 @@ class LinearSolve(Transform):
 
 @dataclasses.dataclass(eq=False)
 class Solve:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         programs: the linear function, its solver, and the solver of its transpose if there is one.
@@ -275,7 +275,7 @@ def _transpose(matvec: Program, n: int) -> Program:
 
 @dataclasses.dataclass(eq=False)
 class _SolvePair:
-    """Reverse mode of first order, which keeps `x`; see `xfunc.program.primitive.Pair` for its methods."""
+    """Reverse mode of first order, which keeps `x`; see `Pair` for its methods."""
 
     primitive: Solve
     own: tuple[int, ...]

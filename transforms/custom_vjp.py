@@ -184,7 +184,7 @@ class CustomVjp(CustomFunction):
 
 @dataclasses.dataclass(eq=False)
 class VjpRule:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         primal: the function.
@@ -294,7 +294,7 @@ def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
 
 
 class _Rule:
-    """What `xfunc.torchlib.functorch.apply_here` needs: the outputs and residuals, and what to do then."""
+    """What `functorch.apply_here` needs: the outputs and residuals, and what to do then."""
 
     def __init__(self, primitive: VjpRule):
         self._primitive = primitive
@@ -320,7 +320,7 @@ class _Rule:
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order; see `xfunc.program.primitive.Pair` for its methods."""
+    """Reverse mode of first order; see `Pair` for its methods."""
 
     primitive: VjpRule
 

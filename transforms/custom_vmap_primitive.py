@@ -172,7 +172,7 @@ class Pushed:
 
 @dataclasses.dataclass(eq=False)
 class Mapped:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         of_many: how it is batched.

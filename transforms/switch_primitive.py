@@ -32,7 +32,7 @@ Uses = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(eq=False)
 class Switch:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         branches: the programs; their outputs agree.
@@ -157,7 +157,7 @@ def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SwitchPair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair` and NOTE [residuals of a switch]."""
+    """Reverse mode of first order: see `Pair` and NOTE [residuals of a switch]."""
 
     name: str
     joints: tuple[Joint, ...]

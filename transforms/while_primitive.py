@@ -31,7 +31,7 @@ from xfunc.trace.lowering import Lowering, with_parameter
 
 @dataclasses.dataclass(eq=False)
 class While:
-    """The primitive; see `xfunc.program.primitive.Primitive` for its methods.
+    """The primitive; see `Primitive` for its methods.
 
     Attributes:
         cond: returns a boolean scalar.

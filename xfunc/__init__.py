@@ -1,86 +1,205 @@
-"""xfunc: JAX-style functional transforms over torch and torch_xla."""
+"""xfunc: JAX-style functional transforms over torch and torch_xla.
 
-from xfunc import aot as aot
-from xfunc import checkpoint_policies as checkpoint_policies
-from xfunc import config as config
-from xfunc import debug as debug
-from xfunc import errors as errors
-from xfunc import export as export
-from xfunc import profiler as profiler
-from xfunc import random as random
-from xfunc import sharding as sharding
-from xfunc import tree as tree
-from xfunc.backends.torch_xla.transfer import block_until_ready as block_until_ready
-from xfunc.backends.torch_xla.transfer import device_get as device_get
-from xfunc.backends.torch_xla.transfer import devices as devices
-from xfunc.cache.programs import clear_caches as clear_caches
-from xfunc.cache.programs import trace_count as trace_count
-from xfunc.core.avals import ShapeDtypeStruct as ShapeDtypeStruct
-from xfunc.core.eager import disable_jit as disable_jit
-from xfunc.sharding import AbstractMesh as AbstractMesh
-from xfunc.sharding import Mesh as Mesh
-from xfunc.sharding import NamedSharding as NamedSharding
-from xfunc.sharding import P as P
-from xfunc.sharding import PartitionSpec as PartitionSpec
-from xfunc.sharding import all_gather as all_gather
-from xfunc.sharding import all_gather_invariant as all_gather_invariant
-from xfunc.sharding import all_to_all as all_to_all
-from xfunc.sharding import axis_index as axis_index
-from xfunc.sharding import axis_size as axis_size
-from xfunc.sharding import device_put as device_put
-from xfunc.sharding import make_mesh as make_mesh
-from xfunc.sharding import pcast as pcast
-from xfunc.sharding import pmax as pmax
-from xfunc.sharding import pmean as pmean
-from xfunc.sharding import pmin as pmin
-from xfunc.sharding import ppermute as ppermute
-from xfunc.sharding import psum as psum
-from xfunc.sharding import psum_scatter as psum_scatter
-from xfunc.sharding import pvary as pvary
-from xfunc.sharding import shard_alike as shard_alike
-from xfunc.sharding import shard_as as shard_as
-from xfunc.sharding import shard_map as shard_map
-from xfunc.sharding import sharding_of as sharding_of
-from xfunc.sharding import typeof as typeof
-from xfunc.sharding import use_mesh as use_mesh
-from xfunc.sharding import visualize_sharding as visualize_sharding
-from xfunc.sharding import with_sharding_constraint as with_sharding_constraint
-from xfunc.tools.memory_report import memory_report as memory_report
-from xfunc.tools.modules import functional as functional
-from xfunc.trace.scopes import named_scope as named_scope
-from xfunc.transforms import associative_scan as associative_scan
-from xfunc.transforms import at as at
-from xfunc.transforms import checkpoint as checkpoint
-from xfunc.transforms import checkpoint_name as checkpoint_name
-from xfunc.transforms import closure_convert as closure_convert
-from xfunc.transforms import cond as cond
-from xfunc.transforms import custom_jvp as custom_jvp
-from xfunc.transforms import custom_linear_solve as custom_linear_solve
-from xfunc.transforms import custom_vjp as custom_vjp
-from xfunc.transforms import custom_vmap as custom_vmap
-from xfunc.transforms import eval_shape as eval_shape
-from xfunc.transforms import fori_loop as fori_loop
-from xfunc.transforms import fwd_and_bwd as fwd_and_bwd
-from xfunc.transforms import grad as grad
-from xfunc.transforms import hessian as hessian
-from xfunc.transforms import io_callback as io_callback
-from xfunc.transforms import jacfwd as jacfwd
-from xfunc.transforms import jacrev as jacrev
-from xfunc.transforms import jit as jit
-from xfunc.transforms import jvp as jvp
-from xfunc.transforms import linear_transpose as linear_transpose
-from xfunc.transforms import linearize as linearize
-from xfunc.transforms import make_hlo as make_hlo
-from xfunc.transforms import map as map
-from xfunc.transforms import pure_callback as pure_callback
-from xfunc.transforms import ravel_pytree as ravel_pytree
-from xfunc.transforms import remat as remat
-from xfunc.transforms import scan as scan
-from xfunc.transforms import sequential_vmap as sequential_vmap
-from xfunc.transforms import stop_gradient as stop_gradient
-from xfunc.transforms import switch as switch
-from xfunc.transforms import value_and_grad as value_and_grad
-from xfunc.transforms import vectorize as vectorize
-from xfunc.transforms import vjp as vjp
-from xfunc.transforms import vmap as vmap
-from xfunc.transforms import while_loop as while_loop
+What is public is in `__all__`: functions, and the modules in this folder and in `random`,
+`sharding`, `aot` and `stages`. The other folders are the library's own.
+"""
+
+from xfunc import (
+    aot,
+    checkpoint_policies,
+    config,
+    debug,
+    errors,
+    export,
+    profiler,
+    random,
+    sharding,
+    stages,
+    tree,
+)
+from xfunc.backends.torch_xla.transfer import (
+    block_until_ready,
+    default_backend,
+    device_count,
+    device_get,
+    devices,
+    memory_stats,
+    process_count,
+    process_index,
+)
+from xfunc.cache.programs import clear_caches, trace_count
+from xfunc.core.avals import ShapeDtypeStruct
+from xfunc.core.eager import disable_jit
+from xfunc.program.foreign import call_jax
+from xfunc.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    P,
+    PartitionSpec,
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    axis_size,
+    device_put,
+    make_mesh,
+    pcast,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    psum,
+    psum_scatter,
+    pvary,
+    shard_alike,
+    shard_as,
+    shard_map,
+    sharding_of,
+    typeof,
+    use_mesh,
+    visualize_sharding,
+    with_sharding_constraint,
+)
+from xfunc.tools.memory_report import memory_report
+from xfunc.tools.modules import functional
+from xfunc.trace.scopes import named_scope
+from xfunc.transforms import (
+    associative_scan,
+    at,
+    checkpoint,
+    checkpoint_name,
+    closure_convert,
+    cond,
+    custom_jvp,
+    custom_linear_solve,
+    custom_vjp,
+    custom_vmap,
+    eval_shape,
+    fori_loop,
+    fwd_and_bwd,
+    grad,
+    hessian,
+    io_callback,
+    jacfwd,
+    jacrev,
+    jit,
+    jvp,
+    linear_transpose,
+    linearize,
+    make_hlo,
+    map,
+    pure_callback,
+    ravel_pytree,
+    remat,
+    scan,
+    sequential_vmap,
+    stop_gradient,
+    switch,
+    value_and_grad,
+    vectorize,
+    vjp,
+    vmap,
+    while_loop,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbstractMesh",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "PartitionSpec",
+    "ShapeDtypeStruct",
+    "__version__",
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "aot",
+    "associative_scan",
+    "at",
+    "axis_index",
+    "axis_size",
+    "block_until_ready",
+    "call_jax",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "clear_caches",
+    "closure_convert",
+    "cond",
+    "config",
+    "custom_jvp",
+    "custom_linear_solve",
+    "custom_vjp",
+    "custom_vmap",
+    "debug",
+    "default_backend",
+    "device_count",
+    "device_get",
+    "device_put",
+    "devices",
+    "disable_jit",
+    "errors",
+    "eval_shape",
+    "export",
+    "fori_loop",
+    "functional",
+    "fwd_and_bwd",
+    "grad",
+    "hessian",
+    "io_callback",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jvp",
+    "linear_transpose",
+    "linearize",
+    "make_hlo",
+    "make_mesh",
+    "map",
+    "memory_report",
+    "memory_stats",
+    "named_scope",
+    "pcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "process_count",
+    "process_index",
+    "profiler",
+    "psum",
+    "psum_scatter",
+    "pure_callback",
+    "pvary",
+    "random",
+    "ravel_pytree",
+    "remat",
+    "scan",
+    "sequential_vmap",
+    "shard_alike",
+    "shard_as",
+    "shard_map",
+    "sharding",
+    "sharding_of",
+    "stages",
+    "stop_gradient",
+    "switch",
+    "trace_count",
+    "tree",
+    "typeof",
+    "use_mesh",
+    "value_and_grad",
+    "vectorize",
+    "visualize_sharding",
+    "vjp",
+    "vmap",
+    "while_loop",
+    "with_sharding_constraint",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

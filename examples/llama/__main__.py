@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 import xfunc as xf
-from xfunc.backends.torch_xla import runtime
 
 from . import allocation, aot, config, evaluate, fit, generate, options, tokenizer, trained
 from .finite import NotFiniteError
@@ -54,7 +53,7 @@ def fit_command(argv: Sequence[str]) -> int:
         help="go on from a checkpoint though text, order or size of batches are others than its",
     )
     args = parser.parse_intermixed_args(argv)
-    if runtime.is_cpu():
+    if xf.default_backend() == "cpu":
         allocation.keep_memory()
     outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
     return {"done": 0, "interrupted": os.EX_TEMPFAIL}.get(outcome.ended, 1)

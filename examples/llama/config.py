@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from xfunc.backends.torch_xla import runtime
+import xfunc as xf
 
 from . import model, options
 from .data_config import DataConfig
@@ -109,7 +109,7 @@ class Run:
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
         """What is compiled, for so many devices; if `abstract`, for some that need not be there."""
-        if self.train.plan.attention == "splash" and not abstract and runtime.is_cpu():
+        if self.train.plan.attention == "splash" and not abstract and xf.default_backend() == "cpu":
             raise SettingError(
                 "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
                 "use train.plan.attention=blockwise"

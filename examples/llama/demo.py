@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 
 import xfunc as xf
-from xfunc.backends.torch_xla import runtime
 
 from . import allocation, fit, generate, model, tokenizer, train, trained
 from .config import Run
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.steps < 2:
         parser.error("--steps must be at least 2")
-    if runtime.is_cpu():
+    if xf.default_backend() == "cpu":
         allocation.keep_memory()
     console = Console(highlight=False, markup=False)
     with tempfile.TemporaryDirectory() as folder:

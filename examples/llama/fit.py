@@ -12,7 +12,6 @@ from typing import Any, Literal
 from rich.console import Console
 
 import xfunc as xf
-from xfunc.backends.torch_xla import runtime
 
 from . import config, evaluate, hosts, options, train
 from .checkpoints import Checkpoints
@@ -77,7 +76,7 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
     Raises:
         FolderInUseError: another process trains in the folder.
     """
-    recipe = run.recipe(runtime.device_count())
+    recipe = run.recipe(xf.device_count())
     hosts.join()
     with owned(Path(run.folder)):
         return _fit(run, recipe, console, new_data)

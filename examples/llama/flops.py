@@ -10,7 +10,7 @@ Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appen
 
 from typing import NamedTuple
 
-from xfunc.hlo.estimate.cost import CHIPS
+from xfunc.aot import CHIPS
 
 from .model import Config
 from .plan import Plan

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import xfunc as xf
-from xfunc.aot import CompiledAhead, Topology, topology_of
-from xfunc.hlo.estimate.cost import CHIPS
-from xfunc.stages.stages import Lowered
+from xfunc.aot import CHIPS, CompiledAhead, Topology, topology_of
+from xfunc.stages import Lowered
 
 from . import flops, train
 from .collectives import Traffic, traffic

@@ -3,12 +3,12 @@
 import torch
 from torch import distributed
 
-from xfunc.backends.torch_xla import runtime
+import xfunc as xf
 
 
 def join() -> None:
     """Let the processes find each other, if there are several: checkpoints need it."""
-    if runtime.xla()._xla_get_num_processes() > 1 and not distributed.is_initialized():
+    if xf.process_count() > 1 and not distributed.is_initialized():
         import torch_xla.distributed.xla_backend  # It knows where xla:// is.  # noqa: F401
 
         distributed.init_process_group("gloo", init_method="xla://")

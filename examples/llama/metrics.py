@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 
 import xfunc as xf
-from xfunc.backends.torch_xla import runtime
 
 from . import flops, hosts
 from .train import Metrics, Recipe
@@ -113,7 +112,7 @@ class Log:
             self._recipe.model,
             self._seq,
             tokens_per_second=rate,
-            chips=runtime.device_count(),
+            chips=xf.device_count(),
             chip=self._chip,
         )
         return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
@@ -188,7 +187,7 @@ def _step_of(line: str) -> int | None:
 
 def chip() -> str | None:
     """The kind of the chips that programs run on, such as `v6e`; None if it is not known."""
-    if runtime.is_cpu():
+    if xf.default_backend() == "cpu":
         return None
     from torch_xla._internal import tpu
 
@@ -204,6 +203,5 @@ def hbm_gib() -> float | None:
 
     torch_xla 2.9 does not tell it of several devices: "MemoryInfo not supported for SPMD".
     """
-    if runtime.is_cpu() or runtime.device_count() > 1:
-        return None
-    return runtime.xla()._xla_memory_info(str(runtime.device()))["bytes_used"] / 2**30
+    stats = xf.memory_stats()
+    return None if stats is None else stats["bytes_in_use"] / 2**30

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
-from xfunc.program.foreign import call_jax
 
 from .attention import Heads, Segments
 from .sharding import Sharding
@@ -76,7 +75,7 @@ class _Kernel:
         """A function of `splash_kernel`, on each device with its own rows and heads."""
 
         def local(*args: Tensor | None) -> tuple[Tensor, ...]:
-            return call_jax(
+            return xf.call_jax(
                 f"{__package__}.splash_kernel:{fun}",
                 *args,
                 platform=self.platform,

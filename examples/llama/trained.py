@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 import xfunc as xf
-from xfunc.backends.torch_xla import runtime
 
 from . import config, hf, options, tokenizer, train
 from .checkpoints import Checkpoints
@@ -60,7 +59,7 @@ def load(
     # The folder may have been moved, and a tokenizer made of the data anew be another one.
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
-    recipe = run.recipe(runtime.device_count())
+    recipe = run.recipe(xf.device_count())
     found = restore(Checkpoints(folder / "checkpoints"), recipe, step)
     name = f"step {found.step} of {folder}"
     return _usable(Trained(name, run, recipe, found.state.params, folder / "tokenizer"))
@@ -90,7 +89,7 @@ def load_published(folder: Path, source: str | None, pairs: Iterable[str], base:
         )
     data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
     run = dataclasses.replace(run, data=data, context=load_context(folder))
-    recipe = run.recipe(runtime.device_count())
+    recipe = run.recipe(xf.device_count())
     shardings: Any = train.shardings(recipe)
     _, params = hf.load(folder, recipe.numbers.weights, shardings.params)
     return Trained(str(folder), run, recipe, params, folder)

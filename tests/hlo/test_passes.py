@@ -6,11 +6,10 @@ from xfunc.hlo import (
     InvalidHloError,
     Module,
     Shape,
-    dead_code_elimination,
-    extract,
     verify,
 )
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.passes.common import dead_code_elimination, extract
 
 from .conftest import Lower, Run
 

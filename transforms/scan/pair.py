@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class ScanPair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+    """Reverse mode of first order: see `Pair`."""
 
     scan: Scan
     joint: Joint

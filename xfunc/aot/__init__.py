@@ -5,3 +5,4 @@ from xfunc.aot.compiled import CompiledAhead as CompiledAhead
 from xfunc.aot.compiled import compile_ahead as compile_ahead
 from xfunc.aot.topology import Topology as Topology
 from xfunc.aot.topology import topology_of as topology_of
+from xfunc.hlo.estimate.cost import CHIPS as CHIPS

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from xfunc.cache import changes
@@ -142,10 +142,16 @@ def _kept(states: dict[Hashable, State], value: Hashable) -> State:
     return state
 
 
-def _content_walk() -> Any:
-    from xfunc.cache.valuation import ContentWalk  # which asks for the states of classes
+_walks: list[Callable[[], Any]] = []
 
-    return ContentWalk()
+
+def walk_with(walk: Callable[[], Any]) -> None:
+    """Let this walk take the values of what stands in classes; it asks for their states too."""
+    _walks[:] = [walk]
+
+
+def _content_walk() -> Any:
+    return _walks[0]()
 
 
 def _value_in(walk: Any, cls: type, x: Any) -> Hashable:

@@ -1,4 +1,4 @@
-"""What objects of Python's own classes consist of: a rule for each class, for `xfunc.cache.valuation`."""
+"""What objects of Python's own classes consist of: a rule for each, for `xfunc.cache.valuation`."""
 
 from __future__ import annotations
 

@@ -325,3 +325,6 @@ def _refused(walk: Walk, x: Any) -> Hashable:
             at=user_location(),
         )
     )
+
+
+classes.walk_with(ContentWalk)

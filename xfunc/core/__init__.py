@@ -1,1 +1,1 @@
-"""What everybody needs: abstract values, trees, places in the user's code, what surrounds a call."""
+"""What everybody needs: abstract values, places in the user's code, what surrounds a call."""

@@ -14,7 +14,7 @@ import numpy
 import optree
 import torch
 
-_HERE = os.path.dirname(__file__)
+_HERE = os.path.dirname(os.path.dirname(__file__))
 _SITE = os.path.dirname(os.path.dirname(torch.__file__))
 _LIBRARIES = tuple(
     path + os.sep

@@ -9,7 +9,5 @@ from xfunc.hlo.module import Computation as Computation
 from xfunc.hlo.module import Instruction as Instruction
 from xfunc.hlo.module import Module as Module
 from xfunc.hlo.module import set_printer as set_printer
-from xfunc.hlo.passes.common import dead_code_elimination as dead_code_elimination
-from xfunc.hlo.passes.common import extract as extract
 from xfunc.hlo.shape import Shape as Shape
 from xfunc.hlo.verify import verify as verify

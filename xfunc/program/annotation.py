@@ -18,7 +18,7 @@ from xfunc.trace.lowering import Lowering
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """Base of the primitives; see `xfunc.program.primitive.Primitive`.
+    """Base of the primitives; see `Primitive`.
 
     Equal annotations are lowered once. The derivatives of the values are annotated alike.
 
@@ -77,7 +77,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class AnnotationPair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+    """Reverse mode of first order: see `Pair`."""
 
     annotation: Annotation
     wrt: tuple[int, ...]

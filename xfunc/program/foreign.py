@@ -82,7 +82,7 @@ _RULE = "give it a rule with xf.custom_vjp, which serves for the first derivativ
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-    """The primitive: a program that was made elsewhere; see `xfunc.program.primitive.Primitive`."""
+    """The primitive: a program that was made elsewhere; see `Primitive`."""
 
     lowering: Lowering
 

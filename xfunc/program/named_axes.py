@@ -85,7 +85,7 @@ def named(name: str, size: int, numbers: Tensor) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Among:
-    """A primitive that is linear in the values of all examples; see `xfunc.program.primitive.Primitive`.
+    """A primitive that is linear in the values of all examples; see `Primitive`.
 
     Attributes:
         kind: which one.

@@ -117,7 +117,7 @@ def _here() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """The primitive behind `witness`; see `xfunc.program.primitive.Primitive`.
+    """The primitive behind `witness`; see `Primitive`.
 
     Attributes:
         axes: along which it is of interest whether the value varies.
@@ -226,7 +226,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class LinearPair:
-    """Reverse mode of first order: see `xfunc.program.primitive.Pair`."""
+    """Reverse mode of first order: see `Pair`."""
 
     primitive: Linear
     wrt: tuple[int, ...] = (0,)

@@ -11,8 +11,8 @@ import dataclasses
 from typing import Literal
 
 from xfunc.core.avals import Aval
-from xfunc.hlo import Instruction, extract
-from xfunc.hlo.passes.common import reachable
+from xfunc.hlo import Instruction
+from xfunc.hlo.passes.common import extract, reachable
 from xfunc.hlo.passes.offload import brought, sent
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Policy, everything_saveable

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
 from xfunc.hlo.estimate.liveness import Peak
-from xfunc.tools.memory_report import ARGUMENTS, MemoryReport, shown_line
+
+if TYPE_CHECKING:
+    from xfunc.tools.memory_report import MemoryReport
+
+ARGUMENTS = "the arguments"
 
 # One for each of the lines that are told apart.
 _COLOURS = [f"tab:{c}" for c in "blue orange green red purple brown pink cyan".split()]
@@ -86,3 +91,12 @@ def _busiest(stacks: Sequence[dict[str, np.ndarray]]) -> list[str]:
         if line not in ("", ARGUMENTS):
             most[line] = max(most.get(line, 0.0), float(heights.max()))
     return sorted(most, key=lambda line: -most[line])[: len(_COLOURS)]
+
+
+def shown_line(line: str) -> str:
+    """The user's line, given as ``file:line``, with its text."""
+    file, _, number = line.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if file else ""
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    where = f"{os.path.basename(file)}:{number}" if file else line
+    return f"{where}: {text}" if text else where

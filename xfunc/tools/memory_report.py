@@ -9,8 +9,6 @@ of a mesh from `xfunc.hlo.spmd.shard`.
 from __future__ import annotations
 
 import dataclasses
-import linecache
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,8 @@ from xfunc.program.program import Joint
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
+from xfunc.tools import memory_picture
+from xfunc.tools.memory_picture import ARGUMENTS, shown_line
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.checkpoint import checkpoint
@@ -48,7 +48,6 @@ DEFAULT: dict[str, Policy] = {
     "min_cut()": cp.min_cut(),
 }
 _SHOWN = 4  # of the lines whose arrays are held at the peak
-ARGUMENTS = "the arguments"
 _ARGUMENT = ("parameter", "xla__device_data")
 
 
@@ -118,9 +117,7 @@ class MemoryReport:
             ImportError: matplotlib is not installed.
             ValueError: the name does not end in ``.png``.
         """
-        from xfunc.tools.memory_picture import save  # a module that needs more than the rest
-
-        save(self, path)
+        memory_picture.save(self, path)
 
 
 def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> MemoryReport:
@@ -297,15 +294,6 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
         found.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
         found.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
     return found
-
-
-def shown_line(line: str) -> str:
-    """The user's line, given as ``file:line``, with its text."""
-    file, _, number = line.rpartition(":")
-    text = linecache.getline(file, int(number)).strip() if file else ""
-    text = text if len(text) <= 60 else f"{text[:57]}..."
-    where = f"{os.path.basename(file)}:{number}" if file else line
-    return f"{where}: {text}" if text else where
 
 
 def _largest(held: Sequence[Held]) -> list[str]:

@@ -165,7 +165,7 @@ def _like(func: Any) -> bool:
 
 @dataclasses.dataclass
 class Regions:
-    """What differs in manual regions, whose values have varying types: `xfunc.program.vma` says what.
+    """What differs in manual regions, whose values have varying types (`xfunc.program.vma`).
 
     Attributes:
         grad: what ``torch.autograd.grad`` does where the user's code calls it; None: as elsewhere.

@@ -160,6 +160,19 @@ def process_count() -> int:
     return xla()._xla_get_num_processes()
 
 
+def process_index() -> int:
+    """The number of this process among them."""
+    return xla()._xla_get_process_index()
+
+
+def memory_stats() -> dict[str, int] | None:
+    """See `xfunc.memory_stats`."""
+    if is_cpu() or device_count() > 1:
+        return None
+    found = xla()._xla_memory_info(str(device()))
+    return {"bytes_in_use": found["bytes_used"], "bytes_limit": found["bytes_limit"]}
+
+
 def local_devices() -> list[int]:
     """The numbers of this process's devices, in torch_xla's order."""
     names = xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
