@@ -13,7 +13,7 @@ from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.placement import hand_on_mesh, lie
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.torch_xla.uploads import all_to_device
 from xfunc.core.avals import Aval
 from xfunc.core.locations import user_location
 from xfunc.errors import report
@@ -69,7 +69,7 @@ class Entry:
             return leaves
         found = [held[c] if isinstance(c, int) else c for c in self.captures]
         if tracing.current() is None:
-            found = [to_device(t) for t in found]
+            found = all_to_device(found)
         return [*leaves, *found]
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:

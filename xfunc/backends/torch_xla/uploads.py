@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from xfunc.backends.torch_xla.runtime import device, xla
@@ -20,6 +23,29 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return uploaded(tensor)
 
 
+def all_to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`to_device` of each; those that autograd watches go together, as one node of its graph."""
+    if not torch.is_grad_enabled() or top_level() is not None:
+        return list(map(to_device, tensors))
+    watched = [t for t in tensors if t.requires_grad and is_data(t)]
+    made: Any = _Upload.apply(*watched) if watched else ()
+    moved = iter(made)
+    return [next(moved) if t.requires_grad and is_data(t) else to_device(t) for t in tensors]
+
+
+class _Upload(torch.autograd.Function):
+    """`uploaded`, whose gradients go back to the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(_uploaded(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *cts: torch.Tensor | None) -> Any:
+        return tuple(None if c is None else c.cpu() for c in cts)
+
+
 def is_data(tensor: torch.Tensor) -> bool:
     """Whether `uploaded` takes a tensor on which nothing is recorded."""
     strided = tensor.is_cpu and tensor.layout is torch.strided
@@ -31,7 +57,12 @@ def is_data(tensor: torch.Tensor) -> bool:
 # of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
 def uploaded(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor of the CPU on the device, in a buffer of their own."""
-    return xla()._xla_tensors_from_aten([plain(tensor)], [str(device())])[0]
+    return _uploaded([tensor])[0]
+
+
+def _uploaded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    where = [str(device())] * len(tensors)
+    return xla()._xla_tensors_from_aten(list(map(plain, tensors)), where)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
