@@ -7,8 +7,7 @@ import torch
 from xfunc.backends.torch_xla import placement, runtime
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.core import ambient
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, spec_of
 from xfunc.trace import tracing
 
@@ -28,13 +27,11 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     trace = tracing.current()
     if not isinstance(x, torch.Tensor) or (trace is not None and trace.is_inside(x)):
         what = "a traced tensor" if isinstance(x, torch.Tensor) else shown(x)
-        raise ShardingError(
-            report(
-                f"sharding_of was given {what}",
-                "ask for the sharding of a tensor on the devices; inside a traced function, "
-                "with_sharding_constraint says what it shall be.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"sharding_of was given {what}",
+            "ask for the sharding of a tensor on the devices; inside a traced function, "
+            "with_sharding_constraint says what it shall be.",
         )
     known = placement.known_sharding(x)
     if known is not None:

@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 import math
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from xfunc.core import ambient
 from xfunc.core.avals import aval_of
-from xfunc.core.locations import in_autograd_function, user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.core.locations import in_autograd_function
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.named_axes import NamedAxis
@@ -96,7 +96,8 @@ class Axes:
         first, *rest = self.parts
         if rest:
             names = [n for p in self.parts for n in p.names]
-            _refuse(
+            fail(
+                ShardingError,
                 f"{kind} over {tuple(names)} is over several axes, of which some are of a vmap",
                 "exchange along one axis after the other.",
             )
@@ -111,23 +112,25 @@ def axes_of(name: str, axis_name: Any) -> Axes:
     """
     given = (axis_name,) if isinstance(axis_name, str) else axis_name
     if not isinstance(given, (tuple, list)) or not all(isinstance(n, str) for n in given):
-        _refuse(
+        fail(
+            ShardingError,
             f"{name} was given {shown(axis_name)} as axis_name",
             "give the name of an axis of the mesh or of a vmap, or a tuple of names.",
         )
     what = f"{name} over {axis_name!r}"
     if vma.checked() and in_autograd_function(sys._getframe(1)):
-        _refuse(
+        fail(
+            ShardingError,
             f"{what} is called in a torch.autograd.Function, whose cotangents have no types",
             "write the rule with xf.custom_vjp; or pass check_vma=False to shard_map, where the "
             "transpose of psum is psum.",
         )
     if len(set(given)) < len(given):
-        _refuse(f"{what} names an axis twice", "name each axis once.")
+        fail(ShardingError, f"{what} names an axis twice", "name each axis once.")
     region, mapped = ambient.region(), {a.name: a for a in ambient.named_axes()}
     if not given:
         if region is None:
-            _refuse(f"{what} names no axis", "name the axis of a vmap.")
+            fail(ShardingError, f"{what} names no axis", "name the axis of a vmap.")
         return Axes((MeshAxes(region, ()),))
     found: list[MeshAxes | NamedAxis] = []
     for is_mapped, group in itertools.groupby(given, lambda n: n in mapped):
@@ -146,8 +149,13 @@ def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: lis
     if region is None:
         n = names[0]
         if mapped:
-            _refuse(f"{what}: no vmap or shard_map around it has an axis {n!r}", f"name {also}.")
-        _refuse(
+            fail(
+                ShardingError,
+                f"{what}: no vmap or shard_map around it has an axis {n!r}",
+                f"name {also}.",
+            )
+        fail(
+            ShardingError,
             f"{what} is called outside of a shard_map, where there are no axes",
             f"call it in a function that is given to xf.shard_map, or to xf.vmap(..., "
             f"axis_name={n!r}).",
@@ -155,17 +163,15 @@ def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: lis
     for n in names:
         if n not in region.mesh.shape:
             known = ", ".join(map(repr, region.mesh.axis_names))
-            _refuse(
+            fail(
+                ShardingError,
                 f"{what}: {region.mesh!r} has no axis {n!r}",
                 f"its axes are {known}{also and '; ' + also}.",
             )
         if n not in region.axes:
             known = ", ".join(map(repr, region.axes))
-            _refuse(
+            fail(
+                ShardingError,
                 f"{what}: the shard_map is not manual over {n!r}, but over {known} only",
                 f"add {n!r} to its axis_names.",
             )
-
-
-def _refuse(problem: str, repair: str) -> NoReturn:
-    raise ShardingError(report(problem, repair, at=user_location()))

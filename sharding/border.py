@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.core.locations import Location, user_location
-from xfunc.errors import ShardingError, report
+from xfunc.core.locations import Location
+from xfunc.errors import ShardingError, fail, report
 from xfunc.hlo import Builder, ComputationBuilder, Module, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd import vma
@@ -184,15 +184,13 @@ def _check_operations(local: Lowering) -> None:
             what = i.proto.custom_call_target or i.opcode
             if i.opcode in _DIVISIBLE or what in _BORDERS or what.startswith(vma.TARGET):
                 continue
-            raise ShardingError(
-                report(
-                    f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
-                    "shard_map is manual over some axes of the mesh only",
-                    "leave axis_names out, so that it is manual over all of them, or do that part "
-                    "outside of the shard_map"
-                    + (" (of layer_norm: write out mean and variance)." if "norm" in what else "."),
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
+                "shard_map is manual over some axes of the mesh only",
+                "leave axis_names out, so that it is manual over all of them, or do that part "
+                "outside of the shard_map"
+                + (" (of layer_norm: write out mean and variance)." if "norm" in what else "."),
             )
 
 
@@ -236,12 +234,12 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
             f"{local.name}: a pullback was given a cotangent that varies along {axes}, of an "
             "output that does not"
         )
-        repair = (
+        hint = (
             f"take xf.psum(ct, {axes}) or xf.pmean, whichever is meant; or let the output vary, "
             f"with xf.pvary(out, {axes})."
         )
         at = Location(file, int(line), function)
-        raise ShardingError(report(problem, repair, at=at)) from None
+        raise ShardingError(report(problem, hint, at=at)) from None
     return dataclasses.replace(local, hlo=module.to_bytes())
 
 
@@ -280,11 +278,11 @@ def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
             f"{local.name} {collective}, and devices along {_names(e.varies)} decide for "
             "themselves whether to: some would wait for the others for ever"
         )
-        repair = (
+        hint = (
             "let all devices decide alike (take xf.sharding.pmax or psum of the condition), or "
             "compute both and choose with torch.where."
         )
-        raise ShardingError(report(problem, repair, at=user_location())) from None
+        raise ShardingError(report(problem, hint)) from None
 
 
 def _names(axes: frozenset[str]) -> str:

@@ -19,7 +19,7 @@ from torch import distributed
 from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.core.locations import Location, user_location
-from xfunc.errors import CheckpointWriteError, report
+from xfunc.errors import CheckpointWriteError, fail, report
 from xfunc.sharding import manifest
 from xfunc.sharding.checkpoint_tree import (
     Keys,
@@ -173,12 +173,10 @@ def _job(
     if _pending is not None:
         concurrent.futures.wait([_pending])
     if folder.exists():
-        raise FileExistsError(
-            report(
-                f"there is something at {folder} already",
-                "save to a new folder, such as one for each step, or remove that one first.",
-                at=user_location(),
-            )
+        fail(
+            FileExistsError,
+            f"there is something at {folder} already",
+            "save to a new folder, such as one for each step, or remove that one first.",
         )
     targets = {n: target_of(t) for n, t in tensors.items()}
     keys = {n: leaf.keys for n, leaf in leaves.items()}
@@ -193,7 +191,6 @@ def _json(extra: Any) -> bytes:
             report(
                 f"extra cannot be written as JSON: {error}",
                 "give dicts, lists, strings, numbers and None; tensors belong into the tree.",
-                at=user_location(),
             )
         ) from None
 
@@ -243,20 +240,16 @@ def _write(
 
 def _folder(path: str | os.PathLike[str]) -> Path:
     if "://" in os.fspath(path):
-        raise ValueError(
-            report(
-                f"{os.fspath(path)!r} is no folder of a file system",
-                "mount it, or save to a local folder and copy that.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"{os.fspath(path)!r} is no folder of a file system",
+            "mount it, or save to a local folder and copy that.",
         )
     if runtime.process_count() > 1 and not distributed.is_initialized():
-        raise RuntimeError(
-            report(
-                "there are several processes, which must agree on who writes and reads what",
-                "call torch.distributed.init_process_group('gloo', init_method='xla://') first.",
-                at=user_location(),
-            )
+        fail(
+            RuntimeError,
+            "there are several processes, which must agree on who writes and reads what",
+            "call torch.distributed.init_process_group('gloo', init_method='xla://') first.",
         )
     return Path(path)
 
@@ -282,6 +275,5 @@ def _nothing_at(folder: Path) -> FileNotFoundError:
         report(
             f"there is no checkpoint at {folder}{note}",
             "give the folder that save_checkpoint was given.",
-            at=user_location(),
         )
     )

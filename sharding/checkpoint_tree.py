@@ -13,8 +13,7 @@ from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
-from xfunc.core.locations import user_location
-from xfunc.errors import PurityError, TreeMismatchError, report, shown
+from xfunc.errors import PurityError, TreeMismatchError, fail, shown
 from xfunc.sharding.mesh import Mesh, check_devices
 from xfunc.sharding.parts import Target, target_of
 from xfunc.sharding.spec import check_shape, resolve_sharding
@@ -50,12 +49,10 @@ def leaves_of(x: Any, label: str) -> list[Leaf]:
         leaf = Leaf(keys, accessor.codify(label), value)
         other = found.setdefault(leaf.name, leaf)
         if other is not leaf:
-            raise ValueError(
-                report(
-                    f"{other.path} and {leaf.path} would both be called {leaf.name!r} in the files",
-                    "use other keys.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{other.path} and {leaf.path} would both be called {leaf.name!r} in the files",
+                "use other keys.",
             )
     return [*found.values()]
 
@@ -71,17 +68,15 @@ def tensor_of(leaf: Leaf, name: str) -> torch.Tensor:
     x = leaf.value
     if type(x) is int and not -(2**63) <= x < 2**63:
         problem = f"{leaf.path} is {shown(x)}, which does not fit into 64 bits"
-        raise ValueError(report(problem, "save a smaller number.", at=user_location()))
+        fail(ValueError, problem, "save a smaller number.")
     if type(x) in _NUMBERS:
         return torch.tensor(x, dtype=_NUMBERS[type(x)])
     if not isinstance(x, torch.Tensor):
-        raise TypeError(
-            report(
-                f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which cannot be saved",
-                "save tensors and Python numbers: make a tensor of an array (torch.from_numpy), "
-                "make a dataclass a node (xf.tree.register_dataclass), leave out the rest.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which cannot be saved",
+            "save tensors and Python numbers: make a tensor of an array (torch.from_numpy), "
+            "make a dataclass a node (xf.tree.register_dataclass), leave out the rest.",
         )
     check_array(x, name, leaf.path)
     return x
@@ -96,12 +91,10 @@ def target_for(leaf: Leaf) -> Target:
         check_array(x, "load_checkpoint", leaf.path)
         return target_of(x)
     if not isinstance(x, ShapeDtypeStruct):
-        raise TypeError(
-            report(
-                f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which says no shape and dtype",
-                "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which says no shape and dtype",
+            "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
         )
     check_array(x, "load_checkpoint", leaf.path)
     if x.sharding is None:
@@ -123,12 +116,10 @@ def check_outside(name: str, x: Any) -> None:
     """Raise inside of a traced function."""
     wrapped = any(isinstance(t, torch.Tensor) and functorch.is_wrapped(t) for t in tree.leaves(x))
     if tracing.current() is not None or wrapped:
-        raise PurityError(
-            report(
-                f"{name} was called inside a function that is traced or transformed",
-                "return the values, and call it outside.",
-                at=user_location(),
-            )
+        fail(
+            PurityError,
+            f"{name} was called inside a function that is traced or transformed",
+            "return the values, and call it outside.",
         )
 
 
@@ -145,11 +136,9 @@ def check_fits(
             if kept != want:
                 lines.append(f"  {leaf.path}: {kept} in the checkpoint, {want} in the target")
     if lines:
-        raise TreeMismatchError(
-            report(
-                "\n".join(["the checkpoint does not fit the target:", *lines]),
-                "give a target with the paths, shapes and dtypes of what was saved, and convert "
-                "the result.",
-                at=user_location(),
-            )
+        fail(
+            TreeMismatchError,
+            "\n".join(["the checkpoint does not fit the target:", *lines]),
+            "give a target with the paths, shapes and dtypes of what was saved, and convert "
+            "the result.",
         )

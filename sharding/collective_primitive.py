@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.core.avals import Aval, hlo_shape
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report
+from xfunc.errors import ShardingError, fail
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd import collectives as hlo
 from xfunc.program.bind import bind, zeros
@@ -115,14 +114,12 @@ class Collective:
     def batched(self, n: int) -> tuple[Collective, int, int]:
         """The primitive of a batch, and where the batch is before and after."""
         if shared := set(axes_of(n)) & set(self.axes):
-            raise ShardingError(
-                report(
-                    f"{self.name} is along {min(shared)!r}, which divides the examples of a vmap "
-                    "(spmd_axis_name) around the shard_map",
-                    "name another axis; give the vmap an axis_name, and communicate along that, "
-                    "where examples are to communicate.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{self.name} is along {min(shared)!r}, which divides the examples of a vmap "
+                "(spmd_axis_name) around the shard_map",
+                "name another axis; give the vmap an axis_name, and communicate along that, "
+                "where examples are to communicate.",
             )
         before = 1 if self.kind in ("psum_scatter", "all_to_all") else 0
         after = 1 if self.kind in ("all_gather", "all_to_all") else 0

@@ -12,14 +12,13 @@ makes of a gradient which is taken in a function of one device: see `shard_map`,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, short
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
 from xfunc.sharding.axes import Axes, axes_of
 from xfunc.stages.checks import arrays, as_tensors, labels_in
@@ -77,7 +76,8 @@ def all_gather(
     Source: ``jax.lax.all_gather``.
     """
     if to not in ("varying", "invarying"):
-        _refuse(
+        fail(
+            ShardingError,
             f"all_gather was given to={to!r}",
             "give 'varying' or 'invarying'; a value is one or the other along an axis.",
         )
@@ -118,7 +118,8 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     Source: ``jax.lax.pcast``.
     """
     if to != "varying":
-        _refuse(
+        fail(
+            ShardingError,
             f"pcast was given to={to!r}",
             "give to='varying'. What varies comes to be the same for all devices by a collective, "
             "such as xf.psum or xf.pmean.",
@@ -242,7 +243,11 @@ def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor],
         if type(t) in NUMBERS:
             return t
         if t.dtype.is_complex:
-            _refuse(f"{name} was given {short(t)}: complex numbers have no order", "take t.abs().")
+            fail(
+                ShardingError,
+                f"{name} was given {short(t)}: complex numbers have no order",
+                "take t.abs().",
+            )
         return turned(axes.combine("pmax", turned(t)))
 
     return _each(name, one, x, numbers=True)
@@ -261,7 +266,8 @@ def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -
 def _dimension(name: str, what: str, d: Any, t: Tensor, extra: bool = False) -> int:
     ndim = t.ndim + extra
     if type(d) is not int or not -ndim <= d < ndim:
-        _refuse(
+        fail(
+            ShardingError,
             f"{name} has {what}={d!r} for {short(t)}",
             f"give an axis that {'the result' if extra else 'the array'} has.",
         )
@@ -273,7 +279,8 @@ def _check_parts(name: str, what: str, d: int, t: Tensor, n: int, tiled: bool) -
     if size == n or (tiled and size % n == 0):
         return
     wanted = f"a multiple of {n}" if tiled else str(n)
-    _refuse(
+    fail(
+        ShardingError,
         f"{name}: {what} {d} of {short(t)} is {size}, which is not {wanted}, the number of devices",
         "pad it." if tiled else "reshape it to that, or concatenate with tiled=True.",
     )
@@ -291,7 +298,8 @@ def _pairs(perm: Any, n: int) -> tuple[tuple[int, int], ...]:
         if problem is None and len({p[k] for p in pairs}) < len(pairs):
             problem = f"a {what} occurs twice"
     if problem is not None:
-        _refuse(
+        fail(
+            ShardingError,
             f"ppermute has perm={shown(perm)}: {problem}",
             "give pairs (source, target) of places, each one a source and a target once at most: "
             "[(i, (i + 1) % n) for i in range(n)].",
@@ -309,7 +317,3 @@ def _merged(rows: Tensor, d: int) -> Tensor:
     shape = [*rows.shape[1:]]
     shape[d] *= rows.shape[0]
     return rows.movedim(0, d).reshape(shape)
-
-
-def _refuse(problem: str, repair: str) -> NoReturn:
-    raise ShardingError(report(problem, repair, at=user_location()))

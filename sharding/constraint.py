@@ -15,8 +15,7 @@ from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import constrain
 from xfunc.program.annotation import Annotation
@@ -97,12 +96,10 @@ def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
     found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
     check_shape(found, tuple(x.shape), what)
     if ambient.region() is not None and not is_eager():
-        raise ShardingError(
-            report(
-                f"{what} is divided inside of a shard_map, where it is what one device holds",
-                "divide it by in_specs and out_specs of the shard_map, or outside of it.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"{what} is divided inside of a shard_map, where it is what one device holds",
+            "divide it by in_specs and out_specs of the shard_map, or outside of it.",
         )
     return found
 
@@ -136,12 +133,10 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     if tracing.current() is not None or is_eager() or functorch.levels():
         return with_sharding_constraint(t, sharding)
     if PartitionSpec.UNCONSTRAINED in tuple(sharding.spec):
-        raise ShardingError(
-            report(
-                f"device_put was given {sharding.spec!r} for {path}",
-                "say how each dimension is divided: P.UNCONSTRAINED is for constraints.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"device_put was given {sharding.spec!r} for {path}",
+            "say how each dimension is divided: P.UNCONSTRAINED is for constraints.",
         )
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)
@@ -150,12 +145,10 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
 
 def _tensor(leaf: Any, path: str) -> torch.Tensor:
     if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
-        raise TypeError(
-            report(
-                f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
-                "pass tensors, NumPy arrays and Python numbers.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
+            "pass tensors, NumPy arrays and Python numbers.",
         )
     t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
     values.check_array(t, "device_put", path)

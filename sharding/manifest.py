@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xfunc.core.locations import user_location
 from xfunc.errors import DamagedCheckpointError, report
 
 MANIFEST, EXTRA = "manifest.json", "extra.json"
@@ -128,7 +127,6 @@ def damaged(folder: Path, name: str, what: str) -> DamagedCheckpointError:
         report(
             f"the checkpoint at {folder} is damaged: {f'{name} {what}'.lstrip()}",
             "use an older checkpoint, or a copy of this one.",
-            at=user_location(),
         ),
         folder / name,
     )

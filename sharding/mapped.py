@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report
+from xfunc.errors import ShardingError, fail
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.spec import Entry, PartitionSpec
 from xfunc.torchlib.batching import axes_of
@@ -41,23 +40,21 @@ def mapped_axes(
     for a in asked:
         if a not in mesh.shape:
             problem = f"{mesh!r} has no such axis"
-            repair = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
+            hint = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
         elif a not in axes:
             continue
         elif a in taken:
             problem = f"the axis {a!r} divides single examples there"
-            repair = "let each axis divide the batch, or the examples."
+            hint = "let each axis divide the batch, or the examples."
         elif n % size:
             problem = f"there are {n} examples, no multiple of {size}"
-            repair = "pad the batch, or divide it over fewer devices."
+            hint = "pad the batch, or divide it over fewer devices."
         else:
             continue
-        raise ShardingError(
-            report(
-                f"{what} is in a vmap with spmd_axis_name={_shown(asked)}, and {problem}",
-                repair,
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"{what} is in a vmap with spmd_axis_name={_shown(asked)}, and {problem}",
+            hint,
         )
     return axes
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from xfunc.backends.torch_xla import runtime
 from xfunc.core import ambient
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo.spmd.tiles import Order
 
 
@@ -76,13 +75,11 @@ class AbstractMesh:
         elif len(sizes) != len(names):
             problem = f"it has {len(sizes)} axis sizes and {len(names)} axis names"
         if problem is not None:
-            raise ShardingError(
-                report(
-                    f"{type(self).__name__}: {problem}",
-                    "give one size and one name for each axis: AbstractMesh((4, 2), ('data', "
-                    "'tensor')).",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{type(self).__name__}: {problem}",
+                "give one size and one name for each axis: AbstractMesh((4, 2), ('data', "
+                "'tensor')).",
             )
         self._sizes, self._names = tuple(int(s) for s in sizes), names
         self._layout: Layout = _layout or Layout.plain(self._sizes)
@@ -181,12 +178,10 @@ class Mesh(AbstractMesh):
     ):
         ids = np.asarray(devices)
         if ids.dtype.kind not in "iu":
-            raise ShardingError(
-                report(
-                    f"Mesh was given {shown(devices)}, which is no array of device numbers",
-                    "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"Mesh was given {shown(devices)}, which is no array of device numbers",
+                "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
             )
         order = Order.listing(ids.ravel())
         plain = Layout.plain(ids.shape)
@@ -212,14 +207,12 @@ def check_devices(mesh: AbstractMesh) -> None:
         problem = f"has {mesh.size} devices of {count}, and XLA runs a program on all of them"
     else:
         problem = f"has devices that are not those from 0 to {count - 1}, each one once"
-    raise ShardingError(
-        report(
-            f"{mesh!r} {problem}",
-            "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
-            "before the start makes n devices; to lower for devices that are not here, use "
-            "xf.sharding.AbstractMesh.",
-            at=user_location(),
-        )
+    fail(
+        ShardingError,
+        f"{mesh!r} {problem}",
+        "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
+        "before the start makes n devices; to lower for devices that are not here, use "
+        "xf.sharding.AbstractMesh.",
     )
 
 
@@ -252,12 +245,10 @@ def make_mesh(
     if devices is not None:
         ids = np.asarray(devices).ravel()
         if len(ids) != len(order):
-            raise ShardingError(
-                report(
-                    f"make_mesh was given {len(ids)} devices for {abstract!r}",
-                    f"pass {len(order)} devices, or change the sizes.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"make_mesh was given {len(ids)} devices for {abstract!r}",
+                f"pass {len(order)} devices, or change the sizes.",
             )
         layout, order = None, ids[order]
     if abstract.size != runtime.device_count():
@@ -278,13 +269,10 @@ def abstract_mesh(
     for name, n in dcn_axes.items():
         if name not in mesh.shape or n < 1 or mesh.shape[name] % n:
             found = "no such axis" if name not in mesh.shape else f"of size {mesh.shape[name]}"
-            raise ShardingError(
-                report(
-                    f"dcn_axes says that axis {name!r} ({found}) of {mesh!r} extends over {n} "
-                    "slices",
-                    "name axes of the mesh, and divide their sizes.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"dcn_axes says that axis {name!r} ({found}) of {mesh!r} extends over {n} slices",
+                "name axes of the mesh, and divide their sizes.",
             )
     slow = [dcn_axes.get(n, 1) for n in mesh.axis_names]
     fast = [s // d for s, d in zip(mesh.axis_sizes, slow, strict=True)]
@@ -303,13 +291,7 @@ def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
     Source: ``jax.sharding.use_mesh``.
     """
     if not isinstance(mesh, AbstractMesh):
-        raise ShardingError(
-            report(
-                f"use_mesh was given {shown(mesh)}",
-                "pass a Mesh or an AbstractMesh.",
-                at=user_location(),
-            )
-        )
+        fail(ShardingError, f"use_mesh was given {shown(mesh)}", "pass a Mesh or an AbstractMesh.")
     before = ambient.set_mesh(mesh)
     try:
         yield mesh

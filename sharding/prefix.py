@@ -7,8 +7,7 @@ from typing import Any
 import optree
 
 from xfunc import tree
-from xfunc.core.locations import user_location
-from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 
 
@@ -57,13 +56,11 @@ def _walk(prefix: Any, x: Any, what: str, path: str, found: list[Any]) -> None:
     if optree.treespec_is_leaf(structure):
         resolve_sharding(prefix, f"{what} of {path}")  # Raises: it is no sharding.
     if structure != other:
-        raise TreeMismatchError(
-            report(
-                f"{what} is no prefix of the tree it is for: at {path} it is {shown(prefix)}, and "
-                f"the tree has {_kind(x)}",
-                "give one sharding for a whole subtree, or a tree of the same structure.",
-                at=user_location(),
-            )
+        fail(
+            TreeMismatchError,
+            f"{what} is no prefix of the tree it is for: at {path} it is {shown(prefix)}, and "
+            f"the tree has {_kind(x)}",
+            "give one sharding for a whole subtree, or a tree of the same structure.",
         )
     for accessor, p, y in zip(structure.accessors(), mine, theirs, strict=True):
         _walk(p, y, what, accessor.codify(path), found)

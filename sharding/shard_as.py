@@ -7,8 +7,7 @@ from typing import Any
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import aval_of, short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report
+from xfunc.errors import ShardingError, fail
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
 from xfunc.stages.checks import arrays, as_tensors
@@ -33,12 +32,10 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     """
     a, b = arrays(as_tensors([a, b]), "shard_as", ["argument a", "argument b"])
     if a.shape != b.shape:
-        raise ShardingError(
-            report(
-                f"shard_as was given {short(a)} and {short(b)}",
-                "tie values of the same shape; reshape one of them first.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"shard_as was given {short(a)} and {short(b)}",
+            "tie values of the same shape; reshape one of them first.",
         )
     if is_eager():
         return a, b

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import short
 from xfunc.core.eager import disable_jit, is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
@@ -85,21 +85,17 @@ def shard_map(
             check_rep=check_rep,
         )
     if check_rep and not check_vma:
-        raise TypeError(
-            report(
-                f"shard_map of {function_name(f)} was given check_vma=False and check_rep=True",
-                "give check_vma alone: check_rep is its older name.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"shard_map of {function_name(f)} was given check_vma=False and check_rep=True",
+            "give check_vma alone: check_rep is its older name.",
         )
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         if specs is _NO_SPECS:
-            raise TypeError(
-                report(
-                    f"shard_map of {function_name(f)} was given no {name}",
-                    f"pass {name}=P('x'), or a tuple with a PartitionSpec for each one.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"shard_map of {function_name(f)} was given no {name}",
+                f"pass {name}=P('x'), or a tuple with a PartitionSpec for each one.",
             )
     checks = check_vma and check_rep is not False
     return ShardMapped(f, mesh, in_specs, out_specs, axis_names, checks)
@@ -139,12 +135,10 @@ class ShardMapped(Transform):
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         name = f"shard_map of {function_name(self.fun)}"
         if kwargs:
-            raise TypeError(
-                report(
-                    f"{name} was given the keyword arguments {', '.join(kwargs)}",
-                    "pass them by position: in_specs has an entry for each argument.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} was given the keyword arguments {', '.join(kwargs)}",
+                "pass them by position: in_specs has an entry for each argument.",
             )
         region = self._region(name)
         args = as_tensors(args)
@@ -181,13 +175,15 @@ class ShardMapped(Transform):
         around = () if outer is None else outer.axes
         mesh = self._mesh if self._mesh is not None else ambient.mesh() or (outer and outer.mesh)
         if not isinstance(mesh, AbstractMesh):
-            _refuse(
+            fail(
+                ShardingError,
                 f"{name}: " + ("no mesh is in use" if mesh is None else f"mesh is {shown(mesh)}"),
                 "pass mesh=xf.make_mesh((4, 2), ('x', 'y')), or call it in a block of `with "
                 "xf.use_mesh(mesh):`.",
             )
         if outer is not None and outer.mesh != mesh:
-            _refuse(
+            fail(
+                ShardingError,
                 f"{name} is on {mesh!r}, inside of a shard_map on {outer.mesh!r}",
                 "nest shard_maps on one mesh only.",
             )
@@ -195,14 +191,20 @@ class ShardMapped(Transform):
         for n in own:
             if n not in mesh.shape:
                 axes = ", ".join(map(repr, mesh.axis_names))
-                _refuse(f"{name}: axis_names has {n!r}, no axis of {mesh!r}", f"its axes: {axes}.")
+                fail(
+                    ShardingError,
+                    f"{name}: axis_names has {n!r}, no axis of {mesh!r}",
+                    f"its axes: {axes}.",
+                )
             if n in {a.name for a in ambient.named_axes()}:
-                _refuse(
+                fail(
+                    ShardingError,
                     f"{name} is manual over {n!r}, and inside of a vmap over an axis of that name",
                     "give the axis of the vmap another name.",
                 )
             if n in around:
-                _refuse(
+                fail(
+                    ShardingError,
                     f"{name} is inside of a shard_map that is manual over {n!r} already",
                     "call the function itself: there each device has its own part; or give both "
                     "shard_maps axis_names that do not overlap.",
@@ -236,7 +238,8 @@ class ShardMapped(Transform):
         for spec, axes, label in zip(specs, differ, labels, strict=False):
             bad = [n for n in region.missing(spec) if n in axes]
             if bad:
-                _refuse(
+                fail(
+                    ShardingError,
                     f"{name}: {label} has the spec {spec!r}, which does not name {bad[0]!r}, and "
                     "may differ between the devices along that axis",
                     f"name {bad[0]!r} in out_specs, make it the same with a collective such as "
@@ -256,7 +259,8 @@ def _spec(given: Any, x: Any, label: str, region: Region, name: str) -> Partitio
 def _out_spec(given: Any, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
     spec = _checked(given, label, region, name)
     if len(spec) > len(x.shape):
-        _refuse(
+        fail(
+            ShardingError,
             f"{name}{label} is {short(x)} on each device, and its spec {spec!r} is for "
             f"{len(spec)} dimensions",
             "give a spec with at most one entry for each dimension, or return x[None] to stack "
@@ -270,9 +274,10 @@ def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec
     if isinstance(given, NamedSharding) and given.mesh == region.mesh:
         given = given.spec
     if not isinstance(given, PartitionSpec):
-        _refuse(what, "give a PartitionSpec; P() for what is not divided.")
+        fail(ShardingError, what, "give a PartitionSpec; P() for what is not divided.")
     if any(e is PartitionSpec.UNCONSTRAINED for e in given):
-        _refuse(
+        fail(
+            ShardingError,
             f"{what}: devices cannot have parts of an unknown size",
             "name axes, or None for a dimension that is not divided.",
         )
@@ -280,16 +285,21 @@ def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec
     for n in named:
         if n not in region.mesh.shape:
             axes = ", ".join(map(repr, region.mesh.axis_names))
-            _refuse(f"{what}, and {region.mesh!r} has no axis {n!r}", f"its axes are {axes}.")
+            fail(
+                ShardingError,
+                f"{what}, and {region.mesh!r} has no axis {n!r}",
+                f"its axes are {axes}.",
+            )
         if n not in region.own:
-            _refuse(
+            fail(
+                ShardingError,
                 f"{what}, and the shard_map is not manual over {n!r}",
                 f"leave {n!r} out, or add it to axis_names.",
             )
         if named.count(n) > 1:
-            _refuse(f"{what}, where {n!r} occurs twice", "let each axis divide one dimension only.")
+            fail(
+                ShardingError,
+                f"{what}, where {n!r} occurs twice",
+                "let each axis divide one dimension only.",
+            )
     return PartitionSpec(*given.entries)
-
-
-def _refuse(problem: str, repair: str) -> NoReturn:
-    raise ShardingError(report(problem, repair, at=user_location()))

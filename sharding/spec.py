@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xfunc.core import ambient
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo.spmd.tiles import Tiles, whole
 from xfunc.sharding.mesh import AbstractMesh, Mesh
 
@@ -91,12 +90,10 @@ def _entry(x: Any) -> Entry:
     if isinstance(x, (tuple, list)) and all(isinstance(n, str) for n in x):
         names = tuple(x)
         return None if not names else names[0] if len(names) == 1 else names
-    raise ShardingError(
-        report(
-            f"PartitionSpec was given {shown(x)} for a dimension",
-            "give the name of a mesh axis, a tuple of names, or None.",
-            at=user_location(),
-        )
+    fail(
+        ShardingError,
+        f"PartitionSpec was given {shown(x)} for a dimension",
+        "give the name of a mesh axis, a tuple of names, or None.",
     )
 
 
@@ -122,20 +119,16 @@ class NamedSharding:
 
     def __init__(self, mesh: AbstractMesh, spec: PartitionSpec | Sequence[Any]):
         if not isinstance(mesh, AbstractMesh):
-            raise ShardingError(
-                report(
-                    f"NamedSharding was given {shown(mesh)} as mesh",
-                    "pass a Mesh or an AbstractMesh, then a PartitionSpec.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"NamedSharding was given {shown(mesh)} as mesh",
+                "pass a Mesh or an AbstractMesh, then a PartitionSpec.",
             )
         if isinstance(spec, str) or not isinstance(spec, (tuple, list)):
-            raise ShardingError(
-                report(
-                    f"NamedSharding was given {shown(spec)} as spec",
-                    "pass a PartitionSpec: NamedSharding(mesh, P('data', None)).",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"NamedSharding was given {shown(spec)} as spec",
+                "pass a PartitionSpec: NamedSharding(mesh, P('data', None)).",
             )
         self.mesh = mesh
         self.spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
@@ -146,14 +139,14 @@ class NamedSharding:
             for n in names:
                 if n not in mesh.shape:
                     problem = f"{mesh!r} has no axis {n!r}"
-                    repair = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
+                    hint = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
                 elif n in seen:
                     problem = f"the axis {n!r} occurs twice"
-                    repair = "let each axis divide one dimension only."
+                    hint = "let each axis divide one dimension only."
                 else:
                     seen.add(n)
                     continue
-                raise ShardingError(report(f"{self.spec!r}: {problem}", repair, at=user_location()))
+                fail(ShardingError, f"{self.spec!r}: {problem}", hint)
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -216,24 +209,20 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
     """Raise unless arrays of this shape can be divided so; `what` names the array."""
     spec = sharding.spec
     if len(spec.entries) > len(shape):
-        raise ShardingError(
-            report(
-                f"{what} has {len(shape)} dimensions {shape}, and {spec!r} is for {len(spec)}",
-                "give a spec with at most one entry for each dimension.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"{what} has {len(shape)} dimensions {shape}, and {spec!r} is for {len(spec)}",
+            "give a spec with at most one entry for each dimension.",
         )
     for d, names in enumerate(spec.axes[: len(shape)]):
         size = math.prod(sharding.mesh.shape[n] for n in names)
         if shape[d] % size:
             axes = " x ".join(f"{n}={sharding.mesh.shape[n]}" for n in names)
-            raise ShardingError(
-                report(
-                    f"{what} of shape {shape} cannot be divided as {spec!r} says: its dimension "
-                    f"{d} is {shape[d]}, which is no multiple of {size} ({axes})",
-                    "pad or change that dimension, or divide it over fewer devices.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{what} of shape {shape} cannot be divided as {spec!r} says: its dimension "
+                f"{d} is {shape[d]}, which is no multiple of {size} ({axes})",
+                "pad or change that dimension, or divide it over fewer devices.",
             )
 
 
@@ -244,21 +233,17 @@ def resolve_sharding(x: Any, what: str) -> NamedSharding:
     if isinstance(x, PartitionSpec):
         mesh = ambient.mesh()
         if mesh is None:
-            raise ShardingError(
-                report(
-                    f"{what} is {x!r}, and no mesh is in use",
-                    "pass NamedSharding(mesh, spec), or call in a block of "
-                    "`with xf.sharding.use_mesh(mesh):`.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{what} is {x!r}, and no mesh is in use",
+                "pass NamedSharding(mesh, spec), or call in a block of "
+                "`with xf.sharding.use_mesh(mesh):`.",
             )
         return NamedSharding(mesh, x)
-    raise ShardingError(
-        report(
-            f"{what} is {shown(x)} (a {type(x).__name__}), which is no sharding",
-            "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
-            at=user_location(),
-        )
+    fail(
+        ShardingError,
+        f"{what} is {shown(x)} (a {type(x).__name__}), which is no sharding",
+        "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
     )
 
 

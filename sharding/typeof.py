@@ -10,8 +10,7 @@ from typing import Any
 
 from xfunc.core import ambient
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo.spmd.vma import types
 from xfunc.program import vma
 from xfunc.program.bind import Tensor
@@ -51,13 +50,7 @@ def typeof(x: Any) -> ArrayType:
     if isinstance(x, ShapeDtypeStruct):
         return ArrayType(x.shape, x.dtype, x.sharding)
     if not isinstance(x, Tensor):
-        raise TypeError(
-            report(
-                f"typeof was given a {type(x).__name__}",
-                "pass a tensor or a number.",
-                at=user_location(),
-            )
-        )
+        fail(TypeError, f"typeof was given a {type(x).__name__}", "pass a tensor or a number.")
     axes = _varying(x) if vma.checked() else frozenset[str]()
     return ArrayType(tuple(x.shape), x.dtype, vma=axes)
 
@@ -91,15 +84,13 @@ def _varying(x: Tensor) -> frozenset[str]:
         lowering = lower("typeof", raw, [aval_of(t) for t in raw], [value])
     used = [i for i in lowering.inputs if i < len(raw)]
     if used and (here is not trace or region.axes != region.own):
-        raise UnsupportedOpError(
-            report(
-                f"typeof was asked how a value ({short(x)}) varies in a function that is traced by "
-                "itself: a body of a loop, a branch, a jitted function, a rule, or a shard_map in "
-                "another one",
-                "call typeof in the function given to shard_map itself, outside of that; loops and "
-                "branches come to vary by themselves.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"typeof was asked how a value ({short(x)}) varies in a function that is traced by "
+            "itself: a body of a loop, a branch, a jitted function, a rule, or a shard_map in "
+            "another one",
+            "call typeof in the function given to shard_map itself, outside of that; loops and "
+            "branches come to vary by themselves.",
         )
     every = frozenset(n for n in vma.checked() if region.mesh.shape[n] > 1)
     inputs = [every & known[i] if i < len(known) else frozenset() for i in lowering.inputs]

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from xfunc.core.avals import ShapeDtypeStruct, short
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.arrays import sharding_of
 from xfunc.sharding.spec import NamedSharding, check_shape, resolve_sharding
 
@@ -65,21 +64,17 @@ def visualize_sharding(x: Any, sharding: Any = None) -> Picture:
 def _of_tensor(x: Any) -> NamedSharding:
     """The sharding of a tensor."""
     if not isinstance(x, torch.Tensor):
-        raise ShardingError(
-            report(
-                f"visualize_sharding was given {shown(x)} and no sharding",
-                "pass a tensor on the devices, or a shape and a sharding.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"visualize_sharding was given {shown(x)} and no sharding",
+            "pass a tensor on the devices, or a shape and a sharding.",
         )
     found = None if x.device.type == "cpu" else sharding_of(x)
     if found is None:
-        raise ShardingError(
-            report(
-                f"visualize_sharding was given {short(x)}, which lies on no mesh",
-                "put it on one: xf.device_put(x, NamedSharding(mesh, spec)).",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"visualize_sharding was given {short(x)}, which lies on no mesh",
+            "put it on one: xf.device_put(x, NamedSharding(mesh, spec)).",
         )
     return found
 
@@ -91,12 +86,10 @@ def _shape(x: Any) -> tuple[int, ...]:
         isinstance(n, (int, np.integer)) and n >= 0 for n in given
     ):
         return tuple(map(int, given))
-    raise ShardingError(
-        report(
-            f"visualize_sharding was given {shown(x)} as shape",
-            "pass a tuple of sizes, a tensor or a ShapeDtypeStruct.",
-            at=user_location(),
-        )
+    fail(
+        ShardingError,
+        f"visualize_sharding was given {shown(x)} as shape",
+        "pass a tuple of sizes, a tensor or a ShapeDtypeStruct.",
     )
 
 

@@ -168,10 +168,10 @@ def test_out_of_memory(cache, monkeypatch):
     assert 31 * 2**30 < limit < 32 * 2**30 < required
     problem, largest = str(caught.value).split("\n  The largest buffers of a chip:\n")
     assert "Largest program allocations" not in problem
-    buffers, _, repair = largest.rpartition("\n  at ")
+    buffers, _, hint = largest.rpartition("\n  at ")
     assert re.search(rf"GiB temporary bf16\[.*\] .* at {re.escape(__file__)}:\d+", buffers)
     assert "8.0 GiB argument bf16[64,8192,8192] weights" in buffers
-    assert "Repair: use a smaller batch" in repair
+    assert "Hint: use a smaller batch" in hint
     monkeypatch.delattr(client, "_run")  # That it does not fit is known from now on.
     with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as again:
         large.compile(target="tpu:v6e-1")
@@ -226,9 +226,7 @@ def test_topologies_that_libtpu_does_not_know(target, says):
 
 
 def test_a_mesh_of_another_size(lowered):
-    says = (
-        r"step was traced for a mesh of 4 devices, and v6e:4x4 has 16(.|\n)*Repair: make the mesh"
-    )
+    says = r"step was traced for a mesh of 4 devices, and v6e:4x4 has 16(.|\n)*Hint: make the mesh"
     with pytest.raises(ShardingError, match=says):
         lowered.compile(target="tpu:v6e-16")
 

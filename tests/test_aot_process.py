@@ -97,7 +97,7 @@ def test_memory_of_a_chip():
 
 
 @pytest.mark.parametrize(
-    ("target", "repair"),
+    ("target", "hint"),
     [
         ("v6e-7", r"use one of v6e-1, v6e-4, .*, v6e-256, or give a grid: v6e:2x2"),
         ("v5p-9", r"use one of v5p-8, .*, v5p-12288, or give a grid: v5p:2x2x1"),
@@ -107,10 +107,8 @@ def test_memory_of_a_chip():
         (256, "name a TPU"),
     ],
 )
-def test_targets_that_are_none(target, repair):
-    with pytest.raises(
-        ValueError, match=rf"unknown target '?{target}'?\n  at .*\nRepair: .*{repair}"
-    ):
+def test_targets_that_are_none(target, hint):
+    with pytest.raises(ValueError, match=rf"unknown target '?{target}'?\n  at .*\nHint: .*{hint}"):
         topology_of(target)
 
 
@@ -199,7 +197,7 @@ def test_keys_differ():
             "import os; os.abort()",
             r"by SIGABRT while compiling step; its last words:\n  \| \(none\)",
         ),
-        ("import os; os.kill(os.getpid(), 9)", r"by SIGKILL(.|\n)*Repair: .*after SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", r"by SIGKILL(.|\n)*Hint: .*after SIGKILL"),
         ("import os; os.kill(os.getpid(), 11)", r"by SIGSEGV"),
         ("import no_such_package", r"with status 1(.|\n)*ModuleNotFoundError: .*no_such_package"),
         ("pass", r"with status 0"),
@@ -284,7 +282,7 @@ def test_the_worker_starts_without_torch():
 )
 def test_packages_that_are_missing(needed, says, monkeypatch):
     monkeypatch.setattr(client, "_NEEDED", needed)
-    with pytest.raises(CompileError, match=rf"{says}\n  at .*\nRepair: pip install 'xfunc\[aot\]'"):
+    with pytest.raises(CompileError, match=rf"{says}\n  at .*\nHint: pip install 'xfunc\[aot\]'"):
         compile_it()
 
 

@@ -83,7 +83,7 @@ def test_the_message_names_operation_line_and_bounds() -> None:
     assert "Tensor.__getitem__ was given the index 3, which is out of bounds" in text
     assert "dimension 0 of float32[3] has 3" in text
     assert "test_bounds.py" in text
-    assert text.endswith("Repair: give indices from -3 to 2.")
+    assert text.endswith("Hint: give indices from -3 to 2.")
 
 
 def test_an_index_changed_in_place_is_not_known_any_more() -> None:

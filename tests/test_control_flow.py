@@ -102,7 +102,7 @@ class TestCond:
         with pytest.raises(
             xf.errors.TreeMismatchError,
             match=r"(?s)the results of .* differ:\n  result\['a'\]: float64\[3\] instead of "
-            r"float64\[\]\n.*test_control_flow\.py.*Repair: return the same",
+            r"float64\[\]\n.*test_control_flow\.py.*Hint: return the same",
         ):
             xf.cond(True, lambda x: {"a": x}, lambda x: {"a": x.sum()}, X)
 
@@ -195,7 +195,7 @@ class TestWhileLoop:
 
         with pytest.raises(
             xf.errors.UnsupportedOpError,
-            match=r"(?s)through while_loop of .*test_control_flow\.py.*Repair: use xf\.scan",
+            match=r"(?s)through while_loop of .*test_control_flow\.py.*Hint: use xf\.scan",
         ):
             xf.grad(lambda x: loop(x).sum())(X)
         got = xf.grad(lambda x: (xf.stop_gradient(loop(x)) * x).sum())(X)
@@ -210,7 +210,7 @@ class TestWhileLoop:
             xf.while_loop(lambda x: x, lambda x: x, X)
         with pytest.raises(
             xf.errors.TreeMismatchError,
-            match=r"(?s)value\[1\]: float32\[\] instead of int64\[\].*Repair: return a value",
+            match=r"(?s)value\[1\]: float32\[\] instead of int64\[\].*Hint: return a value",
         ):
             xf.while_loop(lambda s: s[1] < 3, lambda s: (s[0], 1.5), (X, 0))
 

@@ -171,7 +171,7 @@ def test_no_callbacks_where_values_cannot_be_brought_out(fun):
         xf.jit(lambda x: fun(log, x))(X)
     assert re.search(
         r"callback \(xf\.debug\) stands where (.|\n)*a branch, a while loop(.|\n)*"
-        r"test_debug\.py:\d+ in fun(.|\n)*Repair: return the value",
+        r"test_debug\.py:\d+ in fun(.|\n)*Hint: return the value",
         str(raised.value),
     )
     eagerly(lambda x: fun(log, x), X)

@@ -68,9 +68,9 @@ def test_every_class_has_examples() -> None:
     assert shown >= {*BUILTINS, "TypeError", "ValueError", "RuntimeError"}
 
 
-def test_every_message_ends_with_a_repair() -> None:
+def test_every_message_ends_with_a_hint() -> None:
     ours = [c.message for c in CASES if "what your own" not in c.what.lower()]
-    assert [m for m in ours if not m.splitlines()[-1].startswith("Repair: ")] == []
+    assert [m for m in ours if not m.splitlines()[-1].startswith("Hint: ")] == []
 
 
 def test_page_is_current() -> None:
@@ -107,10 +107,10 @@ def test_out_of_memory_in_the_words_of_xla(
     error = compile_error("train_step", message)
     assert isinstance(error, errors.OutOfMemoryError)
     assert (error.required_bytes, error.limit_bytes) == (required, limit)
-    problem, where, repair = str(error).rsplit("\n", 2)
+    problem, where, hint = str(error).rsplit("\n", 2)
     assert problem == f"train_step does not fit in memory: {message}"
     assert where.startswith(f"  at {__file__}:")
-    assert repair.startswith("Repair: use a smaller batch")
+    assert hint.startswith("Hint: use a smaller batch")
 
 
 def test_other_words_of_the_compiler() -> None:
@@ -197,12 +197,12 @@ def test_values_are_shown_on_one_line(value: object, text: str) -> None:
 
 def test_settings() -> None:
     here = re.escape(__file__)
-    with pytest.raises(ValueError, match=rf"set_platform was given 'gpu'\n  at {here}.*\nRepair:"):
+    with pytest.raises(ValueError, match=rf"set_platform was given 'gpu'\n  at {here}.*\nHint:"):
         xf.config.set_platform("gpu")
-    with pytest.raises(ValueError, match=rf"set_cpu_devices was given 0\n  at {here}.*\nRepair:"):
+    with pytest.raises(ValueError, match=rf"set_cpu_devices was given 0\n  at {here}.*\nHint:"):
         xf.config.set_cpu_devices(0)
     AFTER(torch.ones(2))
-    with pytest.raises(RuntimeError, match=rf"client had started\n  at {here}.*\nRepair:"):
+    with pytest.raises(RuntimeError, match=rf"client had started\n  at {here}.*\nHint:"):
         xf.config.set_cpu_devices(2)
 
 

@@ -82,7 +82,7 @@ def test_no_second_derivative():
 
 
 def test_no_vmap():
-    with pytest.raises(UnsupportedOpError, match=r"cannot be batched(.|\n)*Repair: use jax\.vmap"):
+    with pytest.raises(UnsupportedOpError, match=r"cannot be batched(.|\n)*Hint: use jax\.vmap"):
         xf.vmap(square)(X)
 
 
@@ -118,5 +118,5 @@ def test_a_module_that_is_not_there():
 def test_jax_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     foreign._lowered.cache_clear()
-    with pytest.raises(ImportError, match=r"not installed(.|\n)*Repair: pip install 'torch_xla\["):
+    with pytest.raises(ImportError, match=r"not installed(.|\n)*Hint: pip install 'torch_xla\["):
         xf.jit(square)(X)

@@ -597,7 +597,7 @@ class Lazy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "problem", "repair"),
+    ("make", "problem", "hint"),
     [
         (
             lambda: nn.Linear(2, 2, device="meta"),
@@ -626,15 +626,15 @@ class Lazy(nn.Module):
         ),
     ],
 )
-def test_modules_that_cannot_be_used(make: Any, problem: str, repair: str) -> None:
+def test_modules_that_cannot_be_used(make: Any, problem: str, hint: str) -> None:
     module = make()
-    with pytest.raises(xf.errors.UnsupportedOpError, match=problem + r"\n.*\nRepair: " + repair):
+    with pytest.raises(xf.errors.UnsupportedOpError, match=problem + r"\n.*\nHint: " + hint):
         xf.functional(module)
 
 
 def test_what_is_no_module() -> None:
     with pytest.raises(
-        TypeError, match=r"was given 3, which is no torch module\n.*\nRepair: pass an"
+        TypeError, match=r"was given 3, which is no torch module\n.*\nHint: pass an"
     ):
         xf.functional(3)  # pyright: ignore[reportArgumentType]
 
@@ -644,7 +644,7 @@ def test_other_names() -> None:
     with pytest.raises(
         xf.errors.TreeMismatchError,
         match=r"the parameters given to functional\(BatchNorm1d\) are not those of the module\n"
-        r"  missing: bias\n  unknown: b\n.*\nRepair: pass dicts with the names",
+        r"  missing: bias\n  unknown: b\n.*\nHint: pass dicts with the names",
     ):
         xf.jit(apply)({"weight": params["weight"], "b": params["bias"]}, buffers, rand(2, 2))
     with pytest.raises(xf.errors.TreeMismatchError, match=r"the parameters given"):
@@ -661,7 +661,7 @@ def test_an_output_that_is_no_array() -> None:
     apply, params, buffers = xf.functional(Net(2, 2))
     with pytest.raises(
         TypeError,
-        match=r"functional\(Net\) returned \{1, 2\} at output\['name'\][\s\S]*Repair: reg",
+        match=r"functional\(Net\) returned \{1, 2\} at output\['name'\][\s\S]*Hint: reg",
     ):
         xf.jit(apply)(params, buffers, rand(2, 2))
 

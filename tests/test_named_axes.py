@@ -197,7 +197,7 @@ X = torch.zeros(3, 4)
 def test_refused(f: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         xf.vmap(f, axis_name="k")(X)
-    assert "Repair: " in str(raised.value)
+    assert "Hint: " in str(raised.value)
     assert "test_named_axes.py" in str(raised.value)
 
 

@@ -71,7 +71,7 @@ def test_what_cannot_be_traced_is_refused_by_name(name):
     (found,) = examined(name, "jit", samples=1)
     assert found.status == "refused"
     assert REFUSED[name] in found.detail
-    assert "Repair: " in found.detail
+    assert "Hint: " in found.detail
 
 
 def square(n=3, *batch):

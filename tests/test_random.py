@@ -178,7 +178,7 @@ def test_truncation_stays_inside_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda k: xr.key(1.5), TypeError, r"key was given 1\.5 \(a float\)\n  at .*\nRepair: pas"),
+        (lambda k: xr.key(1.5), TypeError, r"key was given 1\.5 \(a float\)\n  at .*\nHint: pas"),
         (lambda k: xr.key(True), TypeError, r"key was given True \(a bool\)"),
         (lambda k: xr.key(torch.ones(2)), TypeError, r"key was given float32\[2\]"),
         (lambda k: xr.key(2**63), OverflowError, "has more than 64 bits"),

@@ -230,7 +230,7 @@ def test_attention_with_dropout_is_attention_where_nothing_drops(
 # -- what is refused ----------------------------------------------------------------------------
 
 RECURRENT = nn.LSTM(3, 3, 2, dropout=0.5)
-KEYED = r"Repair: draw with a key \(xf\.random\.uniform\(key, shape\) and the like\), or let this"
+KEYED = r"Hint: draw with a key \(xf\.random\.uniform\(key, shape\) and the like\), or let this"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_context_of_an_outer_trace_is_refused(inner: Any, outer: Any) -> None:
 
     match = (
         r"torch\.rand draws from a key of xf\.random\.implicit in a function that began to be "
-        r"traced after that.*\n  at .*\nRepair: open `with xf\.random\.implicit\(key\):` insi"
+        r"traced after that.*\n  at .*\nHint: open `with xf\.random\.implicit\(key\):` insi"
     )
     with pytest.raises(PurityError, match=match):
         outer(f)(torch.zeros(3), xr.key(0))

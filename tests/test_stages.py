@@ -210,7 +210,7 @@ def test_serialize():
 
 def test_targets_and_options():
     lowered = xf.jit(decorated).lower(SQUARE)
-    with pytest.raises(ValueError, match=r"unknown target 'abacus'(.|\n)*Repair: leave it out"):
+    with pytest.raises(ValueError, match=r"unknown target 'abacus'(.|\n)*Hint: leave it out"):
         lowered.compile("abacus")
     with pytest.raises(ValueError, match=r"no compiler options(.|\n)*XLA_FLAGS"):
         lowered.compile(compiler_options={"xla_fast": True})

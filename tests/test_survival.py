@@ -70,7 +70,7 @@ def assert_names_this_file(message: str) -> None:
     assert places, f"no line of the user's in: {message}"
     text = linecache.getline(__file__, int(places[0]))
     assert "lambda" in text or "# bad" in text, f"{message}\nnames the line: {text}"
-    assert "Repair: " in message
+    assert "Hint: " in message
 
 
 def vector() -> torch.Tensor:
@@ -786,7 +786,7 @@ def test_leak_is_found_and_harmless(name: str) -> None:
     try:
         with pytest.raises(LeakError, match="outlived") as caught:
             xf.jit(fun)(vector())
-        assert re.search(rf"{HERE}:\d+(.|\n)*Repair: ", str(caught.value))
+        assert re.search(rf"{HERE}:\d+(.|\n)*Hint: ", str(caught.value))
         torch_xla.sync()
         with pytest.raises((LeakError, RuntimeError), match=r"outlived|outside|traced"):
             use(_kept[-1])

@@ -137,7 +137,7 @@ def test_a_cache_is_refused_unless_torch_knows_its_class() -> None:
     with pytest.raises(
         TypeError,
         match=r"functional\(T5ForConditionalGeneration\) returned a EncoderDecoderCache at "
-        r"output.past_key_values[\s\S]*\nRepair: pass use_cache=False to the model",
+        r"output.past_key_values[\s\S]*\nHint: pass use_cache=False to the model",
     ):
         xf.jit(apply)(params, buffers, **TEXT)
 

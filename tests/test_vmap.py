@@ -155,7 +155,7 @@ def test_writing_into_what_the_function_did_not_make() -> None:
 
     with pytest.raises(xf.errors.PurityError, match=message) as error:
         xf.jit(into_what_is_outside)(X)
-    assert "Repair: compute a new tensor and return it, or write into a copy" in str(error.value)
+    assert "Hint: compute a new tensor and return it, or write into a copy" in str(error.value)
     with pytest.raises(xf.errors.PurityError, match=message):
         xf.vmap(lambda x, y: y.add_(x), in_axes=(0, None))(X, torch.zeros(3))
     captured = torch.zeros(3)

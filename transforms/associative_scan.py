@@ -8,8 +8,8 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, report
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, fail
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
 from xfunc.stages.transformed import Transform
 
@@ -51,24 +51,20 @@ class AssociativeScan(Transform):
         leaves = arrays(leaves, name, labels)
         for x, label in zip(leaves, labels, strict=True):
             if type(self._axis) is not int or not -x.ndim <= self._axis < x.ndim:
-                raise TreeMismatchError(
-                    report(
-                        f"{name} has axis={self._axis!r}, but {label} is {short(x)}",
-                        "give an axis that every leaf has.",
-                        at=user_location(),
-                    )
+                fail(
+                    TreeMismatchError,
+                    f"{name} has axis={self._axis!r}, but {label} is {short(x)}",
+                    "give an axis that every leaf has.",
                 )
         lengths = {x.shape[self._axis] for x in leaves}
         if len(lengths) != 1:
             lines = "".join(
                 f"\n  {p}: {x.shape[self._axis]}" for p, x in zip(labels, leaves, strict=True)
             )
-            raise TreeMismatchError(
-                report(
-                    f"{name}: the leaves differ in length along axis {self._axis}:{lines}",
-                    "give all leaves the same length.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name}: the leaves differ in length along axis {self._axis}:{lines}",
+                "give all leaves the same length.",
             )
         # From here on the axis is the first, and is put back where `f` sees the values.
         moved = [x.movedim(self._axis, 0) for x in leaves]
@@ -86,7 +82,7 @@ class AssociativeScan(Transform):
                 what="what the function returns and what it receives",
                 name=name,
                 root="result",
-                repair="return a tree of the same structure, shapes and dtypes.",
+                hint="return a tree of the same structure, shapes and dtypes.",
             )
             return [x.movedim(self._axis, 0) for x in tree.leaves(out)]
 

@@ -10,8 +10,7 @@ import torch
 from typing_extensions import Unpack
 
 from xfunc.core.avals import NUMBERS, short
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
@@ -182,14 +181,12 @@ class Indexed(Transform):
     def _masked(self, x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
         rest = x.ndim - mask.ndim
         if self._kind.startswith("get") or not _fits_mask(values, rest):
-            raise IndexError(
-                report(
-                    f"the number of values in {short(mask)} is not known when tracing",
-                    "give values that are the same for all places of the mask, or choose with "
-                    "torch.where(mask, values, x), of the shape of x.",
-                    function=self.__name__,
-                    at=user_location(),
-                )
+            fail(
+                IndexError,
+                f"the number of values in {short(mask)} is not known when tracing",
+                "give values that are the same for all places of the mask, or choose with "
+                "torch.where(mask, values, x), of the shape of x.",
+                function=self.__name__,
             )
         values = values.reshape(values.shape[max(values.ndim - rest, 0) :])
         new = self.fun(x) if self._kind.startswith("apply") else _COMBINE[self._kind](x, values)
@@ -286,14 +283,12 @@ class Indexed(Transform):
         if values.ndim > len(w.dims) or any(
             n not in (1, d) for n, d in zip(values.shape[::-1], w.dims[::-1], strict=False)
         ):
-            raise ValueError(
-                report(
-                    f"values of the shape {tuple(values.shape)} do not broadcast to the "
-                    f"part of the array that is indexed, of the shape {w.dims}",
-                    "give values that broadcast to it.",
-                    function=self.__name__,
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"values of the shape {tuple(values.shape)} do not broadcast to the "
+                f"part of the array that is indexed, of the shape {w.dims}",
+                "give values that broadcast to it.",
+                function=self.__name__,
             )
         values = values.expand(w.dims).flip(w.flipped)
         batch = [k for k, (kind, _) in enumerate(w.axes) if kind == "batch"]
@@ -321,21 +316,17 @@ def _default_fill(dtype: torch.dtype) -> float | int | bool:
 
 def _mode_of(options: Options) -> str:
     for name in options.keys() - Options.__annotations__.keys():
-        raise TypeError(
-            report(
-                f"at was given the unknown option {name!r}",
-                f"choose from {', '.join(Options.__annotations__)}.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"at was given the unknown option {name!r}",
+            f"choose from {', '.join(Options.__annotations__)}.",
         )
     mode = options.get("mode")
     if mode is not None and mode not in _MODES:
-        raise ValueError(
-            report(
-                f"at was given mode={mode!r}",
-                f"choose from {', '.join(map(repr, _MODES))}, or None.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"at was given mode={mode!r}",
+            f"choose from {', '.join(map(repr, _MODES))}, or None.",
         )
     return mode or "drop"
 
@@ -351,10 +342,8 @@ def _checked_values(values: Any, x: Tensor) -> Any:
         return given
     else:
         what = short(given)
-    raise TypeError(
-        report(
-            f"at was given values that {short(x)} cannot hold: {what}",
-            "convert the values, or the array, with .to(dtype).",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"at was given values that {short(x)} cannot hold: {what}",
+        "convert the values, or the array, with .to(dtype).",
     )

@@ -18,8 +18,8 @@ from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.cache import identity
 from xfunc.core.avals import Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, report, shown
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.ops.emit import instruction
 from xfunc.program.bind import bind
@@ -65,12 +65,10 @@ def pure_callback(
     Source: ``jax.pure_callback``.
     """
     if vmap_method not in _METHODS:
-        raise ValueError(
-            report(
-                f"pure_callback was given vmap_method={vmap_method!r}",
-                f"choose from {', '.join(map(repr, _METHODS))}.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"pure_callback was given vmap_method={vmap_method!r}",
+            f"choose from {', '.join(map(repr, _METHODS))}.",
         )
     call = HostFunction(callback, result_shape_dtypes, vmap_method, "pure_callback")
     return call(*args, **kwargs)
@@ -97,13 +95,11 @@ def io_callback(
     Source: ``jax.experimental.io_callback``.
     """
     if ordered:
-        raise UnsupportedOpError(
-            report(
-                "io_callback was given ordered=True, and programs here keep no order of effects",
-                "hand a result of the first call to the second; or, if no result is needed, use "
-                "xf.debug.callback, whose calls are in order.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "io_callback was given ordered=True, and programs here keep no order of effects",
+            "hand a result of the first call to the second; or, if no result is needed, use "
+            "xf.debug.callback, whose calls are in order.",
         )
     return HostFunction(callback, result_shape_dtypes, None, "io_callback")(*args, **kwargs)
 
@@ -173,21 +169,21 @@ class _Call:
         args, kwargs = tree.unflatten(self.structure, [x.clone() for x in operands[:n]])
         found = tree.leaves(self.callback(*args, **kwargs))
         if len(found) != len(results):
-            raise TreeMismatchError(
-                report(
-                    f"{self.name} returned {len(found)} arrays, not {len(results)}",
-                    "return what result_shape_dtypes says.",
-                )
+            fail(
+                TreeMismatchError,
+                f"{self.name} returned {len(found)} arrays, not {len(results)}",
+                "return what result_shape_dtypes says.",
+                at=None,
             )
         for x, out in zip(found, results, strict=True):
             t = torch.as_tensor(from_numpy(x))
             wrong = t.dtype != out.dtype and (isinstance(x, Tensor) or t.ndim != 0)
             if t.shape != out.shape or wrong:
-                raise TreeMismatchError(
-                    report(
-                        f"{self.name} returned {short(t)}, not {short(out)}",
-                        "return what result_shape_dtypes says.",
-                    )
+                fail(
+                    TreeMismatchError,
+                    f"{self.name} returned {short(t)}, not {short(out)}",
+                    "return what result_shape_dtypes says.",
+                    at=None,
                 )
             out.copy_(t)
 
@@ -258,19 +254,13 @@ def _host(
 def _aval(x: Any, kind: str) -> Aval:
     if isinstance(x, (Tensor, ShapeDtypeStruct)):
         return Aval(tuple(x.shape), x.dtype)
-    raise TypeError(
-        report(
-            f"{kind} was given {shown(x)} (a {type(x).__name__}) among result_shape_dtypes",
-            "give an xf.ShapeDtypeStruct for each array of the result.",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"{kind} was given {shown(x)} (a {type(x).__name__}) among result_shape_dtypes",
+        "give an xf.ShapeDtypeStruct for each array of the result.",
     )
 
 
-def _fail(name: str, problem: str, repair: str) -> NoReturn:
+def _fail(name: str, problem: str, hint: str) -> NoReturn:
     trace = tracing.current()
-    raise UnsupportedOpError(
-        report(
-            f"{name}: {problem}", repair, function=trace.name if trace else None, at=user_location()
-        )
-    )
+    fail(UnsupportedOpError, f"{name}: {problem}", hint, function=trace.name if trace else None)

@@ -11,8 +11,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import aval_of
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.passes.names import named
 from xfunc.program.annotation import Annotation
@@ -38,12 +37,10 @@ def checkpoint_name(x: Any, name: str) -> Any:
     Source: ``jax.ad_checkpoint.checkpoint_name``.
     """
     if not isinstance(name, str) or not name or "\n" in name:
-        raise TypeError(
-            report(
-                f"checkpoint_name was given {shown(name)} as name",
-                "name the value by a string of one line that is not empty.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"checkpoint_name was given {shown(name)} as name",
+            "name the value by a string of one line that is not empty.",
         )
     leaves, structure = tree.flatten(as_tensors(x))
     leaves = arrays(leaves, "checkpoint_name", labels_in(x, "x"))

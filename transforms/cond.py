@@ -13,9 +13,9 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
@@ -63,9 +63,7 @@ def switch(index: Any, branches: Sequence[Fun], *operands: Any) -> Any:
     Source: ``jax.lax.switch``.
     """
     if not branches:
-        raise ValueError(
-            report("switch has no branches", "give at least one function.", at=user_location())
-        )
+        fail(ValueError, "switch has no branches", "give at least one function.")
     return Choice(tuple(branches), "switch")(index, *operands)
 
 
@@ -75,13 +73,11 @@ class Choice(Transform):
     def __init__(self, funs: tuple[Fun, ...], kind: str):
         for f in funs:
             if not callable(f):
-                raise TypeError(
-                    report(
-                        f"{kind} was given {f!r} as a function, which is not callable",
-                        "pass functions, and their arguments after them: "
-                        f"{'cond(pred, f, g, x)' if kind == 'cond' else 'switch(i, [f, g], x)'}.",
-                        at=user_location(),
-                    )
+                fail(
+                    TypeError,
+                    f"{kind} was given {f!r} as a function, which is not callable",
+                    "pass functions, and their arguments after them: "
+                    f"{'cond(pred, f, g, x)' if kind == 'cond' else 'switch(i, [f, g], x)'}.",
                 )
         self._funs, self._kind = funs, kind
         super().__init__(Bundle(funs), kind, kind)
@@ -126,16 +122,14 @@ class Choice(Transform):
             ok = ok and which.dtype is not torch.bool
         if not ok:
             what = short(which) if isinstance(which, Tensor) else f"a {type(which).__name__}"
-            raise TypeError(
-                report(
-                    f"{self.__name__}: the {'predicate' if is_cond else 'index'} is {what}, not "
-                    f"{wanted}",
-                    "reduce it with .any() or .all(), or use torch.where or xf.vmap to choose for "
-                    "each element."
-                    if is_cond
-                    else "pass an integer scalar.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{self.__name__}: the {'predicate' if is_cond else 'index'} is {what}, not "
+                f"{wanted}",
+                "reduce it with .any() or .all(), or use torch.where or xf.vmap to choose for "
+                "each element."
+                if is_cond
+                else "pass an integer scalar.",
             )
         if is_cond:
             return (which != 0).to(torch.int32)
@@ -150,7 +144,7 @@ class Choice(Transform):
                 what=f"the results of {function_name(fun)} and of {function_name(self._funs[0])}",
                 name=self.__name__,
                 root="result",
-                repair="return the same structure, shapes and dtypes from every branch.",
+                hint="return the same structure, shapes and dtypes from every branch.",
             )
 
     def _eager(self, index: Tensor, operands: tuple[Any, ...]) -> Any:

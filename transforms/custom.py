@@ -10,9 +10,9 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import report
+from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
@@ -53,12 +53,10 @@ class CustomFunction(Transform):
     def _set_rules(self, *rules: Fun) -> None:
         for r in rules:
             if not callable(r):
-                raise TypeError(
-                    report(
-                        f"{self.__name__}.{self.define} was given {r!r}, which is not callable",
-                        f"pass functions to {self.define}.",
-                        at=user_location(),
-                    )
+                fail(
+                    TypeError,
+                    f"{self.__name__}.{self.define} was given {r!r}, which is not callable",
+                    f"pass functions to {self.define}.",
                 )
         self._rules = rules
         self.fun = Bundle((self._primal_fun, *rules))
@@ -69,36 +67,30 @@ class CustomFunction(Transform):
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """All arguments by position: those that are differentiated, and those that are not."""
         if not self._rules:
-            raise TypeError(
-                report(
-                    f"{self.__name__} has no rule",
-                    f"give it one with {self.__name__}.{self.define}(...) before it is called.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{self.__name__} has no rule",
+                f"give it one with {self.__name__}.{self.define}(...) before it is called.",
             )
         args = _by_position(self._primal_fun, args, kwargs)
         for i in self._nondiff:
             if not -len(args) <= i < len(args):
-                raise ValueError(
-                    report(
-                        f"{self.__name__} has nondiff_argnums={self._nondiff}, but was called with "
-                        f"{len(args)} arguments",
-                        "give positions of arguments.",
-                        at=user_location(),
-                    )
+                fail(
+                    ValueError,
+                    f"{self.__name__} has nondiff_argnums={self._nondiff}, but was called with "
+                    f"{len(args)} arguments",
+                    "give positions of arguments.",
                 )
         places = {i % len(args) for i in self._nondiff}
         nondiff = tuple(args[i] for i in sorted(places))
         for x in tree.leaves(nondiff):
             if isinstance(x, torch.Tensor):
-                raise TypeError(
-                    report(
-                        f"{self.__name__} was given a tensor ({short(x)}) in an argument of "
-                        "nondiff_argnums",
-                        "take it out of nondiff_argnums, and return None (custom_vjp) or a zero "
-                        "tangent for it.",
-                        at=user_location(),
-                    )
+                fail(
+                    TypeError,
+                    f"{self.__name__} was given a tensor ({short(x)}) in an argument of "
+                    "nondiff_argnums",
+                    "take it out of nondiff_argnums, and return None (custom_vjp) or a zero "
+                    "tangent for it.",
                 )
         diff = as_tensors(tuple(a for i, a in enumerate(args) if i not in places))
         labels = labels_of(self._primal_fun, args, [i for i in range(len(args)) if i not in places])
@@ -142,19 +134,16 @@ def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
                 report(
                     f"{function_name(fun)} was called with arguments that do not fit it: {error}",
                     f"its parameters are {', '.join(signature.parameters)}.",
-                    at=user_location(),
                 )
             ) from None
         bound.apply_defaults()
         bound_args, bound_kwargs = bound.args, bound.kwargs
     if bound_kwargs:
-        raise TypeError(
-            report(
-                f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which a "
-                "function with a rule of its own cannot",
-                "let it be given by position.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which a "
+            "function with a rule of its own cannot",
+            "let it be given by position.",
         )
     return bound_args
 
@@ -165,12 +154,10 @@ def _places(fun: Fun, names: str | Sequence[str]) -> list[int]:
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         if name not in known:
-            raise ValueError(
-                report(
-                    f"{function_name(fun)} has no parameter {name!r}",
-                    f"its parameters are {', '.join(known)}.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{function_name(fun)} has no parameter {name!r}",
+                f"its parameters are {', '.join(known)}.",
             )
     return [known.index(name) for name in wanted]
 
@@ -212,11 +199,9 @@ def check_captures(name: str, captures: Sequence[Tensor]) -> None:
     """Raise if a function with a rule closes over what is being differentiated."""
     for c in captures:
         if values.is_tracked(c) or functorch.has_tangent(c):
-            raise TypeError(
-                report(
-                    f"{name} closes over a value ({short(c)}) that is being differentiated, which "
-                    "its rule knows nothing of",
-                    "pass the value as an argument, or close over xf.stop_gradient of it.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} closes over a value ({short(c)}) that is being differentiated, which "
+                "its rule knows nothing of",
+                "pass the value as an argument, or close over xf.stop_gradient of it.",
             )

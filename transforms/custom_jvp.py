@@ -11,8 +11,8 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, report
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Tensor
@@ -117,7 +117,7 @@ class CustomJvp(CustomFunction):
             what=f"what {function_name(self._rules[0])} and {self.__name__} return",
             name=self.__name__,
             root="output",
-            repair="return (output, tangent) from the rule, with the function's output.",
+            hint="return (output, tangent) from the rule, with the function's output.",
         )
         own = tuple(range(len(leaves)))
         primitive = JvpRule(
@@ -135,12 +135,10 @@ class CustomJvp(CustomFunction):
         result = self._rules[0](*nondiff, xs, tree.unflatten(structure, full))
         name = f"{self.__name__}: the rule {function_name(self._rules[0])}"
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TreeMismatchError(
-                report(
-                    f"{name} returned a {type(result).__name__}, not a pair",
-                    "return (output, tangent of the output).",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} returned a {type(result).__name__}, not a pair",
+                "return (output, tangent of the output).",
             )
         out, dot = map(as_tensors, result)
         outs, dots_out = tree.leaves(out), tree.leaves(dot)
@@ -155,7 +153,7 @@ class CustomJvp(CustomFunction):
             what="the tangent and the output",
             name=name,
             root="tangent",
-            repair="return a tangent of the output's structure, shapes and dtypes.",
+            hint="return a tangent of the output's structure, shapes and dtypes.",
         )
         picked = zip(outs, dots_out, strict=True)
         return out, [d for o, d in picked if differentiable(o)]

@@ -12,9 +12,9 @@ from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import disable_jit, is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Pair, Tensor
@@ -73,12 +73,10 @@ class LinearSolve(Transform):
         given = (matvec, solve) if back is None else (matvec, solve, back)
         for f in given:
             if not callable(f):
-                raise TypeError(
-                    report(
-                        f"custom_linear_solve was given {f!r} as a function, which is not callable",
-                        "write custom_linear_solve(matvec, b, solve, transpose_solve).",
-                        at=user_location(),
-                    )
+                fail(
+                    TypeError,
+                    f"custom_linear_solve was given {f!r} as a function, which is not callable",
+                    "write custom_linear_solve(matvec, b, solve, transpose_solve).",
                 )
         super().__init__(Bundle(given), (symmetric, has_aux), "custom_linear_solve")
         self.__name__ = f"custom_linear_solve of {function_name(matvec)}"
@@ -149,7 +147,7 @@ class LinearSolve(Transform):
             what=f"what {of} returns and b",
             name=self.__name__,
             root="result",
-            repair="return a tree like b, with its shapes and dtypes.",
+            hint="return a tree like b, with its shapes and dtypes.",
         )
 
 
@@ -193,12 +191,10 @@ class Solve:
     def transposed(self) -> Solve:
         """The equations of the transpose."""
         if len(self.programs) < 3:
-            raise TypeError(
-                report(
-                    f"{self.name} has no transpose_solve, which reverse mode needs",
-                    "pass transpose_solve, or symmetric=True if matvec is its own transpose.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{self.name} has no transpose_solve, which reverse mode needs",
+                "pass transpose_solve, or symmetric=True if matvec is its own transpose.",
             )
         matvec, solve, back = self.programs
         programs = matvec if self.symmetric else _transpose(matvec, self.n), back, solve

@@ -11,8 +11,8 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call
@@ -118,7 +118,7 @@ class CustomVjp(CustomFunction):
             what=f"what {function_name(self._rules[0])} and {self.__name__} return",
             name=self.__name__,
             root="output",
-            repair="return (output, residuals) from the forward rule, with the function's output.",
+            hint="return (output, residuals) from the forward rule, with the function's output.",
         )
         given = tree.unflatten(res_tree, g.outputs[n:]), tree.unflatten(out_tree, f.outputs)
         b, _, b_uses = add(self._part(self._rules[1], "bwd"), bwd, given, nondiff)
@@ -132,13 +132,11 @@ class CustomVjp(CustomFunction):
     def _pair(self, out: Any) -> Any:
         if isinstance(out, tuple) and len(out) == 2:
             return out
-        raise TreeMismatchError(
-            report(
-                f"{self.__name__}: the forward rule {function_name(self._rules[0])} returned a "
-                f"{type(out).__name__}, not a pair",
-                "return (output, residuals).",
-                at=user_location(),
-            )
+        fail(
+            TreeMismatchError,
+            f"{self.__name__}: the forward rule {function_name(self._rules[0])} returned a "
+            f"{type(out).__name__}, not a pair",
+            "return (output, residuals).",
         )
 
     def _gradients(self, cts: Any, like: tuple[Any, ...]) -> list[Tensor]:
@@ -146,12 +144,10 @@ class CustomVjp(CustomFunction):
         name = f"{self.__name__}: the backward rule {function_name(self._rules[1])}"
         if not isinstance(cts, (tuple, list)) or len(cts) != len(like):
             what = f"{len(cts)} values" if isinstance(cts, (tuple, list)) else type(cts).__name__
-            raise TreeMismatchError(
-                report(
-                    f"{name} returned {what}, for {len(like)} arguments",
-                    "return a tuple with one entry for each argument; None means zero.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} returned {what}, for {len(like)} arguments",
+                "return a tuple with one entry for each argument; None means zero.",
             )
         found: list[Tensor] = []
         for i, (arg, ct) in enumerate(zip(like, cts, strict=True)):
@@ -176,7 +172,7 @@ class CustomVjp(CustomFunction):
                 what="a gradient and its argument",
                 name=name,
                 root=f"gradient[{i}]",
-                repair="return gradients of the shapes and dtypes of the arguments.",
+                hint="return gradients of the shapes and dtypes of the arguments.",
             )
             found += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
         return found
@@ -248,14 +244,12 @@ class VjpRule:
         return [*residuals, *full, *(args[i] for i in self.bwd_uses)]
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        raise UnsupportedOpError(
-            report(
-                f"{self.name} is a custom_vjp function, which forward mode (jvp, jacfwd, hessian) "
-                "cannot differentiate",
-                "differentiate in reverse mode (grad, vjp, jacrev), or write the rule with "
-                "xf.custom_jvp, which serves both.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"{self.name} is a custom_vjp function, which forward mode (jvp, jacfwd, hessian) "
+            "cannot differentiate",
+            "differentiate in reverse mode (grad, vjp, jacrev), or write the rule with "
+            "xf.custom_jvp, which serves both.",
         )
 
     def batch(

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.core.eager import disable_jit, is_eager
-from xfunc.core.locations import user_location
 from xfunc.core.wrappers import Bundle
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.stages.arguments import avals_of
@@ -143,13 +142,11 @@ class CustomVmap(CustomFunction):
         return call
 
     def _refuse_effects(self) -> NoReturn:
-        raise UnsupportedOpError(
-            report(
-                f"a callback (xf.debug) stands in {self.__name__}, a custom_vmap function that is "
-                "being differentiated",
-                "return the value, and print it outside.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"a callback (xf.debug) stands in {self.__name__}, a custom_vmap function that is "
+            "being differentiated",
+            "return the value, and print it outside.",
         )
 
     def _check_unwatched(self, captures: Sequence[Tensor]) -> None:

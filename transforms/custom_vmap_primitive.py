@@ -11,9 +11,9 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, Aval, batched, short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.program.program import Program, differentiable
@@ -81,23 +81,19 @@ class Rule:
         result = self.rule(n, list(given), *args)
         name = f"{self.name}: the rule {function_name(self.rule)}"
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TreeMismatchError(
-                report(
-                    f"{name} returned a {type(result).__name__}, not a pair",
-                    "return (output, whether it is batched).",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} returned a {type(result).__name__}, not a pair",
+                "return (output, whether it is batched).",
             )
         out, marks = as_tensors(result[0]), tree.leaves(result[1])
         known = all(type(b) is bool for b in marks)
         if not known or tree.structure(result[1]) != tree.structure(out):
             what = tree.map(lambda b: b if type(b) in NUMBERS else type(b).__name__, result[1])
-            raise TreeMismatchError(
-                report(
-                    f"{name} returned {what} as what is batched",
-                    "return a tree like the output, with True or False for each leaf.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} returned {what} as what is batched",
+                "return a tree like the output, with True or False for each leaf.",
             )
         dims = [0 if b else None for b in marks]
         want = self.outputs
@@ -109,7 +105,7 @@ class Rule:
             what=f"what it and {self.name} return",
             name=name,
             root="output",
-            repair="return outputs of the function's structure and dtypes, with the batch along a "
+            hint="return outputs of the function's structure and dtypes, with the batch along a "
             "new first axis of those that are batched.",
         )
         return tree.leaves(out), marks
@@ -243,24 +239,19 @@ class Mapped:
 
 
 def _refuse_closure(name: str, does: str, value: torch.Tensor) -> NoReturn:
-    raise TypeError(
-        report(
-            f"{name} closes over a value ({short(value)}) that a transform of it {does}, which "
-            "its rule knows nothing of",
-            "pass the value as an argument.",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"{name} closes over a value ({short(value)}) that a transform of it {does}, which "
+        "its rule knows nothing of",
+        "pass the value as an argument.",
     )
 
 
 def refuse_reverse(name: str) -> NoReturn:
     """Raise what reverse mode of the function itself raises."""
-    raise UnsupportedOpError(
-        report(
-            f"{name} is a custom_vmap function, which reverse mode (grad, vjp, jacrev) cannot "
-            "differentiate where vmap has not put its rule in its place",
-            "decorate it with xf.custom_vjp on top, or differentiate in forward mode (jvp, "
-            "jacfwd).",
-            at=user_location(),
-        )
+    fail(
+        UnsupportedOpError,
+        f"{name} is a custom_vmap function, which reverse mode (grad, vjp, jacrev) cannot "
+        "differentiate where vmap has not put its rule in its place",
+        "decorate it with xf.custom_vjp on top, or differentiate in forward mode (jvp, jacfwd).",
     )

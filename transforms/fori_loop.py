@@ -11,9 +11,9 @@ from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.core.avals import short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.stages.checks import Fun
 from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
@@ -60,12 +60,10 @@ def fori_loop(
         steps = torch.arange(lo, max(lo, hi), device=where)
         return scan(_Step(body_fun), init_val, steps, unroll=1 if unroll is None else unroll)[0]
     if unroll not in (None, False, 1):
-        raise ValueError(
-            report(
-                f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, and a traced bound",
-                "leave unroll out, or make both bounds Python integers (static arguments).",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, and a traced bound",
+            "leave unroll out, or make both bounds Python integers (static arguments).",
         )
     bounds = [x if isinstance(x, torch.Tensor) else None for x in (lo, hi)]
     dtype = next(b.dtype for b in bounds if b is not None)
@@ -84,12 +82,10 @@ def _check(bound: Any, which: str, body: Fun) -> None:
     else:
         ok, what = type(bound) is int, f"{bound!r} (a {type(bound).__name__})"
     if not ok:
-        raise TypeError(
-            report(
-                f"fori_loop of {function_name(body)}: the {which} bound is {what}, no integer",
-                "pass a Python integer or an integer scalar tensor.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"fori_loop of {function_name(body)}: the {which} bound is {what}, no integer",
+            "pass a Python integer or an integer scalar tensor.",
         )
 
 

@@ -11,9 +11,8 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import aval_of
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import user_location
 from xfunc.core.wrappers import Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.call import Call
 from xfunc.program.primitive import Pair
@@ -145,12 +144,10 @@ class Backward(_Pass):
 
     def apply(self, residuals: Any, ct: Any) -> Any:
         if not isinstance(residuals, Residuals):
-            raise TypeError(
-                report(
-                    f"{self.__name__} was given a {type(residuals).__name__} as residuals",
-                    "pass what the forward pass returned, then the cotangent: bwd(residuals, ct).",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{self.__name__} was given a {type(residuals).__name__} as residuals",
+                "pass what the forward pass returned, then the cotangent: bwd(residuals, ct).",
             )
         how, tensors, ct = residuals.how, residuals.tensors, as_tensors(ct)
         if not isinstance(how, How):  # made under `disable_jit`
@@ -171,7 +168,7 @@ class Backward(_Pass):
             what="the cotangent and the output",
             root="cotangent",
             name=self.__name__,
-            repair="pass a tree like the output, for example torch.ones_like of each leaf.",
+            hint="pass a tree like the output, for example torch.ones_like of each leaf.",
         )
         cts, n = tree.leaves(ct), len(how.program.avals)
         inputs, kept = tensors[:n], tensors[n:]

@@ -9,8 +9,8 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import report
+from xfunc.core.locations import function_name
+from xfunc.errors import fail
 from xfunc.program import vma
 from xfunc.stages.checks import (
     Fun,
@@ -134,12 +134,10 @@ class ValueAndGrad(Transform):
             what = short(value)
         else:
             return value
-        raise TypeError(
-            report(
-                f"{self.__name__} needs a function that returns a real floating scalar, but "
-                f"{function_name(self.fun)} returned {what}",
-                "reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and "
-                "has_aux=True to return more beside the value.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{self.__name__} needs a function that returns a real floating scalar, but "
+            f"{function_name(self.fun)} returned {what}",
+            "reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and "
+            "has_aux=True to return more beside the value.",
         )

@@ -14,8 +14,8 @@ from xfunc.backends.torch_xla.placement import remember
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import ShardingError, report, shown
+from xfunc.core.locations import function_name
+from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.stages import stages
@@ -103,12 +103,10 @@ class Jit(Transform):
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
         both = set(self._static[0]) & set(self._donate[0])
         if both:
-            raise ValueError(
-                report(
-                    f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
-                    "only arrays can be donated: take it out of one of the two.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
+                "only arrays can be donated: take it out of one of the two.",
             )
         options: Any = (self._static, self._donate)
         if self._is_sharded:
@@ -172,13 +170,11 @@ class Jit(Transform):
 
     def _check_positional(self, kwargs: dict[str, Any]) -> None:
         if self._in is not None and kwargs:
-            raise ShardingError(
-                report(
-                    f"{self._staged.name} has in_shardings, which are those of positional "
-                    f"arguments, and was given {next(iter(kwargs))!r} by keyword",
-                    "pass all arguments by position.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{self._staged.name} has in_shardings, which are those of positional "
+                f"arguments, and was given {next(iter(kwargs))!r} by keyword",
+                "pass all arguments by position.",
             )
 
     def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
@@ -222,7 +218,6 @@ class Jit(Transform):
                     f"{shown(value)} (a {type(value).__name__})",
                     "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
                     "leave the argument dynamic.",
-                    at=user_location(),
                 )
             ) from None
 
@@ -273,23 +268,18 @@ def _resolve(
     keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for i in positions:
         if not variadic and not -len(by_position) <= i < len(by_position):
-            raise ValueError(
-                report(
-                    f"{function_name(fun)} has {len(by_position)} positional parameters, "
-                    f"none at {i}",
-                    "give positions of parameters of the function.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{function_name(fun)} has {len(by_position)} positional parameters, none at {i}",
+                "give positions of parameters of the function.",
             )
     positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
     for n in called:
         if n not in {p.name for p in parameters} and not keywords:
-            raise ValueError(
-                report(
-                    f"{function_name(fun)} has no parameter {n!r}",
-                    f"its parameters are {', '.join(p.name for p in parameters)}.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{function_name(fun)} has no parameter {n!r}",
+                f"its parameters are {', '.join(p.name for p in parameters)}.",
             )
     all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}
     all_names = {*called, *(by_position[i] for i in positions if i < len(by_position))}

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_aux
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -31,12 +30,10 @@ def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     Source: ``jax.jvp``.
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
-        raise TypeError(
-            report(
-                "jvp needs a tuple of primals and a tuple of tangents",
-                "write jvp(f, (x,), (t,)).",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            "jvp needs a tuple of primals and a tuple of tangents",
+            "write jvp(f, (x,), (t,)).",
         )
     return Jvp(fun, has_aux)(tuple(primals), tuple(tangents))
 
@@ -113,7 +110,7 @@ def tangents_of(
             tree.unflatten(structure, leaves),
             what="tangents and primals",
             name=name,
-            repair="give a tangent for each leaf of the primals.",
+            hint="give a tangent for each leaf of the primals.",
         )
     found: list[Tensor | None] = []
     for x, t in zip(leaves, tree.leaves(tangents), strict=True):
@@ -128,6 +125,6 @@ def tangents_of(
         what="tangents and primals",
         name=name,
         root="tangents",
-        repair="make tangents of the shapes and dtypes of the primals (torch.ones_like).",
+        hint="make tangents of the shapes and dtypes of the primals (torch.ones_like).",
     )
     return found

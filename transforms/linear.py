@@ -9,9 +9,9 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind
 from xfunc.program.program import differentiable
 from xfunc.stages.arguments import avals_of
@@ -45,13 +45,11 @@ def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], l
     def converted(*args_and_consts: Any) -> Any:
         given, consts = args_and_consts[:n], args_and_consts[n:]
         if len(consts) != len(moved):
-            raise TypeError(
-                report(
-                    f"{name} was called with {len(consts)} values of what it closes over, and it "
-                    f"closes over {len(moved)}",
-                    "call it with (*args, *consts).",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} was called with {len(consts)} values of what it closes over, and it "
+                f"closes over {len(moved)}",
+                "call it with (*args, *consts).",
             )
         given = as_tensors(given)
         check_same(
@@ -59,7 +57,7 @@ def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], l
             like,
             what="the arguments and the example arguments",
             name=name,
-            repair="convert the function for each kind of arguments.",
+            hint="convert the function for each kind of arguments.",
         )
         captures = list(inside)
         for i, c in zip(moved, consts, strict=True):
@@ -104,21 +102,17 @@ def _check_linear(fun: Fun, avals: list[Any], structure: tree.Structure) -> None
     for i, a in enumerate((*avals, *entry.outputs)):
         if not differentiable(a):
             what = f"argument leaf {i}" if i < n else f"result leaf {i - n}"
-            raise TypeError(
-                report(
-                    f"linear_transpose of {function_name(fun)}: {what} is {short(a)}, not floating",
-                    "transpose a function of floating arrays.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"linear_transpose of {function_name(fun)}: {what} is {short(a)}, not floating",
+                "transpose a function of floating arrays.",
             )
     pullback = program.pullback(tuple(range(n)), tuple(range(len(entry.outputs))))
     used = {i for read in pullback.lowering.dependencies for i in read if i < n}
     if used:
         path = structure.accessors()[min(used)][1:].codify("")
-        raise TypeError(
-            report(
-                f"linear_transpose of {function_name(fun)}, which is not linear in argument {path}",
-                "use vjp, which takes the point at which to differentiate.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"linear_transpose of {function_name(fun)}, which is not linear in argument {path}",
+            "use vjp, which takes the point at which to differentiate.",
         )

@@ -8,8 +8,8 @@ import torch
 
 from xfunc import tree
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import LeakError, report
+from xfunc.core.locations import function_name
+from xfunc.errors import LeakError, fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
@@ -114,13 +114,11 @@ class Linear:
 
     def __call__(self, *tangents: Any) -> Any:
         if self._trace is not None and not self._trace.is_open:
-            raise LeakError(
-                report(
-                    f"the linear function of {self._name} was called after the trace that made it "
-                    "ended",
-                    "call it inside the traced function, or call linearize outside of jit.",
-                    at=user_location(),
-                )
+            fail(
+                LeakError,
+                f"the linear function of {self._name} was called after the trace that made it "
+                "ended",
+                "call it inside the traced function, or call linearize outside of jit.",
             )
         given, structure = tree.flatten((tangents, {}))
         given, _ = prepare(Staged(self.__call__), given, structure)

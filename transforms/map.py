@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.stages.checks import Fun, as_tensors
 from xfunc.stages.transformed import Transform
 from xfunc.transforms.scan.scan import scan
@@ -33,12 +33,10 @@ def map(f: Fun, xs: Any, batch_size: int | None = None) -> Any:
     Source: ``jax.lax.map``.
     """
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise ValueError(
-            report(
-                f"map of {function_name(f)} has batch_size={batch_size!r}",
-                "give a positive integer, or None.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"map of {function_name(f)} has batch_size={batch_size!r}",
+            "give a positive integer, or None.",
         )
     if batch_size is None:
         return scan(_Step(f), None, xs)[1]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.stages.checks import Tensor, as_tensor
 from xfunc.trace import tracing
 
@@ -63,7 +62,7 @@ def positions(
     try:
         batch = tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
     except RuntimeError:
-        _fail(
+        fail(
             IndexError,
             f"index arrays of the shapes {[tuple(t.shape) for t in tensors]} do not broadcast",
             "give index arrays that broadcast against each other.",
@@ -114,7 +113,7 @@ def _entry(e: Any) -> Any:
     if isinstance(e, Tensor) and not (e.dtype.is_floating_point or e.dtype.is_complex):
         return e
     what = short(e) if isinstance(e, Tensor) else f"{shown(e)} (a {type(e).__name__})"
-    _fail(
+    fail(
         TypeError,
         f"at was given the index {what}",
         "index with integers, slices, None, ..., integer tensors or a boolean mask; make a tensor "
@@ -128,7 +127,7 @@ def _is_mask(e: Any) -> bool:
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     if not mask.ndim or tuple(mask.shape) != shape[: mask.ndim]:
-        _fail(
+        fail(
             IndexError,
             f"at was given a mask {short(mask)} for an array of the shape {shape}",
             "give a mask of the shape of the array, or of its leading dimensions.",
@@ -140,7 +139,7 @@ def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
     entries = [part for e in entries for part in (_places(e) if _is_mask(e) else [e])]
     used = sum(e is not None and e is not ... for e in entries)
     if used > len(shape) or sum(e is ... for e in entries) > 1:
-        _fail(
+        fail(
             IndexError,
             f"at was given {used} indices for an array of the shape {shape}"
             if used > len(shape)
@@ -156,7 +155,7 @@ def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 def _places(mask: Tensor) -> list[Tensor]:
     if tracing.current() is not None:
-        _fail(
+        fail(
             IndexError,
             f"at was given a traced mask ({short(mask)}) beside other indices",
             "index with the mask alone, or choose with torch.where.",
@@ -169,7 +168,7 @@ def _cut(e: slice, n: int) -> tuple[int, int, int]:
     bounds = [e.start, e.stop, e.step]
     for b in bounds:
         if isinstance(b, Tensor):
-            _fail(
+            fail(
                 IndexError,
                 f"at was given a slice with a bound that is a tensor ({short(b)})",
                 "slice with Python integers: the shape of a result is static; for a window of "
@@ -185,7 +184,3 @@ def _cut(e: slice, n: int) -> tuple[int, int, int]:
 def as_index(t: Tensor) -> Tensor:
     """An index array on the device; torch reads those of uint8 as masks."""
     return as_tensor(t).long()
-
-
-def _fail(kind: type[Exception], problem: str, repair: str) -> NoReturn:
-    raise kind(report(problem, repair, at=user_location()))

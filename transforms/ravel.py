@@ -11,8 +11,7 @@ import torch
 from xfunc import tree
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in
 
 
@@ -43,12 +42,10 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     def unravel(v: Tensor) -> Any:
         if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
             what = short(v) if isinstance(v, Tensor) else f"{shown(v)} (a {type(v).__name__})"
-            raise TreeMismatchError(
-                report(
-                    f"unravel was given {what}, but the tree was raveled to {short(vector)}",
-                    "give a vector of that shape and dtype.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"unravel was given {what}, but the tree was raveled to {short(vector)}",
+                "give a vector of that shape and dtype.",
             )
         parts = zip(v.split(sizes) if sizes else (), shapes, dtypes, strict=True)
         return tree.unflatten(structure, [p.reshape(s).to(d) for p, s, d in parts])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor
 from xfunc.transforms.vmap import vmap
 
@@ -48,7 +48,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
         arrays(tensors, name, [f"argument {i}" for i in given])
         inputs, outputs = dims if dims is not None else ([()] * len(given), None)
         if len(inputs) != len(given):
-            _fail(
+            fail(
                 ValueError,
                 f"{name} has the signature {signature!r}, but was called with {len(given)} arrays",
                 "give each argument a part of the signature, or exclude it.",
@@ -67,7 +67,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
         try:
             whole = torch.broadcast_shapes(*loops) if loops else ()
         except RuntimeError:
-            _fail(
+            fail(
                 TreeMismatchError,
                 f"{name}: the axes in front, {loops}, do not broadcast",
                 "give arrays whose axes, without those of the signature, are equal or 1.",
@@ -89,7 +89,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
         if outputs is None:
             outputs = [()] * len(leaves)
         if len(leaves) != len(outputs):
-            _fail(
+            fail(
                 TreeMismatchError,
                 f"{name} returned {len(leaves)} arrays, and its signature has {len(outputs)}",
                 "return as many as the signature says.",
@@ -98,7 +98,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
             shape = tuple(getattr(x, "shape", ()))
             want = tuple(sizes.setdefault(d, n) for d, n in zip(part, shape, strict=False))
             if len(shape) != len(part) or shape != want:
-                _fail(
+                fail(
                     TreeMismatchError,
                     f"{name} returned the shape {shape}, where its signature has "
                     f"({','.join(part)}){_known(part, sizes)}",
@@ -111,7 +111,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
             shape = tuple(x.shape[max(x.ndim - len(part), 0) :])
             want = tuple(sizes.setdefault(d, n) for d, n in zip(part, shape, strict=False))
             if len(shape) < len(part) or shape != want:
-                _fail(
+                fail(
                     TreeMismatchError,
                     f"{name}: array {i} has the shape {tuple(x.shape)}, where the signature has "
                     f"({','.join(part)}){_known(part, sizes)} at its end",
@@ -131,7 +131,7 @@ def _known(part: tuple[str, ...], sizes: dict[str, int]) -> str:
 def _parsed(signature: Any, fun: Fun) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     text = signature.replace(" ", "") if isinstance(signature, str) else ""
     if not _SIGNATURE.fullmatch(text):
-        _fail(
+        fail(
             ValueError,
             f"vectorize({function_name(fun)}) was given the signature {shown(signature)}",
             "write it like '(m,n),(n)->(m)'.",
@@ -143,7 +143,3 @@ def _parsed(signature: Any, fun: Fun) -> tuple[list[tuple[str, ...]], list[tuple
         return [tuple(d for d in part[1:-1].split(",") if d) for part in found]
 
     return parts(left), parts(right)
-
-
-def _fail(kind: type[Exception], problem: str, repair: str) -> NoReturn:
-    raise kind(report(problem, repair, at=user_location()))

@@ -9,8 +9,8 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, short
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import LeakError, report
+from xfunc.core.locations import function_name
+from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
@@ -82,13 +82,11 @@ def check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> N
     """Raise unless all outputs are floating."""
     for o, accessor in zip(outs, out_tree.accessors(), strict=True):
         if not differentiable(o):
-            raise TypeError(
-                report(
-                    f"{name}: {function_name(fun)} returned {short(o)} at "
-                    f"{accessor.codify('output')}, which is not floating",
-                    "return what is not differentiated through has_aux.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name}: {function_name(fun)} returned {short(o)} at "
+                f"{accessor.codify('output')}, which is not floating",
+                "return what is not differentiated through has_aux.",
             )
 
 
@@ -148,12 +146,10 @@ class Pullback:
 
     def __call__(self, ct: Any) -> Any:
         if self._trace is not None and not self._trace.is_open:
-            raise LeakError(
-                report(
-                    f"the pullback of {self._name} was called after the trace that made it ended",
-                    "call it inside the traced function, or call vjp outside of jit.",
-                    at=user_location(),
-                )
+            fail(
+                LeakError,
+                f"the pullback of {self._name} was called after the trace that made it ended",
+                "call it inside the traced function, or call vjp outside of jit.",
             )
         ct = as_tensors(ct)
         check_same(
@@ -162,7 +158,7 @@ class Pullback:
             what="the cotangent and the output",
             root="cotangent",
             name=self._name,
-            repair="pass a tree like the output, for example torch.ones_like of each leaf.",
+            hint="pass a tree like the output, for example torch.ones_like of each leaf.",
         )
         cts = tree.leaves(ct)
         if self._trace is None and tracing.current() is None and not is_eager():

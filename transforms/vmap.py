@@ -11,8 +11,8 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Fun, Tensor, arrays, as_arrays, as_tensor
@@ -55,12 +55,10 @@ def vmap(
         in_axes = tuple(in_axes)
     axes = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
     if not isinstance(axes, (tuple, list)) or not all(isinstance(a, str) for a in axes):
-        raise TypeError(
-            report(
-                f"vmap of {function_name(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
-                "give the name of a mesh axis, or a tuple of names.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"vmap of {function_name(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
+            "give the name of a mesh axis, or a tuple of names.",
         )
     return Vmap(fun, in_axes, out_axes, axis_size, axis_name, tuple(axes))
 
@@ -113,13 +111,11 @@ class Vmap(Transform):
             out_axes[:] = _per_leaf(self._out_axes, out, name, "out_axes")
             for o, d in zip(outs, out_axes, strict=True):
                 if d is None and functorch.is_batched_here(o):
-                    raise ValueError(
-                        report(
-                            f"{name} has out_axes None for an output ({short(o)}) that depends on "
-                            "the mapped axis",
-                            "give it an axis.",
-                            at=user_location(),
-                        )
+                    fail(
+                        ValueError,
+                        f"{name} has out_axes None for an output ({short(o)}) that depends on "
+                        "the mapped axis",
+                        "give it an axis.",
                     )
             return tuple(outs) or torch.zeros(())
 
@@ -137,12 +133,10 @@ class Vmap(Transform):
             outs = batching.vmap(trace, flat, dims, leaves, axes)
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
-                raise TreeMismatchError(
-                    report(
-                        f"{name} has out_axes {d!r} for an output that is then {short(o)}",
-                        "give an axis that the batched output has.",
-                        at=user_location(),
-                    )
+                fail(
+                    TreeMismatchError,
+                    f"{name} has out_axes {d!r} for an output that is then {short(o)}",
+                    "give an axis that the batched output has.",
                 )
         placed = [
             o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
@@ -155,13 +149,7 @@ class Vmap(Transform):
         if name is None:
             return contextlib.nullcontext()
         if not isinstance(name, str):
-            raise TypeError(
-                report(
-                    f"{self.__name__} was given axis_name={shown(name)}",
-                    "give a string.",
-                    at=user_location(),
-                )
-            )
+            fail(TypeError, f"{self.__name__} was given axis_name={shown(name)}", "give a string.")
         return named(name, size, numbers)
 
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
@@ -173,12 +161,10 @@ class Vmap(Transform):
         given: Any = structure.unflatten(range(structure.num_leaves))
         args, kwargs = given
         if isinstance(self._in_axes, tuple) and len(self._in_axes) != len(args):
-            raise TreeMismatchError(
-                report(
-                    f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
-                    "give one entry for each positional argument, or one axis for all.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
+                "give one entry for each positional argument, or one axis for all.",
             )
         return [*_per_leaf(self._in_axes, args, name, "in_axes"), *(0 for _ in tree.leaves(kwargs))]
 
@@ -189,22 +175,18 @@ class Vmap(Transform):
         if self._axis_size is not None:
             sizes["axis_size"] = self._axis_size
         if not sizes:
-            raise ValueError(
-                report(
-                    f"{self.__name__} has nothing to map over",
-                    "give an in_axes that is not None, or axis_size.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{self.__name__} has nothing to map over",
+                "give an in_axes that is not None, or axis_size.",
             )
         if len(set(sizes.values())) > 1:
             lines = "".join(f"\n  {p}: {n}" for p, n in sizes.items())
-            raise TreeMismatchError(
-                report(
-                    f"{self.__name__}: the mapped axes of {function_name(self.fun)} differ in "
-                    f"size:{lines}",
-                    "map over axes of one size, or None for what is the same for all.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{self.__name__}: the mapped axes of {function_name(self.fun)} differ in "
+                f"size:{lines}",
+                "map over axes of one size, or None for what is the same for all.",
             )
         return next(iter(sizes.values()))
 
@@ -218,12 +200,10 @@ def _checked(d: int | None, x: Tensor, path: str, name: str) -> int | None:
     if d is None:
         return None
     if type(d) is not int or not -x.ndim <= d < x.ndim:
-        raise TreeMismatchError(
-            report(
-                f"{name} maps over axis {d!r} of {path}, which is {short(x)}",
-                "give an axis that the array has, or None.",
-                at=user_location(),
-            )
+        fail(
+            TreeMismatchError,
+            f"{name} maps over axis {d!r} of {path}, which is {short(x)}",
+            "give an axis that the array has, or None.",
         )
     return d % x.ndim
 
@@ -240,7 +220,6 @@ def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
             report(
                 f"{name}: {what}={axes!r} is no prefix of the tree it is for ({error})",
                 "give one axis for all, or a tree that agrees with it down to where an axis is.",
-                at=user_location(),
             )
         ) from None
     return [d for d, x in zip(full, flat, strict=True) if x is not None]

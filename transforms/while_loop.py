@@ -15,7 +15,7 @@ from xfunc.core.avals import Aval, aval_of, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name, user_location
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import TreeMismatchError, report
+from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
@@ -62,12 +62,10 @@ class WhileLoop(Transform):
     def __init__(self, cond: Fun, body: Fun):
         for f, role in ((cond, "condition"), (body, "body")):
             if not callable(f):
-                raise TypeError(
-                    report(
-                        f"while_loop was given {f!r} as its {role}, which is not callable",
-                        "write while_loop(cond_fun, body_fun, init_val).",
-                        at=user_location(),
-                    )
+                fail(
+                    TypeError,
+                    f"while_loop was given {f!r} as its {role}, which is not callable",
+                    "write while_loop(cond_fun, body_fun, init_val).",
                 )
         self._cond_fun, self._body_fun = cond, body
         super().__init__(Bundle((body, cond)), None, "while_loop")
@@ -91,7 +89,7 @@ class WhileLoop(Transform):
             what="the value that the body returns and the one it receives",
             name=name,
             root="value",
-            repair="return a value of the same structure, shapes and dtypes; convert `init` if its "
+            hint="return a value of the same structure, shapes and dtypes; convert `init` if its "
             "dtype was not meant.",
         )
         flat, n = list(carry), len(carry)
@@ -114,13 +112,11 @@ class WhileLoop(Transform):
         if out_tree.is_leaf() and outputs[0] == Aval((), torch.bool):
             return
         what = short(outputs[0]) if out_tree.is_leaf() else f"a {out_tree.type}"
-        raise TypeError(
-            report(
-                f"{name}: the condition {function_name(self._cond_fun)} returned {what}, not a "
-                "boolean scalar",
-                "compare (x < y), and reduce with .any() or .all().",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{name}: the condition {function_name(self._cond_fun)} returned {what}, not a "
+            "boolean scalar",
+            "compare (x < y), and reduce with .any() or .all().",
         )
 
     def _loop(self, value: Any, structure: tree.Structure, name: str) -> Any:
@@ -134,12 +130,10 @@ class WhileLoop(Transform):
                 return value
             new = as_tensors(self._body_fun(value))
             if tree.structure(new) != structure:
-                raise TreeMismatchError(
-                    report(
-                        f"{name}: the body returned {tree.structure(new)}, not {structure}",
-                        "return a value of the structure of `init`.",
-                        at=user_location(),
-                    )
+                fail(
+                    TreeMismatchError,
+                    f"{name}: the body returned {tree.structure(new)}, not {structure}",
+                    "return a value of the structure of `init`.",
                 )
             if functorch.is_batched(again):
                 new = tree.map(lambda a, b, p=again: torch.where(p, a, b), new, value)

@@ -20,7 +20,7 @@ import torch
 
 from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
 from xfunc.core.locations import Location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
 from xfunc.program.bind import bind, zeros
 from xfunc.program.primitive import Dims, Pair, Tensor
@@ -119,14 +119,13 @@ class While:
         self.refuse()
 
     def refuse(self) -> NoReturn:
-        raise UnsupportedOpError(
-            report(
-                f"a gradient is asked for through while_loop of {self.body.name}, whose number of "
-                "steps depends on data: nothing bounds what the backward pass would have to keep",
-                "use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in "
-                "forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.",
-                at=self.at,
-            )
+        fail(
+            UnsupportedOpError,
+            f"a gradient is asked for through while_loop of {self.body.name}, whose number of "
+            "steps depends on data: nothing bounds what the backward pass would have to keep",
+            "use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in "
+            "forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.",
+            at=self.at,
         )
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -17,15 +17,17 @@ from xfunc import (
     stages,
     tree,
 )
-from xfunc.backends.torch_xla.transfer import (
-    block_until_ready,
-    default_backend,
+from xfunc.backends.torch_xla.runtime import (
     device_count,
-    device_get,
-    devices,
     memory_stats,
     process_count,
     process_index,
+)
+from xfunc.backends.torch_xla.transfer import (
+    block_until_ready,
+    default_backend,
+    device_get,
+    devices,
 )
 from xfunc.cache.programs import clear_caches, trace_count
 from xfunc.core.avals import ShapeDtypeStruct

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 
 from xfunc.backends.torch_xla import runtime
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
@@ -23,13 +22,7 @@ shard_as_in_scan: bool = True
 def set_platform(platform: str) -> None:
     """Run on ``"cpu"`` or ``"tpu"``."""
     if platform not in ("cpu", "tpu"):
-        raise ValueError(
-            report(
-                f"config.set_platform was given {shown(platform)}",
-                "pass 'cpu' or 'tpu'.",
-                at=user_location(),
-            )
-        )
+        fail(ValueError, f"config.set_platform was given {shown(platform)}", "pass 'cpu' or 'tpu'.")
     _check_not_started("set_platform")
     os.environ["PJRT_DEVICE"] = platform.upper()
 
@@ -38,12 +31,10 @@ def set_cpu_devices(n: int) -> None:
     """Give the CPU `n` virtual devices (1 to 128), for sharded programs without an accelerator."""
     # 128: the device index of torch's autograd engine is a signed byte.
     if not 1 <= n <= 128:
-        raise ValueError(
-            report(
-                f"config.set_cpu_devices was given {shown(n)}",
-                "pass a number from 1 to 128.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"config.set_cpu_devices was given {shown(n)}",
+            "pass a number from 1 to 128.",
         )
     _check_not_started("set_cpu_devices")
     os.environ["PJRT_DEVICE"] = "CPU"
@@ -52,10 +43,8 @@ def set_cpu_devices(n: int) -> None:
 
 def _check_not_started(setting: str) -> None:
     if runtime.has_started():
-        raise RuntimeError(
-            report(
-                f"config.{setting} came after the device client had started",
-                "call it before the first trace, transfer or use of an 'xla' device.",
-                at=user_location(),
-            )
+        fail(
+            RuntimeError,
+            f"config.{setting} came after the device client had started",
+            "call it before the first trace, transfer or use of an 'xla' device.",
         )

@@ -12,9 +12,9 @@ import torch
 
 from xfunc import tree
 from xfunc.cache.programs import cache_of, trace_count
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import report
+from xfunc.errors import fail, report
 from xfunc.stages import staging
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
@@ -61,7 +61,6 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
             report(
                 f"debug.print was given {fmt!r}, which does not fit its arguments: {error!r}",
                 "write {} for each positional argument and {name} for each named one.",
-                at=user_location(),
             )
         ) from None
     callback(lambda *a, **k: builtins.print(fmt.format(*a, **k)), *args, **kwargs)
@@ -137,10 +136,10 @@ class MaxTraces(Wrapper):
 
 def _check(fun: Callable[..., Any], made: int, n: int) -> None:
     if made > n:
-        raise AssertionError(
-            report(
-                f"{function_name(fun)} was traced {made} times, not at most {n}; the last time "
-                f"because: {cache_of(fun).last_miss}",
-                "make what changes between calls an array argument, or call with fewer shapes.",
-            )
+        fail(
+            AssertionError,
+            f"{function_name(fun)} was traced {made} times, not at most {n}; the last time "
+            f"because: {cache_of(fun).last_miss}",
+            "make what changes between calls an array argument, or call with fewer shapes.",
+            at=None,
         )

@@ -8,8 +8,10 @@ value, where in the user's own file, and how to mend it.
 from __future__ import annotations
 
 from pathlib import Path
+from types import EllipsisType
+from typing import NoReturn
 
-from xfunc.core.locations import Location
+from xfunc.core.locations import Location, user_location
 
 
 class XfuncError(Exception):
@@ -91,11 +93,32 @@ def shown(value: object) -> str:
 
 
 def report(
-    problem: str, repair: str, *, function: str | None = None, at: Location | None = None
+    problem: str,
+    hint: str,
+    *,
+    function: str | None = None,
+    at: Location | EllipsisType | None = ...,
 ) -> str:
-    """The text of an error: problem, function, the user's line, repair."""
+    """The text of an error: problem, function, the user's line, hint.
+
+    The line is the caller's, unless `at` is another, or None if the error is of no line.
+    """
     lines = [problem if function is None else f"{problem} (while tracing {function})"]
+    if isinstance(at, EllipsisType):
+        at = user_location()
     if at is not None:
         lines.append(f"  at {at}")
-    lines.append(f"Repair: {repair}")
+    lines.append(f"Hint: {hint}")
     return "\n".join(lines)
+
+
+def fail(
+    kind: type[Exception],
+    problem: str,
+    hint: str,
+    *,
+    function: str | None = None,
+    at: Location | EllipsisType | None = ...,
+) -> NoReturn:
+    """Raise an error with the text of `report`."""
+    raise kind(report(problem, hint, function=function, at=at))

@@ -30,9 +30,8 @@ from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
-from xfunc.core.locations import user_location
 from xfunc.core.structures import decode, encode
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, report
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.trace import portable, tracing
@@ -65,12 +64,10 @@ def serialize(lowered: Lowered) -> bytes:
     traced = lowered.traced
     entry = traced._entry
     if entry.effects:
-        raise UnsupportedOpError(
-            report(
-                f"{entry.program.name} calls back to Python (xf.debug), which a file cannot hold",
-                "return the values that it prints, or export without the calls.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"{entry.program.name} calls back to Python (xf.debug), which a file cannot hold",
+            "return the values that it prints, or export without the calls.",
         )
     program = entry.program
     n, lowering = len(traced.in_avals), program.lowering
@@ -150,7 +147,6 @@ def _refusal(why: str) -> ValueError:
         report(
             f"these bytes are no program exported by xfunc: {why}",
             "read the whole file, in binary mode, that xf.export.serialize made.",
-            at=user_location(),
         )
     )
 
@@ -219,13 +215,11 @@ class Exported:
             x = torch.tensor(x, dtype=NUMBERS[type(x)], device="cpu" if trace is None else None)
         watched = torch.is_grad_enabled() and values.is_tracked(x)
         if watched or (functorch.levels() and functorch.is_wrapped(x)):
-            raise UnsupportedOpError(
-                report(
-                    f"{self.name} was exported, and can no longer be differentiated or batched",
-                    "export xf.grad or xf.vmap of the function instead; pass x.detach() for an "
-                    "argument that needs no gradient.",
-                    at=user_location(),
-                )
+            fail(
+                UnsupportedOpError,
+                f"{self.name} was exported, and can no longer be differentiated or batched",
+                "export xf.grad or xf.vmap of the function instead; pass x.detach() for an "
+                "argument that needs no gradient.",
             )
         return to_device(x) if trace is None else trace.lift(x)
 
@@ -242,12 +236,10 @@ class Exported:
         if not lines and encode(tree.structure((args, kwargs)), self.name) != self._inputs:
             lines = [f"  {args} {kwargs} instead of {self._expected}"]
         if lines:
-            raise TreeMismatchError(
-                report(
-                    "\n".join([f"{self.name} was exported for other arguments:", *lines]),
-                    "pass arguments of the exported shapes, or export for these.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                "\n".join([f"{self.name} was exported for other arguments:", *lines]),
+                "pass arguments of the exported shapes, or export for these.",
             )
 
 
@@ -262,12 +254,10 @@ def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _not_an_array(where: str, x: Any) -> Any:
-    raise TypeError(
-        report(
-            f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
-            "pass tensors, NumPy arrays and Python numbers.",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
+        "pass tensors, NumPy arrays and Python numbers.",
     )
 
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from xfunc.backends.torch_xla import recorder, runtime
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 
 
 @contextlib.contextmanager
@@ -27,12 +26,10 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
     Source: ``jax.profiler.trace``.
     """
     if not _one.acquire(blocking=False):
-        raise RuntimeError(
-            report(
-                "a profile is being recorded already",
-                "record one at a time: end the other block first.",
-                at=user_location(),
-            )
+        fail(
+            RuntimeError,
+            "a profile is being recorded already",
+            "record one at a time: end the other block first.",
         )
     try:
         session = recorder.session()

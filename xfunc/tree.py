@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import optree
 from torch.utils import _pytree as torch_pytree
 
-from xfunc.core.locations import user_location
-from xfunc.errors import TreeMismatchError, report
+from xfunc.errors import TreeMismatchError, fail, report
 
 NAMESPACE = "xfunc"
 _NOTHING: Any = object()
@@ -122,11 +121,7 @@ def _check_fits(
             lines = [f"  {structure(other)} instead of {structure(tree, is_leaf)}"]
         problem = f"tree.map: tree {number + 1} differs from the first tree:"
         raise TreeMismatchError(
-            report(
-                "\n".join([problem, *lines]),
-                "give trees of one structure.",
-                at=user_location(),
-            )
+            report("\n".join([problem, *lines]), "give trees of one structure.")
         ) from None
 
 
@@ -183,12 +178,10 @@ def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:
     if inner is None:
         inner = structure(inside[0]) if inside else outer
     if inside is None or any(structure(t) != inner for t in inside):
-        raise TreeMismatchError(
-            report(
-                f"tree.transpose was given {structure(tree)}, which is not {inner} in {outer}",
-                "give the structures of its two levels, as xf.tree.structure tells them.",
-                at=user_location(),
-            )
+        fail(
+            TreeMismatchError,
+            f"tree.transpose was given {structure(tree)}, which is not {inner} in {outer}",
+            "give the structures of its two levels, as xf.tree.structure tells them.",
         )
     columns = zip(*builtins.map(leaves, inside), strict=True)
     return inner.unflatten([outer.unflatten(c) for c in columns])

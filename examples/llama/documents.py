@@ -39,8 +39,8 @@ class DataError(ValueError):
 class _BadRecordError(DataError):
     """One record cannot be used."""
 
-    def __init__(self, problem: str, repair: str):
-        super().__init__(problem + repair)
+    def __init__(self, problem: str, hint: str):
+        super().__init__(problem + hint)
         self.problem = problem
 
 

@@ -11,12 +11,12 @@ class NotFiniteError(ValueError):
     """Weights are infinite or not numbers, so that nothing can be made of them."""
 
 
-def check_finite(params: Params, name: str, repair: str) -> None:
+def check_finite(params: Params, name: str, hint: str) -> None:
     """Raise an error if weights, which `name` tells of, are not finite."""
     wrong, arrays = not_finite(params)
     if wrong:
         raise NotFiniteError(
-            f"{name} has weights that are not finite, in {wrong} of {arrays} arrays: {repair}"
+            f"{name} has weights that are not finite, in {wrong} of {arrays} arrays: {hint}"
         )
 
 

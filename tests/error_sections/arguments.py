@@ -19,7 +19,7 @@ xf.grad(residuals)(torch.ones(3), torch.ones(3))
             """\
 TypeError: grad(residuals) needs a function that returns a real floating scalar, but residuals returned float32[3]
   at example.py:4 in <module>: xf.grad(residuals)(torch.ones(3), torch.ones(3))
-Repair: reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and has_aux=True to return more beside the value.""",
+Hint: reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and has_aux=True to return more beside the value.""",
             """\
 xf.grad(lambda w, x: residuals(w, x).square().mean())(torch.ones(3), torch.ones(3))
 """,
@@ -35,7 +35,7 @@ xf.grad(loss)({"w": torch.ones(3), "step": torch.tensor(0)}, torch.ones(3))
             """\
 TypeError: grad(loss) differentiates with respect to params['step'], which is int64[], not floating
   at example.py:4 in <module>: xf.grad(loss)({"w": torch.ones(3), "step": torch.tensor(0)}, torch.ones(3))
-Repair: convert it with .float(), or choose other argnums.""",
+Hint: convert it with .float(), or choose other argnums.""",
             """\
 def loss(params, step, x):
     return (params["w"] * x).sum().sin() / (step + 1)
@@ -51,7 +51,7 @@ xf.grad(lambda w: w.sum(), has_aux=True)(torch.ones(3))
             """\
 TypeError: grad(<lambda>) with has_aux=True needs a pair (value, aux), but <lambda> returned a Tensor
   at example.py:1 in <module>: xf.grad(lambda w: w.sum(), has_aux=True)(torch.ones(3))
-Repair: return (value, aux), or leave has_aux out.""",
+Hint: return (value, aux), or leave has_aux out.""",
             """\
 xf.grad(lambda w: (w.sum(), w), has_aux=True)(torch.ones(3))
 """,
@@ -64,7 +64,7 @@ xf.vjp(lambda x: {"y": x.sin(), "best": x.argmax()}, torch.ones(3))
             """\
 TypeError: vjp(<lambda>): <lambda> returned int64[] at output['best'], which is not floating
   at example.py:1 in <module>: xf.vjp(lambda x: {"y": x.sin(), "best": x.argmax()}, torch.ones(3))
-Repair: return what is not differentiated through has_aux.""",
+Hint: return what is not differentiated through has_aux.""",
             """\
 xf.vjp(lambda x: (x.sin(), x.argmax()), torch.ones(3), has_aux=True)
 """,
@@ -77,7 +77,7 @@ xf.grad(torch.ones(3).sum())
             """\
 TypeError: grad was given tensor(3.), which is not callable
   at example.py:1 in <module>: xf.grad(torch.ones(3).sum())
-Repair: pass a function: grad(f)(x) rather than grad(f(x)).""",
+Hint: pass a function: grad(f)(x) rather than grad(f(x)).""",
         ),
         Case(
             "The function of a `custom_vjp` closes over a value that is being differentiated: its rule would lose that gradient.",
@@ -95,7 +95,7 @@ xf.grad(loss)(torch.ones(3), torch.ones(3))
             """\
 TypeError: loss.<locals>.scaled closes over a value (float32[3]) that is being differentiated, which its rule knows nothing of
   at example.py:7 in loss: return scaled(x).sum()
-Repair: pass the value as an argument, or close over xf.stop_gradient of it.""",
+Hint: pass the value as an argument, or close over xf.stop_gradient of it.""",
             """\
 @xf.custom_vjp
 def scaled(w, x):
@@ -125,7 +125,7 @@ act(torch.ones(3), "tanh")
             """\
 TypeError: act was given 'tanh' (a str) as kind
   at example.py:5 in <module>: act(torch.ones(3), "tanh")
-Repair: pass tensors, NumPy arrays and Python numbers; register your own class with xf.tree.register; make anything else static with static_argnums or static_argnames; of an object's method, write jit(obj.method).""",
+Hint: pass tensors, NumPy arrays and Python numbers; register your own class with xf.tree.register; make anything else static with static_argnums or static_argnames; of an object's method, write jit(obj.method).""",
             """\
 @xf.jit(static_argnames="kind")
 def act(x, kind):
@@ -146,7 +146,7 @@ grid(torch.ones(3), shape=[2, 3])
             """\
 ValueError: static argument 'shape' of grid is not hashable by value: [2, 3] (a list)
   at example.py:5 in <module>: grid(torch.ones(3), shape=[2, 3])
-Repair: pass a tuple instead of a list, a frozen dataclass instead of a dict; or leave the argument dynamic.""",
+Hint: pass a tuple instead of a list, a frozen dataclass instead of a dict; or leave the argument dynamic.""",
             """\
 grid(torch.ones(3), shape=(2, 3))
 """,
@@ -160,7 +160,7 @@ double.compile(target="tpu:v6e-7")
             """\
 ValueError: unknown target 'tpu:v6e-7'
   at example.py:2 in <module>: double.compile(target="tpu:v6e-7")
-Repair: use one of v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256, or give a grid: v6e:2x2.""",
+Hint: use one of v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256, or give a grid: v6e:2x2.""",
         ),
         Case(
             "A function returns what is no array.",
@@ -174,7 +174,7 @@ named(torch.ones(3))
             """\
 TypeError: named returned 'x' (a str) at output['name']
   at example.py:5 in <module>: named(torch.ones(3))
-Repair: return tensors, numbers or None, in any tree of tuples, lists, dicts and registered classes.""",
+Hint: return tensors, numbers or None, in any tree of tuples, lists, dicts and registered classes.""",
         ),
         Case(
             "A generator is traced.",
@@ -189,7 +189,7 @@ rows(torch.ones(2, 3))
             """\
 TypeError: rows returned <generator object rows at ...> (a generator) at output
   at example.py:6 in <module>: rows(torch.ones(2, 3))
-Repair: return tensors, numbers or None, in any tree of tuples, lists, dicts and registered classes.""",
+Hint: return tensors, numbers or None, in any tree of tuples, lists, dicts and registered classes.""",
             """\
 @xf.jit
 def rows(x):
@@ -206,7 +206,7 @@ xf.jit(lambda x, n: x * n, static_argnames="m")
             """\
 ValueError: <lambda> has no parameter 'm'
   at example.py:1 in <module>: xf.jit(lambda x, n: x * n, static_argnames="m")
-Repair: its parameters are x, n.""",
+Hint: its parameters are x, n.""",
         ),
         Case(
             "`argnums` counts beyond the arguments.",
@@ -216,7 +216,7 @@ xf.grad(lambda w: w.sum(), argnums=1)(torch.ones(3))
             """\
 ValueError: grad(<lambda>) has argnums=1, but was called with 1 positional arguments
   at example.py:1 in <module>: xf.grad(lambda w: w.sum(), argnums=1)(torch.ones(3))
-Repair: pass the arguments of argnums by position.""",
+Hint: pass the arguments of argnums by position.""",
         ),
         Case(
             "Nothing is mapped over.",
@@ -226,7 +226,7 @@ xf.vmap(torch.sin, in_axes=None)(torch.ones(3))
             """\
 ValueError: vmap(sin) has nothing to map over
   at example.py:1 in <module>: xf.vmap(torch.sin, in_axes=None)(torch.ones(3))
-Repair: give an in_axes that is not None, or axis_size.""",
+Hint: give an in_axes that is not None, or axis_size.""",
             """\
 xf.vmap(torch.sin, in_axes=None, axis_size=4)(torch.ones(3))
 """,
@@ -239,7 +239,7 @@ xf.scan(lambda c, _: (c + 1, None), 0)
             """\
 ValueError: scan of <lambda> has neither xs nor length
   at example.py:1 in <module>: xf.scan(lambda c, _: (c + 1, None), 0)
-Repair: give one of them.""",
+Hint: give one of them.""",
             """\
 xf.scan(lambda c, _: (c + 1, None), 0, length=3)
 """,
@@ -252,7 +252,7 @@ xf.while_loop(lambda n: 5 - n, lambda n: n + 1, 0)
             """\
 TypeError: while_loop of <lambda>: the condition <lambda> returned int64[], not a boolean scalar
   at example.py:1 in <module>: xf.while_loop(lambda n: 5 - n, lambda n: n + 1, 0)
-Repair: compare (x < y), and reduce with .any() or .all().""",
+Hint: compare (x < y), and reduce with .any() or .all().""",
             """\
 xf.while_loop(lambda n: 5 - n > 0, lambda n: n + 1, 0)
 """,
@@ -265,7 +265,7 @@ xf.cond(torch.ones(3) > 0, torch.sin, torch.cos, torch.ones(3))
             """\
 TypeError: cond of sin, cos: the predicate is bool[3], not a scalar boolean
   at example.py:1 in <module>: xf.cond(torch.ones(3) > 0, torch.sin, torch.cos, torch.ones(3))
-Repair: reduce it with .any() or .all(), or use torch.where or xf.vmap to choose for each element.""",
+Hint: reduce it with .any() or .all(), or use torch.where or xf.vmap to choose for each element.""",
             """\
 xf.cond((torch.ones(3) > 0).all(), torch.sin, torch.cos, torch.ones(3))
 """,
@@ -281,7 +281,7 @@ scaled(iter([0.1, 0.01]))(torch.ones(3))
             """\
 TypeError: a function holds <list_iterator object at ...> (a list_iterator), which gives other values each time it is read
   at example.py:4 in <module>: scaled(iter([0.1, 0.01]))(torch.ones(3))
-Repair: make a list or tuple of it, or pass what it gives as an argument.""",
+Hint: make a list or tuple of it, or pass what it gives as an argument.""",
             """\
 step = xf.jit(lambda w, rate: w * rate)
 
@@ -297,7 +297,7 @@ xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
             """\
 ValueError: <lambda> has no parameter 'k'
   at example.py:1 in <module>: xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
-Repair: its parameters are x, factor.""",
+Hint: its parameters are x, factor.""",
         ),
         Case(
             "A loop with a traced bound is to be unrolled.",
@@ -311,7 +311,7 @@ power(torch.ones(3), 2)
             """\
 ValueError: fori_loop of power.<locals>.<lambda> has unroll=2, and a traced bound
   at example.py:3 in power: return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
-Repair: leave unroll out, or make both bounds Python integers (static arguments).""",
+Hint: leave unroll out, or make both bounds Python integers (static arguments).""",
             """\
 @xf.jit(static_argnames="n")
 def power(x, n):
@@ -328,7 +328,7 @@ xf.jit(lambda n: xf.at(n)[0].set(0.5))(torch.ones(3, dtype=torch.int32))
             """\
 TypeError: at was given values that int32[3] cannot hold: float32[]
   at example.py:1 in <lambda>: xf.jit(lambda n: xf.at(n)[0].set(0.5))(torch.ones(3, dtype=torch.int32))
-Repair: convert the values, or the array, with .to(dtype).""",
+Hint: convert the values, or the array, with .to(dtype).""",
             """\
 xf.jit(lambda n: xf.at(n.float())[0].set(0.5))(torch.ones(3, dtype=torch.int32))
 """,

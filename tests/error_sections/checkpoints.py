@@ -24,7 +24,7 @@ xf.sharding.load_checkpoint(f"{folder}/200", torch.zeros(3))
             """\
 DamagedCheckpointError: the checkpoint at .../200 is damaged: __0_0.distcp has 100 bytes, and was written with ...
   at example.py:9 in <module>: xf.sharding.load_checkpoint(f"{folder}/200", torch.zeros(3))
-Repair: use an older checkpoint, or a copy of this one.""",
+Hint: use an older checkpoint, or a copy of this one.""",
             """\
 xf.sharding.load_checkpoint(f"{folder}/100", torch.zeros(3))
 """,
@@ -44,7 +44,7 @@ xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
             """\
 CheckpointWriteError: the checkpoint /dev/null/100 could not be written: [Errno 20] Not a directory: '/dev/null/100.partial'
   at example.py:1 in <module>: xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
-Repair: make room, or mend what is wrong with the file system, and save again; earlier checkpoints are as they were.""",
+Hint: make room, or mend what is wrong with the file system, and save again; earlier checkpoints are as they were.""",
             """\
 import tempfile
 

@@ -23,7 +23,7 @@ attention(torch.ones(3))
             """\
 CompileError: XLA could not compile attention: No registered implementation for untyped custom call to tpu_custom_call for Host
   at example.py:8 in <module>: attention(torch.ones(3))
-Repair: write the operation that it names differently; if it names none, please report the program.""",
+Hint: write the operation that it names differently; if it names none, please report the program.""",
             """\
 @xf.jit
 def attention(q):
@@ -47,7 +47,7 @@ mine(torch.ones(3))
             """\
 CompileError: XLA could not compile mine: No registered implementation for untyped custom call to my_kernel for Host
   at example.py:8 in <module>: mine(torch.ones(3))
-Repair: write the operation that it names differently; if it names none, please report the program.""",
+Hint: write the operation that it names differently; if it names none, please report the program.""",
         ),
     ],
 )
@@ -68,7 +68,7 @@ table(1.0)
             """\
 OutOfMemoryError: the results of table take 4398046511104 bytes, and the machine has ...
   at example.py:5 in <module>: table(1.0)
-Repair: use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over layers, or a narrower dtype.""",
+Hint: use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over layers, or a narrower dtype.""",
             """\
 @xf.jit
 def table(x):
@@ -88,7 +88,7 @@ xf.jacfwd(f)(torch.ones(2**20))
             """\
 OutOfMemoryError: the results of jacfwd(f) take 4398046511104 bytes, and the machine has ...
   at example.py:4 in <module>: xf.jacfwd(f)(torch.ones(2**20))
-Repair: use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over layers, or a narrower dtype.""",
+Hint: use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over layers, or a narrower dtype.""",
             """\
 x, v = torch.ones(2**20), torch.ones(2**20)
 y, jacobian_times_v = xf.jvp(f, (x,), (v,))

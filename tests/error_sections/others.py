@@ -21,7 +21,7 @@ linear(torch.ones(2, 4), torch.ones(3, 4))
 RuntimeError: mm(): cannot matrix-multiply tensors f32[2,4] and f32[3,4]. Expected the size of dimension 1 of the first input tensor (4) to be equal the size of dimension 0 of the second input tensor (3).
 raised by Tensor.matmul(float32[2,4], float32[3,4]) (while tracing linear)
   at example.py:3 in linear: return x @ w
-Repair: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
+Hint: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
             """\
 linear(torch.ones(2, 4), torch.ones(4, 3))
 """,
@@ -39,7 +39,7 @@ fifth(torch.ones(3))
 IndexError: index 4 is out of bounds for dimension 0 with size 3
 raised by Tensor.__getitem__(float32[3], 4) (while tracing fifth)
   at example.py:3 in fifth: return x[4]
-Repair: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
+Hint: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
         ),
         Case(
             "A function calls itself without end.",
@@ -53,7 +53,7 @@ factorial(5)
             """\
 RecursionError: factorial calls itself, with arguments of the same shapes, while it is being traced: the trace would never end
   at example.py:3 in factorial: return torch.where(n > 1, n * factorial(n - 1), 1)
-Repair: use xf.scan for a loop of fixed length, or make the depth a static argument.""",
+Hint: use xf.scan for a loop of fixed length, or make the depth a static argument.""",
             """\
 @xf.jit
 def factorial(n):
@@ -77,7 +77,7 @@ state.sum()
             """\
 RuntimeError: this tensor was donated to a jitted function, which has reused its buffer
   at example.py:7 in <module>: state.sum()
-Repair: use the function's result instead, or leave the argument out of donate_argnums.""",
+Hint: use the function's result instead, or leave the argument out of donate_argnums.""",
             """\
 state = xf.device_put(torch.ones(3))
 state = step(state)
@@ -110,7 +110,7 @@ sixth(torch.ones(3))
             """\
 IndexError: torch.take was given the index 5, which is out of bounds: its input has 3 (while tracing sixth)
   at example.py:3 in sixth: return torch.take(x, torch.tensor([5]))
-Repair: give indices from -3 to 2.""",
+Hint: give indices from -3 to 2.""",
         ),
     ],
 )

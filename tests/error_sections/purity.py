@@ -21,7 +21,7 @@ update({"w": torch.ones(3)}, torch.ones(3))
             """\
 PurityError: Tensor.sub_ changes params['w'] (float32[3]) in place (while tracing update)
   at example.py:3 in update: params["w"] -= 0.1 * grad
-Repair: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
+Hint: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
             """\
 @xf.jit
 def update(params, grad):
@@ -43,7 +43,7 @@ first_zero(torch.ones(3))
             """\
 PurityError: Tensor.__setitem__ changes x (float32[3]) in place (while tracing first_zero)
   at example.py:3 in first_zero: x[0] = 0.0
-Repair: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
+Hint: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
             """\
 @xf.jit
 def first_zero(x):
@@ -69,7 +69,7 @@ count(torch.ones(3))
             """\
 PurityError: Tensor.add_ changes a captured tensor (int64[]) in place (while tracing count)
   at example.py:5 in count: calls.add_(1)
-Repair: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
+Hint: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
             """\
 @xf.jit
 def count(x, calls):
@@ -90,7 +90,7 @@ double(torch.ones(3))
             """\
 PurityError: torch.mul changes x (float32[3]) in place (while tracing double)
   at example.py:3 in double: return torch.mul(x, 2, out=x)
-Repair: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
+Hint: compute a new tensor and return it (x = x + 1 instead of x += 1; torch.index_put instead of x[i] = y).""",
         ),
         Case(
             "Numbers are drawn from the global generator.",
@@ -104,7 +104,7 @@ noisy(torch.ones(3))
             """\
 PurityError: torch.randn draws from the global random generator, which a traced function may not (while tracing noisy)
   at example.py:3 in noisy: return x + torch.randn(3)
-Repair: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
+Hint: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
             """\
 @xf.jit
 def noisy(x, key):
@@ -127,7 +127,7 @@ layer(torch.ones(3))
             """\
 PurityError: torch.dropout draws from the global random generator, which a traced function may not (while tracing layer)
   at example.py:5 in layer: return dropout(x)
-Repair: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
+Hint: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
             """\
 @xf.jit
 def layer(x, key):
@@ -151,7 +151,7 @@ step(torch.ones(3), torch.ones(3))
             """\
 PurityError: Tensor.backward writes gradients into `.grad`, a side effect (while tracing step)
   at example.py:4 in step: loss.backward()
-Repair: use xf.grad or xf.value_and_grad, which return them; or call backward outside.""",
+Hint: use xf.grad or xf.value_and_grad, which return them; or call backward outside.""",
             """\
 @xf.jit
 def step(w, x):
@@ -173,7 +173,7 @@ clip(torch.ones(3))
             """\
 PurityError: assigning to .data changes a traced value (float32[3]) in place (while tracing clip)
   at example.py:3 in clip: w.data = w.data.clamp(-1, 1)
-Repair: compute a new tensor and return it.""",
+Hint: compute a new tensor and return it.""",
             """\
 @xf.jit
 def clip(w):
@@ -205,7 +205,7 @@ net(torch.ones(3))
             """\
 LeakError: a traced value, float32[3] made by torch.tanh, outlived its trace (while tracing net)
   at example.py:5 in net: h = torch.tanh(x)
-Repair: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
+Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
 @xf.jit
 def net(x):
@@ -229,7 +229,7 @@ xf.grad(net.loss)(torch.ones(3))
             """\
 LeakError: a traced value, float32[3] made by Tensor.square, outlived its trace (while tracing grad(Net.loss))
   at example.py:3 in loss: self.last = w.square()
-Repair: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
+Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
 def loss(w):
     squares = w.square()
@@ -252,7 +252,7 @@ xf.scan(step, 0.0, torch.ones(3))
             """\
 LeakError: a traced value, float32[] made by Tensor.add, outlived its trace (while tracing step)
   at example.py:4 in step: seen.append(total + x)
-Repair: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
+Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
 def step(total, x):
     return total + x, total + x
@@ -279,7 +279,7 @@ kept[0] * 2
             """\
 LeakError: a traced value, float32[3] made by Tensor.add, outlived its trace (while tracing keep)
   at example.py:5 in keep: kept.append(x + 1)
-Repair: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
+Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
         ),
         Case(
             "A pullback is used after its trace.",
@@ -301,7 +301,7 @@ pullbacks[0](torch.ones(3))
             """\
 LeakError: the pullback of vjp(sin) was called after the trace that made it ended
   at example.py:13 in <module>: pullbacks[0](torch.ones(3))
-Repair: call it inside the traced function, or call vjp outside of jit.""",
+Hint: call it inside the traced function, or call vjp outside of jit.""",
             """\
 y, pull = xf.vjp(xf.jit(torch.sin), torch.ones(3))
 pull(torch.ones(3))

@@ -22,7 +22,7 @@ relu(torch.ones(3))
             """\
 ConcretizationError: Tensor.__bool__ reads a traced value (bool[]), which has no data (while tracing relu)
   at example.py:3 in relu: if x.sum() > 0:
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 @xf.jit
 def relu(x):
@@ -45,7 +45,7 @@ power(torch.ones(3), 2)
             """\
 ConcretizationError: Tensor.__index__ reads a traced value (int64[]), which has no data (while tracing power)
   at example.py:3 in power: for _ in range(n):
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 @xf.jit(static_argnames="n")
 def power(x, n):
@@ -68,7 +68,7 @@ pad(torch.ones(3), 2)
             """\
 ConcretizationError: torch.zeros reads a traced value (int64[]), which has no data (while tracing pad)
   at example.py:3 in pad: return torch.cat([x, torch.zeros(n)])
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 @xf.jit(static_argnums=1)
 def pad(x, n):
@@ -90,7 +90,7 @@ xf.grad(loss)(torch.ones(3), torch.ones(3))
             """\
 ConcretizationError: Tensor.item reads a traced value (float32[]), which has no data (while tracing grad(loss))
   at example.py:3 in loss: print(f"loss {value.item():.3f}")
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 def loss(w, x):
     return (w * x).square().mean()
@@ -111,7 +111,7 @@ log(torch.ones(3))
             """\
 ConcretizationError: formatting with '.2f' reads a traced value (float32[]), which has no data (while tracing log)
   at example.py:3 in log: return x, f"{x.sum():.2f}"
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
         ),
         Case(
             "A traced value is handed to NumPy.",
@@ -127,7 +127,7 @@ norm(torch.ones(3))
             """\
 ConcretizationError: Tensor.__array__ reads a traced value (float32[3]), which has no data (while tracing norm)
   at example.py:5 in norm: return np.linalg.norm(x)
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 @xf.jit
 def norm(x):
@@ -148,7 +148,7 @@ pair(1.0, 2.0)
             """\
 ConcretizationError: torch.tensor reads traced values (float32[]) out of a Python sequence (while tracing pair)
   at example.py:3 in pair: return torch.tensor([a, b])
-Repair: use torch.stack.""",
+Hint: use torch.stack.""",
             """\
 @xf.jit
 def pair(a, b):
@@ -170,7 +170,7 @@ xf.scan(step, 0.0, torch.ones(5))
             """\
 ConcretizationError: Tensor.__bool__ reads a traced value (bool[]), which has no data (while tracing step)
   at example.py:2 in step: if total > 10:
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 def step(total, x):
     return torch.where(total > 10, total, total + x), total
@@ -190,7 +190,7 @@ act(torch.ones(3), 0.5)
             """\
 ConcretizationError: torch.nn.functional.elu reads a traced value, as a size, an index or a number; a traced value has no data (while tracing act)
   at example.py:3 in act: return torch.nn.functional.elu(x, alpha)
-Repair: make it a static argument (static_argnums, static_argnames), or compute with tensors of fixed size.""",
+Hint: make it a static argument (static_argnums, static_argnames), or compute with tensors of fixed size.""",
             """\
 @xf.jit(static_argnames="alpha")
 def act(x, alpha):
@@ -210,7 +210,7 @@ xf.vmap(head)(torch.ones(2, 3))
             """\
 ConcretizationError: Tensor.__int__ reads a traced value (float32[]), which has no data (while tracing vmap(head))
   at example.py:2 in head: return x[: int(x[0])]
-Repair: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
             """\
 def head(x):
     return torch.where(torch.arange(3) < x[0], x, 0)

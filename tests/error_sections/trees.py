@@ -21,7 +21,7 @@ TreeMismatchError: scan of body: the carry that the body returns and the one it 
   carry['h']: float32[3] instead of float32[]
   carry['steps']: float32[] instead of int64[]
   at example.py:4 in <module>: xf.scan(body, {"h": torch.tensor(0.0), "steps": 0}, torch.ones(4, 3))
-Repair: return a carry of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
+Hint: return a carry of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
             """\
 xf.scan(body, {"h": torch.zeros(3), "steps": 0.0}, torch.ones(4, 3))
 """,
@@ -35,7 +35,7 @@ xf.scan(lambda carry, x: ({"h": carry["h"] + x}, None), {"h": 0.0, "best": 0.0},
 TreeMismatchError: scan of <lambda>: the carry that the body returns and the one it receives differ:
   carry['best']: missing
   at example.py:1 in <module>: xf.scan(lambda carry, x: ({"h": carry["h"] + x}, None), {"h": 0.0, "best": 0.0}, torch.ones(4))
-Repair: return a carry of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
+Hint: return a carry of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
         ),
         Case(
             "The leaves of `xs` differ in length.",
@@ -50,7 +50,7 @@ TreeMismatchError: scan of body: leading axes differ in length:
   xs['a']: 4
   xs['b']: 5
   at example.py:4 in <module>: xf.scan(body, 0.0, {"a": torch.ones(4), "b": torch.ones(5)})
-Repair: give all leaves of xs the same leading axis.""",
+Hint: give all leaves of xs the same leading axis.""",
             """\
 xf.scan(body, 0.0, {"a": torch.ones(4), "b": torch.ones(4)})
 """,
@@ -63,7 +63,7 @@ xf.scan(lambda total, x: total + x, 0.0, torch.ones(4))
             """\
 TreeMismatchError: scan of <lambda>: the body must return a pair (carry, y), not a single array
   at example.py:1 in <module>: xf.scan(lambda total, x: total + x, 0.0, torch.ones(4))
-Repair: write `return carry, y`, with None for a y that is not needed.""",
+Hint: write `return carry, y`, with None for a y that is not needed.""",
             """\
 xf.scan(lambda total, x: (total + x, None), 0.0, torch.ones(4))
 """,
@@ -77,7 +77,7 @@ xf.cond(torch.tensor(True), lambda x: {"y": x}, lambda x: {"y": x.sum()}, torch.
 TreeMismatchError: cond of <lambda>, <lambda>: the results of <lambda> and of <lambda> differ:
   result['y']: float32[3] instead of float32[]
   at example.py:1 in <module>: xf.cond(torch.tensor(True), lambda x: {"y": x}, lambda x: {"y": x.sum()}, torch.ones(3))
-Repair: return the same structure, shapes and dtypes from every branch.""",
+Hint: return the same structure, shapes and dtypes from every branch.""",
             """\
 xf.cond(torch.tensor(True), lambda x: {"y": x.sum()}, lambda x: {"y": x.sum()}, torch.ones(3))
 """,
@@ -91,7 +91,7 @@ xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0)
 TreeMismatchError: while_loop of <lambda>: the value that the body returns and the one it receives differ:
   value: float32[] instead of int64[]
   at example.py:1 in <module>: xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0)
-Repair: return a value of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
+Hint: return a value of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
             """\
 xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0.0)
 """,
@@ -111,7 +111,7 @@ xf.grad(lambda x, y: scaled(x, y).sum())(torch.ones(3), torch.ones(3))
 TreeMismatchError: scaled: the backward rule <lambda>: a gradient and its argument differ:
   gradient[1]: float32[] instead of float32[3]
   at example.py:7 in <lambda>: xf.grad(lambda x, y: scaled(x, y).sum())(torch.ones(3), torch.ones(3))
-Repair: return gradients of the shapes and dtypes of the arguments.""",
+Hint: return gradients of the shapes and dtypes of the arguments.""",
             """\
 scaled.defvjp(lambda x, y: (x * y, (x, y)), lambda res, ct: (ct * res[1], ct * res[0]))
 
@@ -131,7 +131,7 @@ TreeMismatchError: vmap(score): the mapped axes of score differ in size:
   w: 3
   x: 8
   at example.py:4 in <module>: xf.vmap(score)(torch.ones(3), torch.ones(8, 3))
-Repair: map over axes of one size, or None for what is the same for all.""",
+Hint: map over axes of one size, or None for what is the same for all.""",
             """\
 xf.vmap(score, in_axes=(None, 0))(torch.ones(3), torch.ones(8, 3))
 """,
@@ -147,7 +147,7 @@ xf.vmap(score, in_axes=(None, 2))(torch.ones(3), torch.ones(8, 3))
             """\
 TreeMismatchError: vmap(score) maps over axis 2 of x, which is float32[8,3]
   at example.py:4 in <module>: xf.vmap(score, in_axes=(None, 2))(torch.ones(3), torch.ones(8, 3))
-Repair: give an axis that the array has, or None.""",
+Hint: give an axis that the array has, or None.""",
         ),
         Case(
             "`in_axes` does not fit the arguments.",
@@ -160,7 +160,7 @@ xf.vmap(score, in_axes=(None, 0, 0))(torch.ones(3), torch.ones(8, 3))
             """\
 TreeMismatchError: vmap(score) has 3 in_axes for 2 positional arguments
   at example.py:4 in <module>: xf.vmap(score, in_axes=(None, 0, 0))(torch.ones(3), torch.ones(8, 3))
-Repair: give one entry for each positional argument, or one axis for all.""",
+Hint: give one entry for each positional argument, or one axis for all.""",
         ),
         Case(
             "A cotangent is unlike the output.",
@@ -172,7 +172,7 @@ pull({"sin": torch.ones(2)})
 TreeMismatchError: vjp(<lambda>): the cotangent and the output differ:
   cotangent['sin']: float32[2] instead of float32[3]
   at example.py:2 in <module>: pull({"sin": torch.ones(2)})
-Repair: pass a tree like the output, for example torch.ones_like of each leaf.""",
+Hint: pass a tree like the output, for example torch.ones_like of each leaf.""",
             """\
 pull({"sin": torch.ones(3)})
 """,
@@ -186,7 +186,7 @@ xf.jvp(torch.sin, (torch.ones(3),), (torch.ones(3, dtype=torch.float64),))
 TreeMismatchError: jvp(sin): tangents and primals differ:
   tangents[0]: float64[3] instead of float32[3]
   at example.py:1 in <module>: xf.jvp(torch.sin, (torch.ones(3),), (torch.ones(3, dtype=torch.float64),))
-Repair: make tangents of the shapes and dtypes of the primals (torch.ones_like).""",
+Hint: make tangents of the shapes and dtypes of the primals (torch.ones_like).""",
             """\
 xf.jvp(torch.sin, (torch.ones(3),), (torch.ones(3),))
 """,
@@ -204,7 +204,7 @@ compiled(torch.ones(4))
             """\
 TreeMismatchError: double was compiled for other arguments: ('float32[3]',), not ('float32[4]',)
   at example.py:6 in <module>: compiled(torch.ones(4))
-Repair: call the jitted function itself, which compiles for each kind of arguments.""",
+Hint: call the jitted function itself, which compiles for each kind of arguments.""",
             """\
 double(torch.ones(4))
 """,
@@ -219,7 +219,7 @@ xf.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 TreeMismatchError: tree.map: tree 2 differs from the first tree:
   tree['b']: missing
   at example.py:2 in <module>: xf.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-Repair: give trees of one structure.""",
+Hint: give trees of one structure.""",
         ),
     ],
 )

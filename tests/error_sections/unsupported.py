@@ -20,7 +20,7 @@ positive_mean(torch.tensor([-1.0, 1.0, 3.0]))
             """\
 UnsupportedOpError: the shape of the result of indexing with a boolean mask depends on data (while tracing positive_mean)
   at example.py:3 in positive_mean: return x[x > 0].mean()
-Repair: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
+Hint: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
             """\
 @xf.jit
 def positive_mean(x):
@@ -42,7 +42,7 @@ places(torch.tensor([0.0, 1.0]))
             """\
 UnsupportedOpError: the shape of the result of torch.nonzero depends on data (while tracing places)
   at example.py:3 in places: return torch.nonzero(x)
-Repair: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
+Hint: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
         ),
         Case(
             "The distinct elements.",
@@ -56,7 +56,7 @@ distinct(torch.tensor([1.0, 1.0]))
             """\
 UnsupportedOpError: the shape of the result of torch.unique depends on data (while tracing distinct)
   at example.py:3 in distinct: return torch.unique(x)
-Repair: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
+Hint: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
         ),
         Case(
             "A dtype that the device lacks.",
@@ -66,7 +66,7 @@ xf.jit(lambda x: x + 1)(torch.ones(3, dtype=torch.uint32))
             """\
 UnsupportedOpError: x (uint32[3]) cannot be used: its dtype torch.uint32 is not supported (while tracing <lambda>)
   at example.py:1 in <module>: xf.jit(lambda x: x + 1)(torch.ones(3, dtype=torch.uint32))
-Repair: convert it to a dense tensor of a supported dtype first.""",
+Hint: convert it to a dense tensor of a supported dtype first.""",
             """\
 xf.jit(lambda x: x + 1)(torch.ones(3, dtype=torch.int64))
 """,
@@ -79,7 +79,7 @@ xf.jit(lambda a, x: a @ x)(torch.eye(3).to_sparse(), torch.ones(3))
             """\
 UnsupportedOpError: a (float32[3,3]) cannot be used: its layout torch.sparse_coo is not supported (while tracing <lambda>)
   at example.py:1 in <module>: xf.jit(lambda a, x: a @ x)(torch.eye(3).to_sparse(), torch.ones(3))
-Repair: convert it to a dense tensor of a supported dtype first.""",
+Hint: convert it to a dense tensor of a supported dtype first.""",
             """\
 xf.jit(lambda a, x: a @ x)(torch.eye(3), torch.ones(3))
 """,
@@ -93,7 +93,7 @@ xf.jit(lambda x: weight * x)(torch.ones(3))
             """\
 UnsupportedOpError: a captured tensor (float32[3]) cannot be used: it is on the meta device and has no data (while tracing <lambda>)
   at example.py:2 in <lambda>: xf.jit(lambda x: weight * x)(torch.ones(3))
-Repair: convert it to a dense tensor of a supported dtype first.""",
+Hint: convert it to a dense tensor of a supported dtype first.""",
         ),
         Case(
             "A `torch.autograd.Function` of the older kind.",
@@ -112,7 +112,7 @@ xf.vmap(Double.apply)(torch.ones(3))
             """\
 UnsupportedOpError: a torch.autograd.Function whose forward takes ctx cannot be transformed (while tracing vmap(Function.apply))
   at example.py:10 in <module>: xf.vmap(Double.apply)(torch.ones(3))
-Repair: split it into forward(*inputs) and setup_context(ctx, inputs, output), or use xf.custom_vjp.""",
+Hint: split it into forward(*inputs) and setup_context(ctx, inputs, output), or use xf.custom_vjp.""",
             """\
 class Double(torch.autograd.Function):
     generate_vmap_rule = True
@@ -153,7 +153,7 @@ xf.vmap(Triple.apply)(torch.ones(3))
             """\
 UnsupportedOpError: a torch.autograd.Function has no rule for batching (while tracing vmap(Function.apply))
   at example.py:14 in <module>: xf.vmap(Triple.apply)(torch.ones(3))
-Repair: set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.""",
+Hint: set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.""",
         ),
         Case(
             "One without a rule for forward mode.",
@@ -176,7 +176,7 @@ xf.jvp(Triple.apply, (torch.ones(3),), (torch.ones(3),))
             """\
 UnsupportedOpError: a torch.autograd.Function has no rule for forward-mode differentiation (while tracing jvp(Function.apply))
   at example.py:14 in <module>: xf.jvp(Triple.apply, (torch.ones(3),), (torch.ones(3),))
-Repair: give the class a `jvp` staticmethod, or use xf.custom_jvp.""",
+Hint: give the class a `jvp` staticmethod, or use xf.custom_jvp.""",
         ),
         Case(
             "A `while_loop` is differentiated in reverse.",
@@ -189,7 +189,7 @@ xf.grad(grow)(1.0)
             """\
 UnsupportedOpError: a gradient is asked for through while_loop of grow.<locals>.<lambda>, whose number of steps depends on data: nothing bounds what the backward pass would have to keep
   at example.py:2 in grow: return xf.while_loop(lambda v: v < 100, lambda v: v * 2, x)
-Repair: use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.""",
+Hint: use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.""",
             """\
 xf.jvp(grow, (torch.tensor(1.0),), (torch.tensor(1.0),))
 """,
@@ -206,7 +206,7 @@ weights(torch.ones(3, dtype=torch.complex64))
             """\
 UnsupportedOpError: torch.softmax was given complex64: complex numbers have no order
   at example.py:3 in weights: return z.softmax(0)
-Repair: convert to a floating dtype (x.real, x.imag, x.abs()).""",
+Hint: convert to a floating dtype (x.real, x.imag, x.abs()).""",
             """\
 @xf.jit
 def weights(z):
@@ -227,7 +227,7 @@ reachable(torch.eye(3) > 0)
             """\
 UnsupportedOpError: torch.mm was given bool: booleans have no sums of products
   at example.py:3 in reachable: return a @ a
-Repair: convert to a floating dtype (x.float()).""",
+Hint: convert to a floating dtype (x.float()).""",
             """\
 @xf.jit
 def reachable(a):
@@ -248,7 +248,7 @@ half(torch.ones(3))
             """\
 UnsupportedOpError: torch.bitwise_right_shift was given float32, and shifts integers
   at example.py:3 in half: return x >> 1
-Repair: convert with .to(torch.int64) before.""",
+Hint: convert with .to(torch.int64) before.""",
             """\
 @xf.jit
 def half(x):
@@ -269,7 +269,7 @@ turn(torch.ones(4, dtype=torch.float16))
             """\
 UnsupportedOpError: torch.complex makes complex numbers of float16 (torch.complex32), which XLA does not have (while tracing turn)
   at example.py:3 in turn: return torch.complex(x, x)
-Repair: convert to float32 first: x.float().""",
+Hint: convert to float32 first: x.float().""",
             """\
 turn(torch.ones(4))
 """,
@@ -285,7 +285,7 @@ xf.grad(loss)(torch.ones(3), torch.ones(3))
             """\
 UnsupportedOpError: igamma has no derivative (while tracing grad(loss))
   at example.py:4 in <module>: xf.grad(loss)(torch.ones(3), torch.ones(3))
-Repair: write it with other torch operations, or give a function that calls it a rule with xf.custom_vjp.""",
+Hint: write it with other torch operations, or give a function that calls it a rule with xf.custom_vjp.""",
             """\
 xf.grad(loss, argnums=1)(torch.ones(3), torch.ones(3))
 """,
@@ -303,7 +303,7 @@ xf.grad(loss)(torch.ones(3, 2))
             """\
 UnsupportedOpError: Tensor.t_ changes the shape of a view in place, of which derivatives would know nothing
   at example.py:3 in loss: y.t_()
-Repair: make a new tensor: x = x.t(...).""",
+Hint: make a new tensor: x = x.t(...).""",
             """\
 def loss(x):
     return x[:2].t().sum()

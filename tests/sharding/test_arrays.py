@@ -327,7 +327,7 @@ ERRORS = [
 def test_errors(call, match):
     with pytest.raises(ShardingError, match=match) as caught:
         call()
-    assert "Repair: " in str(caught.value)
+    assert "Hint: " in str(caught.value)
     assert torch.equal(xf.jit(lambda a: a + 1)(X).cpu(), X + 1)
 
 

@@ -629,7 +629,7 @@ def test_a_damaged_file_is_named(good, name, change, message):
         path.write_bytes(files[name])
     assert raised.value.file == path
     assert f"the checkpoint at {folder} is damaged: {name} " in str(raised.value)
-    assert str(raised.value).endswith("Repair: use an older checkpoint, or a copy of this one.")
+    assert str(raised.value).endswith("Hint: use an older checkpoint, or a copy of this one.")
     assert isinstance(raised.value, ValueError)
     loaded, extra = load_all(folder, tree)
     check(loaded, tree)

@@ -256,7 +256,7 @@ def refused(f: Any, match: str, error: type[Exception] = ShardingError, **option
     x = torch.zeros(8, 4)
     with pytest.raises(error, match=match) as raised:
         shard_map(lambda a: f(a), MESH, P("x"), P("x"), **options)(x)
-    assert "Repair: " in str(raised.value)
+    assert "Hint: " in str(raised.value)
 
 
 THREE: Any = 3

@@ -168,7 +168,7 @@ def test_collectives(jitted: bool) -> None:
 def test_refused(f: Any, out: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         run(f, out)
-    assert "Repair: " in str(raised.value)
+    assert "Hint: " in str(raised.value)
 
 
 def test_named_axes_in_regions_and_around() -> None:

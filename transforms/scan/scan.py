@@ -15,9 +15,9 @@ from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import TreeMismatchError, report
+from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
@@ -85,12 +85,7 @@ class ScanTransform(Transform):
         policy: Policy | None,
     ):
         if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
-            raise ValueError(
-                report(
-                    f"scan has unroll={unroll!r}", "give a number from 1, or True.",
-                    at=user_location(),
-                )
-            )  # fmt: skip
+            fail(ValueError, f"scan has unroll={unroll!r}", "give a number from 1, or True.")
         self._length, self._reverse, self._policy = length, bool(reverse), policy
         self._unroll = unroll
         super().__init__(fun, (length, self._reverse, (type(unroll), unroll), policy), "scan")
@@ -142,44 +137,34 @@ class ScanTransform(Transform):
         lengths = {p: x.shape[0] if x.ndim else None for p, x in tree.leaves_with_path(xs)}
         scalars = [p for p, n in lengths.items() if n is None]
         if scalars:
-            raise TreeMismatchError(
-                report(
-                    f"{name}: xs{scalars[0]} is a scalar, which has no axis to scan over",
-                    "give every leaf of xs a leading axis, or close over what is the same at "
-                    "each step.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name}: xs{scalars[0]} is a scalar, which has no axis to scan over",
+                "give every leaf of xs a leading axis, or close over what is the same at "
+                "each step.",
             )
         found = set(lengths.values())
         if self._length is not None and found and found != {self._length}:
-            raise TreeMismatchError(
-                report(
-                    f"{name} has length={self._length}, but xs has leading axes of {found}",
-                    "leave length out: it is needed only where xs has no leaves.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name} has length={self._length}, but xs has leading axes of {found}",
+                "leave length out: it is needed only where xs has no leaves.",
             )
         if self._length is not None:
             lengths = {"": self._length}
         if not lengths:
-            raise ValueError(
-                report(f"{name} has neither xs nor length", "give one of them.", at=user_location())
-            )
+            fail(ValueError, f"{name} has neither xs nor length", "give one of them.")
         if len(set(lengths.values())) > 1:
             lines = "".join(f"\n  xs{p}: {n}" for p, n in lengths.items())
-            raise TreeMismatchError(
-                report(
-                    f"{name}: leading axes differ in length:{lines}",
-                    "give all leaves of xs the same leading axis.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name}: leading axes differ in length:{lines}",
+                "give all leaves of xs the same leading axis.",
             )
         n = next(iter(lengths.values()))
         assert n is not None
         if n < 0:
-            raise ValueError(
-                report(f"{name} has length={n}", "give a length from 0.", at=user_location())
-            )
+            fail(ValueError, f"{name} has length={n}", "give a length from 0.")
         return n
 
     def _check_result(
@@ -192,12 +177,10 @@ class ScanTransform(Transform):
     ) -> tree.Structure:
         """Check what the body returned; the structure of y."""
         if out_tree.type is not tuple or len(out_tree.children()) != 2:
-            raise TreeMismatchError(
-                report(
-                    f"{name}: the body must return a pair (carry, y), not {_describe(out_tree)}",
-                    "write `return carry, y`, with None for a y that is not needed.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{name}: the body must return a pair (carry, y), not {_describe(out_tree)}",
+                "write `return carry, y`, with None for a y that is not needed.",
             )
         got, ys_tree = out_tree.children()
         n = got.num_leaves
@@ -207,7 +190,7 @@ class ScanTransform(Transform):
             what="the carry that the body returns and the one it receives",
             name=name,
             root="carry",
-            repair="return a carry of the same structure, shapes and dtypes; convert `init` if "
+            hint="return a carry of the same structure, shapes and dtypes; convert `init` if "
             "its dtype was not meant.",
         )
         return ys_tree

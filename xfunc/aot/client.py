@@ -18,8 +18,7 @@ from pathlib import Path
 from xfunc.aot import cache
 from xfunc.aot.request import Request
 from xfunc.aot.result import UNREADABLE, Result
-from xfunc.core.locations import user_location
-from xfunc.errors import CompileError, report
+from xfunc.errors import CompileError, fail, report
 
 _WORKER = Path(__file__).with_name("worker.py")
 _NEEDED = {"jax": "0.7.1", "jaxlib": "0.7.1", "libtpu": "0.0.21"}
@@ -79,8 +78,8 @@ def _versions() -> list[str]:
             if found[-1] == version or found[-1].startswith(f"{version}."):
                 continue
             problem = f"compiling for a TPU needs {package} {version}, and {found[-1]} is installed"
-        repair = "pip install 'xfunc[aot]'."
-        raise CompileError(report(problem, repair, at=user_location()))
+        hint = "pip install 'xfunc[aot]'."
+        fail(CompileError, problem, hint)
     return found
 
 
@@ -134,7 +133,6 @@ def _died(name: str, status: int, log: str) -> CompileError:
             "use a smaller batch, leave out compiler options, or write the operation that it names "
             "differently; after SIGKILL, with which Linux ends what takes too much memory, take a "
             "larger machine.",
-            at=user_location(),
         )
     )
 

@@ -15,9 +15,8 @@ from xfunc.backends.torch_xla.errors import compile_error, out_of_memory
 from xfunc.backends.torch_xla.host_calls import refuse_host_calls
 from xfunc.backends.torch_xla.placement import traced_for
 from xfunc.backends.torch_xla.runtime import text_of
-from xfunc.core.locations import user_location
 from xfunc.core.sizes import size
-from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, report, shown
+from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
 from xfunc.stages.stages import Lowered, register_target
 
 
@@ -75,12 +74,10 @@ class CompiledAhead:
             CompileError: always: it is compiled for another device.
         """
         name = self.lowered.traced._staged.name
-        raise CompileError(
-            report(
-                f"{name} was compiled for {self.topology.name}, and cannot run here",
-                "call the jitted function itself, which compiles for the running device.",
-                at=user_location(),
-            )
+        fail(
+            CompileError,
+            f"{name} was compiled for {self.topology.name}, and cannot run here",
+            "call the jitted function itself, which compiles for the running device.",
         )
 
 
@@ -91,24 +88,20 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> Com
     lowering, entry = lowered._lowering, lowered.traced._entry
     name = entry.program.name
     if not lowering.outputs:
-        raise CompileError(
-            report(
-                f"{name} returns no tensor, so there is nothing to compile",
-                "return what it computes.",
-                at=user_location(),
-            )
+        fail(
+            CompileError,
+            f"{name} returns no tensor, so there is nothing to compile",
+            "return what it computes.",
         )
     module = lowered.module
     refuse_host_calls(module.proto, name, f"on {topology.name}")
     n = traced_for(module.proto, topology.devices)
     if n != topology.devices:
-        raise ShardingError(
-            report(
-                f"{name} was traced for a mesh of {n} devices, and {topology.name} has "
-                f"{topology.devices}",
-                "make the mesh as large as the topology, or name another topology.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"{name} was traced for a mesh of {n} devices, and {topology.name} has "
+            f"{topology.devices}",
+            "make the mesh as large as the topology, or name another topology.",
         )
     labels = lowered.traced._staged.labels(lowered.traced.in_tree)
     request = request_for(module, lowering.inputs, labels, entry.donated, topology, options)
@@ -127,23 +120,21 @@ def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name in _OURS:
             problem = f"the compiler option {name} is set by xfunc itself"
-            repair = "leave it out; as_text() and largest_buffers() show what libtpu made."
+            hint = "leave it out; as_text() and largest_buffers() show what libtpu made."
         elif not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
             problem = f"compiler_options has {shown(name)}: {shown(value)}"
-            repair = "give options by name, as strings, numbers or booleans."
+            hint = "give options by name, as strings, numbers or booleans."
         else:
             continue
-        raise ValueError(report(problem, repair, at=user_location()))
+        fail(ValueError, problem, hint)
 
 
 def _refusal(name: str, result: Result) -> CompileError:
     """What libtpu says of a program that it does not compile, as an error."""
     said, _, _ = result.report["refusal"].partition("\n\n")
     if "No such compile option" in said or "Failed to parse flag" in said:
-        repair = "leave the compiler option out, or write it as libtpu knows it."
-        return CompileError(
-            report(f"libtpu could not compile {name}: {said}", repair, at=user_location())
-        )
+        hint = "leave the compiler option out, or write it as libtpu knows it."
+        return CompileError(report(f"libtpu could not compile {name}: {said}", hint))
     error = compile_error(name, said)
     if not isinstance(error, OutOfMemoryError):
         return error

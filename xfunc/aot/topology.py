@@ -7,7 +7,6 @@ import math
 import re
 from typing import Any
 
-from xfunc.core.locations import user_location
 from xfunc.errors import report, shown
 
 _EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:v4:2x2x2"
@@ -102,12 +101,12 @@ def topology_of(target: str) -> Topology:
         if chips in slices and not rest:
             return topology_of(f"{kind}:{slices[chips]}")
         sizes = ", ".join(f"{kind}-{n * unit}" for n in slices)
-        raise unknown(target, repair=f"use one of {sizes}, or give a grid: {kind}:{slices[4]}.")
+        raise unknown(target, hint=f"use one of {sizes}, or give a grid: {kind}:{slices[4]}.")
     raise unknown(target)
 
 
-def unknown(target: object, why: str = "", repair: str = "") -> ValueError:
+def unknown(target: object, why: str = "", hint: str = "") -> ValueError:
     """The error of a target that does not exist."""
     problem = f"unknown target {shown(target)}{why and f': {why}'}"
     usual = f"leave it out, to compile for the running device, or name a TPU: {_EXAMPLES}."
-    return ValueError(report(problem, repair or usual, at=user_location()))
+    return ValueError(report(problem, hint or usual))

@@ -27,7 +27,7 @@ from xfunc.cache.changes import Changed
 from xfunc.cache.own_classes import Same
 from xfunc.cache.valuation import Walk, is_atom, volatile
 from xfunc.cache.watch import Watch, end_watches
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
 
@@ -79,7 +79,6 @@ def _walked(fun: Any, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
             report(
                 f"{function_name(fun)} holds a structure that is nested too deep to compare",
                 "pass the data as an argument, or flatten it.",
-                at=user_location(),
             )
         ) from None
 

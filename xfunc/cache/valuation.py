@@ -25,9 +25,9 @@ import torch
 
 from xfunc.cache import classes, watch
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
-from xfunc.core.locations import is_of_user, user_location
+from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.torchlib.functorch import is_wrapped
 
 _MAX_NODES = 1_000_000  # of one function's value
@@ -87,14 +87,11 @@ class Walk:
         if before is not None:
             return ("again", before)
         if len(self._seen) > _MAX_NODES:
-            raise ValueError(
-                report(
-                    f"a function holds more than {_MAX_NODES:,} objects, by whose value its "
-                    "programs would be cached",
-                    "pass the data as an argument (as tensors, or static), or make it a NumPy "
-                    "array.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"a function holds more than {_MAX_NODES:,} objects, by whose value its "
+                "programs would be cached",
+                "pass the data as an argument (as tensors, or static), or make it a NumPy array.",
             )
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
@@ -317,13 +314,11 @@ def _as_pickled(walk: Walk, x: Any) -> Hashable:
 def _refused(walk: Walk, x: Any) -> Hashable:
     if not walk.refuses:
         return Same(x)
-    raise TypeError(
-        report(
-            f"a function holds {shown(x)} (a {type(x).__name__}), which gives other values each "
-            "time it is read",
-            "make a list or tuple of it, or pass what it gives as an argument.",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"a function holds {shown(x)} (a {type(x).__name__}), which gives other values each "
+        "time it is read",
+        "make a list or tuple of it, or pass what it gives as an argument.",
     )
 
 

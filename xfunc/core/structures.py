@@ -6,8 +6,7 @@ import collections
 from typing import Any
 
 from xfunc import tree
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 
 _LEAF = "*"
 _KEYS = (str, int, bool, float, type(None))
@@ -39,16 +38,14 @@ def _encode(x: Any, what: str) -> Any:
     if kind is dict and all(type(k) in _KEYS for k in x):
         keys = list(x)
         return ["dict", [_encode(x[k], what) for k in keys], keys]
-    raise TypeError(
-        report(
-            f"{what} hold a {kind.__name__}, which a file cannot: its class may not exist where "
-            "the file is read"
-            if kind is not dict
-            else f"{what} hold a dict with keys that are no strings or numbers",
-            "wrap the function in one that takes and returns dicts, lists, tuples and named "
-            "tuples, and export that.",
-            at=user_location(),
-        )
+    fail(
+        TypeError,
+        f"{what} hold a {kind.__name__}, which a file cannot: its class may not exist where "
+        "the file is read"
+        if kind is not dict
+        else f"{what} hold a dict with keys that are no strings or numbers",
+        "wrap the function in one that takes and returns dicts, lists, tuples and named "
+        "tuples, and export that.",
     )
 
 

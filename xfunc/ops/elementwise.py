@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.hlo.passes.absent import absent_tangent
@@ -70,12 +69,10 @@ def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
     dtype = made[0].dtype
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         # XLA would make code that ends the process.
-        raise UnsupportedOpError(
-            report(
-                f"torch.{name} was given {str(dtype).removeprefix('torch.')}, and shifts integers",
-                "convert with .to(torch.int64) before.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"torch.{name} was given {str(dtype).removeprefix('torch.')}, and shifts integers",
+            "convert with .to(torch.int64) before.",
         )
     return made
 
@@ -207,12 +204,10 @@ def lcm(x: Tensor, y: Tensor) -> Tensor:
 @kernel("view_copy.dtype")
 def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype.itemsize != dtype.itemsize or x.is_complex() or dtype.is_complex:
-        raise UnsupportedOpError(
-            report(
-                "a view as a dtype of another size has no lowering to XLA",
-                "view as a dtype of the same size, or convert with Tensor.to.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "a view as a dtype of another size has no lowering to XLA",
+            "view as a dtype of the same size, or convert with Tensor.to.",
         )
     return x.clone() if x.dtype == dtype else instruction(_bits, x, dtype=dtype)
 

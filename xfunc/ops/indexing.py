@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import below, composition, kernel, original
 
 Tensor = torch.Tensor
@@ -119,12 +118,10 @@ def index_put(
     if values.dtype != x.dtype:
         if not values.numel() or any(i is not None and not i.numel() for i in indices):
             return x.clone()  # torch asks for one dtype where there is something to put.
-        raise TypeError(
-            report(
-                f"what is put at indices of {short(x)} is of another dtype ({short(values)})",
-                "convert it: x[i] = y.to(x.dtype).",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"what is put at indices of {short(x)} is of another dtype ({short(values)})",
+            "convert it: x[i] = y.to(x.dtype).",
         )
     if mask.dtype is torch.bool and not others:
         before = next(k for k, i in enumerate(indices) if i is not None)
@@ -180,12 +177,10 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 @kernel("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     if output_size is None:
-        raise UnsupportedOpError(
-            report(
-                "the shape of the result of repeat_interleave depends on data",
-                "give `output_size`, the sum of the repeats.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "the shape of the result of repeat_interleave depends on data",
+            "give `output_size`, the sum of the repeats.",
         )
     ends = repeats.cumsum(0)
     return torch.searchsorted(ends, torch.arange(output_size, device=repeats.device), right=True)

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import Kernel, surround
 
 _ORDERING = """
@@ -87,13 +86,11 @@ def _refusing(
             dtype = refused(*args)
             if dtype is None:
                 return function(*args, **kwargs)
-            raise UnsupportedOpError(
-                report(
-                    f"torch.{name.strip('_').partition('.')[0]} was given "
-                    f"{str(dtype).removeprefix('torch.')}: {why}",
-                    f"convert to a floating dtype ({_CONVERSIONS[dtype.is_complex]}).",
-                    at=user_location(),
-                )
+            fail(
+                UnsupportedOpError,
+                f"torch.{name.strip('_').partition('.')[0]} was given "
+                f"{str(dtype).removeprefix('torch.')}: {why}",
+                f"convert to a floating dtype ({_CONVERSIONS[dtype.is_complex]}).",
             )
 
         return run

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition, kernel
 
@@ -79,12 +78,10 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if scale_grad_by_freq:
-        raise UnsupportedOpError(
-            report(
-                "embedding_bag cannot scale gradients by the frequency of an index in a program",
-                "leave out scale_grad_by_freq, and scale the gradients by torch.bincount outside.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "embedding_bag cannot scale gradients by the frequency of an index in a program",
+            "leave out scale_grad_by_freq, and scale the gradients by torch.bincount outside.",
         )
     bags, n = offsets.shape[0] - include_last_offset, indices.shape[0]
     places = torch.arange(n, device=weight.device)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
@@ -95,14 +94,11 @@ def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int |
     elements, steps = x.numel(), list(zip(size, stride, strict=True))
     last = (offset or 0) + sum((n - 1) * step for n, step in steps)
     if min(stride, default=0) < 0 or (offset or 0) < 0 or (0 not in size and last >= elements):
-        raise RuntimeError(
-            report(
-                f"as_strided with sizes {[*size]}, strides {[*stride]} and offset {offset or 0} "
-                f"goes beyond the {elements} elements of the array",
-                "choose them so that every element lies in the array, which has no strides of its "
-                "own.",
-                at=user_location(),
-            )
+        fail(
+            RuntimeError,
+            f"as_strided with sizes {[*size]}, strides {[*stride]} and offset {offset or 0} "
+            f"goes beyond the {elements} elements of the array",
+            "choose them so that every element lies in the array, which has no strides of its own.",
         )
     place = torch.full(tuple(size), offset or 0, device=x.device, dtype=torch.int64)
     for k, (n, step) in enumerate(steps):

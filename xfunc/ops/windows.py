@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.backends.torch_xla.literals import literal
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import below, kernel, original
 
 Tensor = torch.Tensor
@@ -23,12 +22,10 @@ Tensor = torch.Tensor
 def refuse_integers(what: str, x: Tensor) -> None:
     """Raise for an array of integers."""
     if not x.is_floating_point():
-        raise UnsupportedOpError(
-            report(
-                f"{what} is not lowered for {x.dtype}",
-                "convert to a floating dtype first, and back after it.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"{what} is not lowered for {x.dtype}",
+            "convert to a floating dtype first, and back after it.",
         )
 
 

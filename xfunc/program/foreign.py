@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from xfunc.core.avals import Aval, aval_of, short
-from xfunc.core.locations import user_location
-from xfunc.errors import CompileError, UnsupportedOpError, report
+from xfunc.errors import CompileError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Pair, Tensor
 from xfunc.trace import tracing
@@ -56,22 +55,18 @@ def call_jax(
         UnsupportedOpError: the call is not in a traced function, or is differentiated or batched.
     """
     if tracing.current() is None:
-        raise UnsupportedOpError(
-            report(
-                f"{fun} is called outside of a traced function",
-                "call it in a function that is given to xf.jit.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"{fun} is called outside of a traced function",
+            "call it in a function that is given to xf.jit.",
         )
     avals = tuple(None if a is None else aval_of(a) for a in args)
     for i, aval in enumerate(avals):
         if aval is not None and aval.dtype in (torch.int64, torch.float64, torch.complex128):
-            raise TypeError(
-                report(
-                    f"argument {i} of {fun} is {short(aval)}, and JAX uses no types of 64 bits",
-                    "convert it, with x.to(torch.int32) or x.float().",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"argument {i} of {fun} is {short(aval)}, and JAX uses no types of 64 bits",
+                "convert it, with x.to(torch.int32) or x.float().",
             )
     lowering = _lowered(fun, avals, platform, tuple(sorted(static.items())))
     return tuple(bind(Foreign(lowering), [a for a in args if a is not None]))
@@ -109,9 +104,9 @@ class Foreign:
     ) -> tuple[list[Tensor], list[int | None]]:
         self._refuse("batched", "use jax.vmap inside of it, or xf.map in the place of xf.vmap.")
 
-    def _refuse(self, how: str, repair: str) -> NoReturn:
+    def _refuse(self, how: str, hint: str) -> NoReturn:
         problem = f"{self.lowering.name} is a function of JAX, which cannot be {how} here"
-        raise UnsupportedOpError(report(problem, repair, at=user_location()))
+        fail(UnsupportedOpError, problem, hint)
 
 
 @functools.lru_cache(1024)
@@ -119,12 +114,10 @@ def _lowered(
     fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, Any], ...]
 ) -> Lowering:
     if importlib.util.find_spec("jax") is None:
-        raise ImportError(
-            report(
-                f"{fun} is a function of JAX, which is not installed",
-                "pip install 'torch_xla[tpu,pallas]==2.9.0'",
-                at=user_location(),
-            )
+        fail(
+            ImportError,
+            f"{fun} is a function of JAX, which is not installed",
+            "pip install 'torch_xla[tpu,pallas]==2.9.0'",
         )
     request = {
         "fun": fun,
@@ -144,12 +137,10 @@ def _lowered(
     )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        raise CompileError(
-            report(
-                f"JAX could not lower {fun} for the platform {platform!r}; it said: {said[-1]}",
-                "mend the function, or its arguments.",
-                at=user_location(),
-            )
+        fail(
+            CompileError,
+            f"JAX could not lower {fun} for the platform {platform!r}; it said: {said[-1]}",
+            "mend the function, or its arguments.",
         )
     outputs, hlo = done.stdout.split(b"\n", 1)
     given = tuple(a for a in avals if a is not None)

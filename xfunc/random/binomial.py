@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from xfunc.errors import fail
 from xfunc.random.checks import (
     Dtype,
     Number,
@@ -14,7 +15,6 @@ from xfunc.random.checks import (
     Tensor,
     as_key,
     drawn_with,
-    fail,
     floating,
     numbers,
     shape_or,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 
 Tensor = torch.Tensor
 Shape = Sequence[int]
@@ -27,11 +26,11 @@ def as_key(key: Any, name: str) -> Tensor:
     if isinstance(key, Tensor) and key.dtype is torch.int32 and tuple(key.shape) == (2,):
         return key
     if isinstance(key, Tensor) and key.dtype is torch.int32 and key.shape[-1:] == (2,):
-        repair = f"take one of them, or use xf.vmap(xf.random.{name}) for one draw each."
-        fail(TypeError, f"{name} was given an array of keys, {short(key)}", repair)
+        hint = f"take one of them, or use xf.vmap(xf.random.{name}) for one draw each."
+        fail(TypeError, f"{name} was given an array of keys, {short(key)}", hint)
     what = short(key) if isinstance(key, Tensor) else f"{key!r} (a {type(key).__name__})"
-    repair = "make a key with xf.random.key(seed): it is an int32[2]."
-    fail(TypeError, f"{name} was given {what}, which is no key", repair)
+    hint = "make a key with xf.random.key(seed): it is an int32[2]."
+    fail(TypeError, f"{name} was given {what}, which is no key", hint)
 
 
 def as_shape(shape: Any, name: str) -> tuple[int, ...]:
@@ -40,13 +39,8 @@ def as_shape(shape: Any, name: str) -> tuple[int, ...]:
         dims = tuple(map(operator.index, shape))
         if all(d >= 0 for d in dims):
             return dims
-    repair = "pass a tuple of sizes, as in (3,) or ()."
-    fail(TypeError, f"{name} was given the shape {shape!r}", repair)
-
-
-def fail(error: type[Exception], problem: str, repair: str) -> NoReturn:
-    """Raise with the text of a report."""
-    raise error(report(problem, repair, at=user_location()))
+    hint = "pass a tuple of sizes, as in (3,) or ()."
+    fail(TypeError, f"{name} was given the shape {shape!r}", hint)
 
 
 def numbers(dtype: torch.dtype, *values: Any) -> list[Tensor]:

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from xfunc.random.checks import MANTISSA, Shape, Tensor, as_key, as_shape, check_mode, fail
+from xfunc.errors import fail
+from xfunc.random.checks import MANTISSA, Shape, Tensor, as_key, as_shape, check_mode
 from xfunc.random.continuous import gumbel, uniform
 from xfunc.random.discrete import permutation, randint
 
@@ -52,8 +53,8 @@ def choice(
     if draws and n <= 0:
         fail(ValueError, f"{name} was given nothing to draw from", "give at least one element.")
     if not replace and draws > n:
-        repair = "draw fewer, or with replace=True."
-        fail(ValueError, f"{name} cannot draw {draws} of {n} without replacement", repair)
+        hint = "draw fewer, or with replace=True."
+        fail(ValueError, f"{name} cannot draw {draws} of {n} without replacement", hint)
     if p is None and not replace:
         shuffled = permutation(key, a, axis if isinstance(a, Tensor) else 0)
         places = None

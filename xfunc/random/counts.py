@@ -12,17 +12,8 @@ from typing import Any
 
 import torch
 
-from xfunc.random.checks import (
-    INTEGERS,
-    MANTISSA,
-    Number,
-    Shape,
-    Tensor,
-    as_key,
-    fail,
-    numbers,
-    shape_or,
-)
+from xfunc.errors import fail
+from xfunc.random.checks import INTEGERS, MANTISSA, Number, Shape, Tensor, as_key, numbers, shape_or
 from xfunc.random.continuous import uniform
 from xfunc.random.threefry import split
 from xfunc.transforms.jit import jit

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from xfunc.errors import fail
 from xfunc.random.checks import (
     INTEGERS,
     MANTISSA,
@@ -17,7 +18,6 @@ from xfunc.random.checks import (
     as_shape,
     check_broadcast,
     check_mode,
-    fail,
     numbers,
     shape_or,
 )

@@ -16,7 +16,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from xfunc.random.checks import Tensor, as_key, fail
+from xfunc.errors import fail
+from xfunc.random.checks import Tensor, as_key
 from xfunc.random.replacements import REPLACEMENTS
 from xfunc.random.threefry import fold_in
 from xfunc.torchlib import torch_functions

@@ -25,7 +25,8 @@ import torch
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import short
 from xfunc.core.eager import is_eager
-from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape, fail
+from xfunc.errors import fail
+from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape
 from xfunc.trace import tracing
 from xfunc.transforms.jit import jit
 

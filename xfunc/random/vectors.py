@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from xfunc.errors import fail
 from xfunc.random.checks import (
     Dtype,
     Number,
@@ -16,7 +17,6 @@ from xfunc.random.checks import (
     as_shape,
     check_broadcast,
     drawn_with,
-    fail,
     floating,
     numbers,
     shape_or,

@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, report, shown
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.estimate.cost import Cost, costs, roofline
@@ -54,7 +53,6 @@ class MinCut:
                     f"min_cut was given a budget of {self.budget_bytes} bytes, and what cannot be "
                     f"computed again takes at least {least}{steps}",
                     f"give budget_bytes={least} or more, or none.",
-                    at=user_location(),
                 )
             ) from None
 
@@ -73,12 +71,10 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
     """
     is_number = isinstance(budget_bytes, int) and not isinstance(budget_bytes, bool)
     if budget_bytes is not None and (not is_number or budget_bytes < 0):
-        raise ValueError(
-            report(
-                f"min_cut was given budget_bytes={shown(budget_bytes)}",
-                "give a whole number of bytes, such as 2**30, or none.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"min_cut was given budget_bytes={shown(budget_bytes)}",
+            "give a whole number of bytes, such as 2**30, or none.",
         )
     return MinCut(budget_bytes)
 

@@ -17,8 +17,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.hlo import Instruction
 from xfunc.hlo.passes.names import names_of
 
@@ -128,12 +127,10 @@ def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
     """Keep what one of two policies keeps; the first says how, if both do."""
     for policy in (policy_1, policy_2):
         if not callable(policy):
-            raise TypeError(
-                report(
-                    f"save_from_both_policies was given {shown(policy)}",
-                    "give two functions of an HLO instruction.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"save_from_both_policies was given {shown(policy)}",
+                "give two functions of an HLO instruction.",
             )
     return _Both(policy_1, policy_2)
 
@@ -155,12 +152,10 @@ def save_and_offload_only_these_names(
     offloaded = _names(names_which_can_be_offloaded, function)
     both = sorted(kept & offloaded)
     if both:
-        raise ValueError(
-            report(
-                f"{function} was given {both[0]!r} both to be saved and to be offloaded",
-                "give each name once.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"{function} was given {both[0]!r} both to be saved and to be offloaded",
+            "give each name once.",
         )
     return _Names(kept, offloaded, _offload(offload_src, offload_dst))
 
@@ -189,12 +184,10 @@ def offload_dot_with_no_batch_dims(
 
 def _offload(src: str, dst: str) -> Offload:
     if (src, dst) != ("device", "pinned_host"):
-        raise ValueError(
-            report(
-                f"values cannot be offloaded from {shown(src)} to {shown(dst)}",
-                "offload from 'device' to 'pinned_host'.",
-                at=user_location(),
-            )
+        fail(
+            ValueError,
+            f"values cannot be offloaded from {shown(src)} to {shown(dst)}",
+            "offload from 'device' to 'pinned_host'.",
         )
     return Offload(src, dst)
 
@@ -203,11 +196,9 @@ def _names(names: Iterable[str], function: str) -> frozenset[str]:
     found = [names] if isinstance(names, str) else list(names)
     for n in found:
         if not isinstance(n, str):
-            raise TypeError(
-                report(
-                    f"{function} was given {shown(n)} as a name",
-                    "give the strings that xf.checkpoint_name was given.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{function} was given {shown(n)} as a name",
+                "give the strings that xf.checkpoint_name was given.",
             )
     return frozenset(found)

@@ -14,8 +14,7 @@ from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy, literal
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import NUMBERS, aval_of
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.torchlib import values
 from xfunc.trace import tracing
 
@@ -44,13 +43,11 @@ def prepare(
         elif type(x) in NUMBERS:
             dtype = NUMBERS[type(x)]
             if type(x) is int and not -(2**63) <= x < 2**63:
-                raise OverflowError(
-                    report(
-                        f"{staged.labels(structure)[i]} of {staged.name} is {x}, too large for an "
-                        "int64",
-                        "make the argument static.",
-                        at=user_location(),
-                    )
+                fail(
+                    OverflowError,
+                    f"{staged.labels(structure)[i]} of {staged.name} is {x}, too large for an "
+                    "int64",
+                    "make the argument static.",
                 )
             if trace is None:
                 made.append(to_device(torch.tensor(x, dtype=dtype)))
@@ -64,16 +61,14 @@ def prepare(
                     values.check_array(x, staged.name, staged.labels(structure)[i])
                 made.append(to_device(x))
         elif staged.arrays_only:
-            raise TypeError(
-                report(
-                    f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
-                    f"{staged.labels(structure)[i]}",
-                    "pass tensors, NumPy arrays and Python numbers; register your "
-                    "own class with xf.tree.register; make anything else static with "
-                    "static_argnums or static_argnames; of an object's method, write "
-                    "jit(obj.method).",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
+                f"{staged.labels(structure)[i]}",
+                "pass tensors, NumPy arrays and Python numbers; register your "
+                "own class with xf.tree.register; make anything else static with "
+                "static_argnums or static_argnames; of an object's method, write "
+                "jit(obj.method).",
             )
         else:
             fixed.append((i, x))
@@ -96,13 +91,11 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
             made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
         else:
             path = structure.accessors()[i].codify("output")
-            raise TypeError(
-                report(
-                    f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
-                    "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
-                    "registered classes.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
+                "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
+                "registered classes.",
             )
     return made
 

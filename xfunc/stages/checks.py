@@ -13,8 +13,8 @@ from xfunc import tree
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy, literal
 from xfunc.core.avals import NUMBERS, short
-from xfunc.core.locations import function_name, user_location
-from xfunc.errors import TreeMismatchError, report, shown
+from xfunc.core.locations import function_name
+from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.trace import tracing
 
 Tensor = torch.Tensor
@@ -49,12 +49,10 @@ def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tens
     """The leaves, all of which must be tensors."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor):
-            raise TypeError(
-                report(
-                    f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
-                    "pass tensors, NumPy arrays and Python numbers.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
+                "pass tensors, NumPy arrays and Python numbers.",
             )
     return list(leaves)
 
@@ -66,13 +64,11 @@ def select(
     nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for i in nums:
         if not -len(args) <= i < len(args):
-            raise ValueError(
-                report(
-                    f"{name} has {option}={argnums}, but was called with {len(args)} positional "
-                    "arguments",
-                    f"pass the arguments of {option} by position.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"{name} has {option}={argnums}, but was called with {len(args)} positional "
+                "arguments",
+                f"pass the arguments of {option} by position.",
             )
     return tuple(i % len(args) for i in nums)
 
@@ -104,12 +100,10 @@ def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> N
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
             what = short(x) if isinstance(x, Tensor) else f"{shown(x)} (a {type(x).__name__})"
-            raise TypeError(
-                report(
-                    f"{name} differentiates with respect to {label}, which is {what}, not floating",
-                    "convert it with .float(), or choose other argnums.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} differentiates with respect to {label}, which is {what}, not floating",
+                "convert it with .float(), or choose other argnums.",
             )
 
 
@@ -133,18 +127,16 @@ def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
     if not has_aux:
         return out, None
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(
-            report(
-                f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "
-                f"returned a {type(out).__name__}",
-                "return (value, aux), or leave has_aux out.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "
+            f"returned a {type(out).__name__}",
+            "return (value, aux), or leave has_aux out.",
         )
     return out
 
 
-def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: str = "") -> None:
+def check_same(got: Any, want: Any, *, what: str, name: str, hint: str, root: str = "") -> None:
     """Raise a `TreeMismatchError` that lists every path where two trees of arrays differ.
 
     The one check of structures, shapes and dtypes, for all transforms that need equal trees.
@@ -164,4 +156,4 @@ def check_same(got: Any, want: Any, *, what: str, name: str, repair: str, root: 
         ]
     if lines:
         problem = "\n".join([f"{name}: {what} differ:", *lines])
-        raise TreeMismatchError(report(problem, repair, at=user_location()))
+        fail(TreeMismatchError, problem, hint)

@@ -15,8 +15,7 @@ from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.placement import hand_on_mesh, lie
 from xfunc.backends.torch_xla.uploads import all_to_device
 from xfunc.core.avals import Aval
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.program import Program
@@ -106,12 +105,10 @@ class Entry:
             ids = [id(flat[i]) for i in donated]
             others = {id(t) for i, t in enumerate(flat) if i not in donated}
             if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
-                raise ValueError(
-                    report(
-                        f"{self.program.name} was given one tensor twice, once to be donated",
-                        "pass a copy (t.clone()), or do not donate that argument.",
-                        at=user_location(),
-                    )
+                fail(
+                    ValueError,
+                    f"{self.program.name} was given one tensor twice, once to be donated",
+                    "pass a copy (t.clone()), or do not donate that argument.",
                 )
         outputs = run([flat[i] for i in self._inputs])
         for i in donated:
@@ -128,10 +125,8 @@ class _Donated(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__repr__":
             return "<donated tensor>"
-        raise RuntimeError(
-            report(
-                "this tensor was donated to a jitted function, which has reused its buffer",
-                "use the function's result instead, or leave the argument out of donate_argnums.",
-                at=user_location(),
-            )
+        fail(
+            RuntimeError,
+            "this tensor was donated to a jitted function, which has reused its buffer",
+            "use the function's result instead, or leave the argument out of donate_argnums.",
         )

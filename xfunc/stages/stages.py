@@ -22,8 +22,7 @@ from xfunc.backends.torch_xla.placement import (
 )
 from xfunc.backends.torch_xla.runtime import device_count, text_of
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, TreeMismatchError, report, shown
+from xfunc.errors import ShardingError, TreeMismatchError, fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.spmd.tiles import Tiles
@@ -102,13 +101,7 @@ class Lowered:
             ValueError: another dialect.
         """
         if dialect not in ("hlo", "stablehlo"):
-            raise ValueError(
-                report(
-                    f"unknown dialect {dialect!r}",
-                    "use 'hlo' or 'stablehlo'.",
-                    at=user_location(),
-                )
-            )
+            fail(ValueError, f"unknown dialect {dialect!r}", "use 'hlo' or 'stablehlo'.")
         if dialect == "stablehlo":
             return stablehlo.text(portable.whole(self._lowering, {}, tiles=self.traced._tiles))
         return str(self.module)
@@ -154,12 +147,10 @@ class Lowered:
             compile_for = _targets.get(kind, _targets["tpu"])
             return compile_for(self, target, compiler_options or {})
         if compiler_options:
-            raise ValueError(
-                report(
-                    f"torch_xla takes no compiler options for a single program: {compiler_options}",
-                    "set them for the process, in the environment variable XLA_FLAGS.",
-                    at=user_location(),
-                )
+            fail(
+                ValueError,
+                f"torch_xla takes no compiler options for a single program: {compiler_options}",
+                "set them for the process, in the environment variable XLA_FLAGS.",
             )
         if self._lowering.outputs:
             self._executable()
@@ -227,14 +218,12 @@ class Compiled:
         leaves, structure = tree.flatten((args, kwargs))
         given = avals_of(_avals(traced._staged, leaves, structure)[0])
         if structure != traced.in_tree or given != avals_of(traced.in_avals):
-            raise TreeMismatchError(
-                report(
-                    f"{traced._staged.name} was compiled for other arguments: "
-                    f"{_show(traced.in_tree, traced.in_avals)}, not "
-                    f"{_show(structure, [Aval(*a) for a in given])}",
-                    "call the jitted function itself, which compiles for each kind of arguments.",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                f"{traced._staged.name} was compiled for other arguments: "
+                f"{_show(traced.in_tree, traced.in_avals)}, not "
+                f"{_show(structure, [Aval(*a) for a in given])}",
+                "call the jitted function itself, which compiles for each kind of arguments.",
             )
         leaves = [
             x if a.sharding is None else as_argument(x, a.sharding, traced._staged.name, label)
@@ -321,12 +310,10 @@ def _sharding(x: Any, given: Any, what: str) -> Any:
         if hasattr(wanted, "check"):
             wanted.check(tuple(x.shape), what)
             return wanted
-        raise ShardingError(
-            report(
-                f"the sharding of {what} is {shown(wanted)}",
-                "give a ShapeDtypeStruct a NamedSharding.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"the sharding of {what} is {shown(wanted)}",
+            "give a ShapeDtypeStruct a NamedSharding.",
         )
     return known_sharding(x) if isinstance(x, torch.Tensor) else None
 

@@ -28,9 +28,9 @@ from xfunc.cache.programs import FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval
 from xfunc.core.guards import collect_guards, depend_on
-from xfunc.core.locations import Location, function_name, user_location
+from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import path_of
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.call import Call
 from xfunc.program.program import Program, differentiable
@@ -244,13 +244,11 @@ def _being_traced(staged: Staged, key: Key) -> Iterator[None]:
 
 def _check_no_recursion(staged: Staged, key: Key) -> None:
     if (staged.cache, key) in _tracing.keys:
-        raise RecursionError(
-            report(
-                f"{staged.name} calls itself, with arguments of the same shapes, while it is "
-                "being traced: the trace would never end",
-                "use xf.scan for a loop of fixed length, or make the depth a static argument.",
-                at=user_location(),
-            )
+        fail(
+            RecursionError,
+            f"{staged.name} calls itself, with arguments of the same shapes, while it is "
+            "being traced: the trace would never end",
+            "use xf.scan for a loop of fixed length, or make the depth a static argument.",
         )
 
 

@@ -15,9 +15,9 @@ import torch
 
 from xfunc import tree
 from xfunc.core.eager import is_eager
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.trace import tracing
@@ -28,12 +28,10 @@ class Transform(Wrapper):
 
     def __init__(self, fun: Callable[..., Any], options: Hashable, name: str):
         if not callable(fun):
-            raise TypeError(
-                report(
-                    f"{name} was given {shown(fun)}, which is not callable",
-                    f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} was given {shown(fun)}, which is not callable",
+                f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
             )
         self.fun, self.options = fun, options
         functools.update_wrapper(self, fun, updated=())

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xfunc.core.locations import user_location
-from xfunc.errors import report, shown
+from xfunc.errors import fail, report, shown
 from xfunc.hlo.estimate.liveness import Peak
 
 if TYPE_CHECKING:
@@ -31,11 +30,11 @@ def save(found: MemoryReport, path: str | os.PathLike[str]) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         problem = "save_picture draws with matplotlib, which is not installed"
-        repair = "pip install 'xfunc[examples]', or pip install matplotlib."
-        raise ImportError(report(problem, repair, at=user_location())) from error
+        hint = "pip install 'xfunc[examples]', or pip install matplotlib."
+        raise ImportError(report(problem, hint)) from error
     if not os.fspath(path).endswith(".png"):
         problem = f"save_picture was given {shown(path)}"
-        raise ValueError(report(problem, "give a name that ends in .png.", at=user_location()))
+        fail(ValueError, problem, "give a name that ends in .png.")
     peaks = [r.peak_per_chip or r.peak for r in found.rows]
     stacks = [_by_line(p) for p in peaks]
     unit, scale = next(u for u in _UNITS if max(p.bytes for p in peaks) >= u[1] or u[1] == 1)

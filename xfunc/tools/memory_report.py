@@ -18,9 +18,9 @@ from xfunc import tree
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import function_name
 from xfunc.core.sizes import size
-from xfunc.errors import report, shown
+from xfunc.errors import fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.estimate.liveness import Held, Peak, peak
@@ -141,8 +141,8 @@ def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> Me
     chosen = _named(policies)
     if not callable(f):
         problem = f"memory_report was given {shown(f)}, which is not callable"
-        repair = "pass the function, then its arguments: memory_report(loss, params, batch)."
-        raise TypeError(report(problem, repair, at=user_location()))
+        hint = "pass the function, then its arguments: memory_report(loss, params, batch)."
+        fail(TypeError, problem, hint)
     with lock:
         written = _Gradient.of(f, f, args)
         least = _under(f, args, everything_saveable)
@@ -167,11 +167,11 @@ def _named(policies: Any) -> dict[str, Policy]:
     for name, policy in found.items():
         if not isinstance(name, str) or not callable(policy) or policy is policies:
             problem = f"memory_report was given {shown(policy)} as policy {shown(name)}"
-            repair = (
+            hint = (
                 "give a dictionary or a list of policies, such as "
                 "[xf.checkpoint_policies.dots_saveable]."
             )
-            raise TypeError(report(problem, repair, at=user_location()))
+            fail(TypeError, problem, hint)
     return found
 
 
@@ -210,8 +210,8 @@ class _Gradient:
         """That of `run`, which computes the same as `f`."""
         if not args:
             problem = f"memory_report was given no arguments for {function_name(f)}"
-            repair = "pass them, as tensors or xf.ShapeDtypeStruct; the first is differentiated."
-            raise TypeError(report(problem, repair, at=user_location()))
+            hint = "pass them, as tensors or xf.ShapeDtypeStruct; the first is differentiated."
+            fail(TypeError, problem, hint)
         traced = stages.trace(Staged(run, arrays_only=True), args, {})
         n = tree.structure(args[0]).num_leaves
         _check(f, traced, n)
@@ -254,12 +254,12 @@ def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
                 f"memory_report differentiates {name} with respect to "
                 f"{traced._staged.labels(traced.in_tree)[k]}, which is {short(aval)}, not floating"
             )
-            repair = "put what is differentiated first, and everything else behind it."
-            raise TypeError(report(problem, repair, at=user_location()))
+            hint = "put what is differentiated first, and everything else behind it."
+            fail(TypeError, problem, hint)
     if not n:
         problem = f"the first argument of {name} has no leaves to differentiate by"
-        repair = "put what is differentiated first: memory_report(loss, params, batch)."
-        raise TypeError(report(problem, repair, at=user_location()))
+        hint = "put what is differentiated first: memory_report(loss, params, batch)."
+        fail(TypeError, problem, hint)
     out = traced.out_info
     if not isinstance(out, Aval) or out.shape or not out.dtype.is_floating_point:
         what = short(out) if isinstance(out, Aval) else f"a {type(out).__name__}"
@@ -267,8 +267,8 @@ def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
             f"memory_report needs a function that returns a real floating scalar, but {name} "
             f"returned {what}"
         )
-        repair = "reduce it with .sum() or .mean(); of a pair (loss, aux), return the loss."
-        raise TypeError(report(problem, repair, at=user_location()))
+        hint = "reduce it with .sum() or .mean(); of a pair (loss, aux), return the loss."
+        fail(TypeError, problem, hint)
 
 
 def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:

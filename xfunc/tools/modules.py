@@ -30,9 +30,8 @@ from xfunc.cache.valuation import StateWalk
 from xfunc.cache.watch import Watch, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
-from xfunc.core.locations import user_location
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, report
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.trace import tracing
@@ -123,13 +122,11 @@ class Apply(Wrapper):
             lines = [f"the {names} given to {self.__name__} are not those of the module"]
             lines += [f"  missing: {n}" for n in places.keys() - tensors.keys()]
             lines += [f"  unknown: {n}" for n in tensors.keys() - places.keys()]
-            raise TreeMismatchError(
-                report(
-                    "\n".join(lines),
-                    "pass dicts with the names that xf.functional returned, in the order "
-                    "apply(params, buffers, ...).",
-                    at=user_location(),
-                )
+            fail(
+                TreeMismatchError,
+                "\n".join(lines),
+                "pass dicts with the names that xf.functional returned, in the order "
+                "apply(params, buffers, ...).",
             )
         for name, found in places.items():
             for owner, attribute in found:
@@ -237,16 +234,14 @@ def _check_output(out: Any, name: str) -> None:
     for path, leaf in tree.leaves_with_path(out):
         if not isinstance(leaf, torch.Tensor) and type(leaf) not in NUMBERS:
             cached = type(leaf).__name__.endswith("Cache")
-            raise TypeError(
-                report(
-                    f"{name} returned {f'a {type(leaf).__name__}' if cached else repr(leaf)} at "
-                    f"output{path}, which is no tree of tensors",
-                    "pass use_cache=False to the model."
-                    if cached
-                    else "register its class with xf.tree.register, or wrap the module in one that "
-                    "returns only tensors.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"{name} returned {f'a {type(leaf).__name__}' if cached else repr(leaf)} at "
+                f"output{path}, which is no tree of tensors",
+                "pass use_cache=False to the model."
+                if cached
+                else "register its class with xf.tree.register, or wrap the module in one that "
+                "returns only tensors.",
             )
 
 
@@ -297,25 +292,21 @@ _REFUSED = {
 def _check_module(module: Any) -> str:
     """Raise unless `functional` can take a module; its name for messages."""
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            report(
-                f"xf.functional was given {module!r}, which is no torch module",
-                "pass an instance of torch.nn.Module; a plain function needs no conversion.",
-                at=user_location(),
-            )
+        fail(
+            TypeError,
+            f"xf.functional was given {module!r}, which is no torch module",
+            "pass an instance of torch.nn.Module; a plain function needs no conversion.",
         )
     name = type(module).__name__
     for part in module.modules():
         compiled = hasattr(part, "_orig_mod")
-        repair = "pass the module inside (._orig_mod)." if compiled else None
-        repair = repair or next((r for c, r in _REFUSED.items() if isinstance(part, c)), None)
-        if repair is not None:
-            raise UnsupportedOpError(
-                report(
-                    f"{name} holds a {type(part).__name__}, whose Python code cannot be traced",
-                    repair,
-                    at=user_location(),
-                )
+        hint = "pass the module inside (._orig_mod)." if compiled else None
+        hint = hint or next((r for c, r in _REFUSED.items() if isinstance(part, c)), None)
+        if hint is not None:
+            fail(
+                UnsupportedOpError,
+                f"{name} holds a {type(part).__name__}, whose Python code cannot be traced",
+                hint,
             )
     return name
 
@@ -324,10 +315,10 @@ def _check_tensor(tensor: torch.Tensor, label: str, name: str) -> None:
     lazy = nn.parameter.is_lazy(tensor)
     if lazy or tensor.device.type == "meta":
         what = "is not initialised yet" if lazy else "is on the meta device, and has no data"
-        repair = (
+        hint = (
             "call the module once on an example before xf.functional."
             if lazy
             else "load it first, or make it with module.to_empty(device='cpu') and initialise it."
         )
-        raise UnsupportedOpError(report(f"{label} of {name} {what}", repair, at=user_location()))
+        fail(UnsupportedOpError, f"{label} of {name} {what}", hint)
     values.check_array(tensor, name, label)

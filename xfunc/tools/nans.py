@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from xfunc import tree
 from xfunc.core.eager import disable_jit
 from xfunc.core.locations import Location, in_user_file, user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.torchlib.values import tensors_in
 from xfunc.trace import effects
 
@@ -41,12 +41,10 @@ def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: A
     problem = f"the result{where} of {name} holds a NaN"
     given = [f"{i}{p}" for i, a in (*enumerate(args), *kwargs.items()) for p in paths(a)]
     if given:
-        raise FloatingPointError(
-            report(
-                f"{problem}, and so does its argument {given[0]}",
-                "look for the NaN where the argument is computed.",
-                at=user_location(),
-            )
+        fail(
+            FloatingPointError,
+            f"{problem}, and so does its argument {given[0]}",
+            "look for the NaN where the argument is computed.",
         )
     args, kwargs = tree.map(_on_cpu, (args, kwargs))
     with contextlib.ExitStack() as stack:
@@ -57,12 +55,10 @@ def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: A
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(_Search(problem))
         fun(*args, **kwargs)
-    raise FloatingPointError(
-        report(
-            f"{problem}, but run operation by operation it makes none",
-            "the compiler's rearrangements overflow: use a wider dtype, or smaller numbers.",
-            at=user_location(),
-        )
+    fail(
+        FloatingPointError,
+        f"{problem}, but run operation by operation it makes none",
+        "the compiler's rearrangements overflow: use a wider dtype, or smaller numbers.",
     )
 
 
@@ -89,13 +85,12 @@ class _Search(TorchDispatchMode):
         backward = torch._C._current_autograd_node()
         at = user_location() if backward is None else _forward_line(backward)
         part = "" if backward is None else ", in the backward pass of the operation"
-        raise FloatingPointError(
-            report(
-                f"{self._problem}; {name} made the first{part}",
-                "keep its inputs away from where it is not defined (torch.where on the input, "
-                "a small epsilon, a clamp).",
-                at=at,
-            )
+        fail(
+            FloatingPointError,
+            f"{self._problem}; {name} made the first{part}",
+            "keep its inputs away from where it is not defined (torch.where on the input, "
+            "a small epsilon, a clamp).",
+            at=at,
         )
 
 

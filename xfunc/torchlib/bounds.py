@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.torchlib.indexing import dimensions
 from xfunc.torchlib.torch_functions import Kind, operation_name
 
@@ -105,14 +104,12 @@ class Known:
                 first = int(index[outside].flatten()[0])
                 low = f"{-size} to {size - 1}" if negative else f"0 to {size - 1}"
                 where = f"dimension {dim} of {short(args[0])}" if dim >= 0 else "its input"
-                raise IndexError(
-                    report(
-                        f"{operation_name(func)} was given the index {first}, which is out of "
-                        f"bounds: {where} has {size}",
-                        f"give indices from {low}." if size else "leave out empty dimensions.",
-                        function=name,
-                        at=user_location(),
-                    )
+                fail(
+                    IndexError,
+                    f"{operation_name(func)} was given the index {first}, which is out of "
+                    f"bounds: {where} has {size}",
+                    f"give indices from {low}." if size else "leave out empty dimensions.",
+                    function=name,
                 )
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib.promotion import result_type, wrapped
 from xfunc.torchlib.torch_functions import operation_name
 
@@ -48,15 +47,12 @@ def check_number(func: Call, number: Any, dtype: torch.dtype) -> None:
     """Refuse a number that a dtype does not hold; anything but a number is right."""
     if type(number) in _NUMBERS and not _holds(dtype, number):
         name = str(dtype).removeprefix("torch.")
-        _refuse(
+        fail(
+            UnsupportedOpError,
             f"{operation_name(func)} was given the number {number!r}, which {name} does not hold",
             "give a number within the range of the dtype (torch.iinfo, torch.finfo), or convert "
             "the tensor to a wider dtype first.",
         )
-
-
-def _refuse(problem: str, repair: str) -> None:
-    raise UnsupportedOpError(report(problem, repair, at=user_location()))
 
 
 def _given(name: str, place: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -150,7 +146,8 @@ def _operands(values: Iterable[Any]) -> list[Any]:
 
 def _check_real(func: Call, dtype: torch.dtype) -> None:
     if not _is_smooth(dtype):
-        _refuse(
+        fail(
+            UnsupportedOpError,
             f"{operation_name(func)} of integers ({dtype}) was given a floating-point factor",
             "give an integer, or convert to a floating dtype first.",
         )
@@ -158,7 +155,8 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
 
 def _check_bounds(func: Call, bounds: Sequence[Any]) -> None:
     if None in bounds and any(isinstance(b, float) and math.isnan(b) for b in bounds):
-        _refuse(
+        fail(
+            UnsupportedOpError,
             f"{operation_name(func)} was given NaN as its only bound, which torch ignores",
             "leave the bound out, or give a number.",
         )
@@ -199,7 +197,8 @@ def _divided(func: Call, run: Call) -> Call:
             return run(*args, **kwargs)
         if not wrapped(by, x.dtype) and x.numel():
             again = f", which is 0 in {x.dtype}" if by else ""
-            _refuse(
+            fail(
+                UnsupportedOpError,
                 f"{operation_name(func)} divides integers ({short(x)}) by {by}{again}",
                 "divide by another number, or convert to a floating dtype first.",
             )
@@ -219,7 +218,8 @@ def _in_place(func: Call, run: Call) -> Call:
         if true and not _is_smooth(dtype) and kwargs.get("rounding_mode") is None:
             dtype = torch.get_default_dtype()
         if not torch.can_cast(dtype, x.dtype):
-            _refuse(
+            fail(
+                UnsupportedOpError,
                 f"{operation_name(func)} has a result of {dtype}, which cannot be written into "
                 f"{short(x)}",
                 f"make a new tensor (y = x * 1.5 instead of x *= 1.5), or convert to {dtype} "
@@ -233,7 +233,8 @@ def _in_place(func: Call, run: Call) -> Call:
 def _integers_divided(func: Call, run: Call) -> Call:
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not any(_is_smooth(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
-            _refuse(
+            fail(
+                UnsupportedOpError,
                 f"{operation_name(func)} divides integers, which torch refuses",
                 "convert to a floating dtype first, or use torch.div with a rounding_mode.",
             )

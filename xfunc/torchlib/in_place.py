@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 from xfunc.torchlib.torch_functions import operation_name
 
@@ -62,13 +61,11 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
         if name == "squeeze_" and not x.ndim:  # torch's rule of vmap squeezes the dimension -1.
             return x
         if x._is_view() and (x.requires_grad or functorch.levels()):
-            raise UnsupportedOpError(
-                report(
-                    f"Tensor.{name} changes the shape of a view in place, of which derivatives "
-                    "would know nothing",
-                    f"make a new tensor: x = x.{name.removesuffix('_')}(...).",
-                    at=user_location(),
-                )
+            fail(
+                UnsupportedOpError,
+                f"Tensor.{name} changes the shape of a view in place, of which derivatives "
+                "would know nothing",
+                f"make a new tensor: x = x.{name.removesuffix('_')}(...).",
             )
         return func(x, *args, **kwargs)
 
@@ -105,23 +102,19 @@ def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             continue
         if not o.numel():
             return func(*args, **kwargs)  # torch gives `out` the shape of the result
-        raise UnsupportedOpError(
-            report(
-                f"{operation_name(func)} gives {short(new)}, and `out` is of another shape "
-                f"({short(o)}), which a program cannot change",
-                "leave out `out`, or make it of the shape of the result.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            f"{operation_name(func)} gives {short(new)}, and `out` is of another shape "
+            f"({short(o)}), which a program cannot change",
+            "leave out `out`, or make it of the shape of the result.",
         )
     for new, o in pairs:
         if not torch.can_cast(new.dtype, o.dtype):
-            raise RuntimeError(
-                report(
-                    f"{operation_name(func)} gives {short(new)}, which can't be cast to the dtype "
-                    f"of out ({short(o)})",
-                    "make `out` of the dtype of the result, or leave it out.",
-                    at=user_location(),
-                )
+            fail(
+                RuntimeError,
+                f"{operation_name(func)} gives {short(new)}, which can't be cast to the dtype "
+                f"of out ({short(o)})",
+                "make `out` of the dtype of the result, or leave it out.",
             )
         o.copy_(new)
     return out if isinstance(found, Tensor) else type(found)(out)

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -83,12 +82,10 @@ def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
             return (*vars(part)[_PART], part)
     base = functorch.innermost(t)._base
     if base is not None and _PART in vars(base):
-        raise UnsupportedOpError(
-            report(
-                "a view of x[i], whose index is traced, is changed in place under a transform",
-                "write to x itself: x[i, 1:] = y instead of x[i][1:] = y.",
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "a view of x[i], whose index is traced, is changed in place under a transform",
+            "write to x itself: x[i, 1:] = y instead of x[i][1:] = y.",
         )
     return None
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.torchlib import functorch
 
@@ -62,8 +61,8 @@ def _is_of_host(x: Any) -> bool:
 
 
 def _not_an_array(problem: str, name: str) -> UnsupportedOpError:
-    repair = "convert it to a dense tensor of a supported dtype first."
-    return UnsupportedOpError(report(problem, repair, function=name, at=user_location()))
+    hint = "convert it to a dense tensor of a supported dtype first."
+    return UnsupportedOpError(report(problem, hint, function=name))
 
 
 def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 
@@ -171,14 +170,12 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
         effect.deliver([t.detach().cpu() for t in tensors])
         return
     if trace.effects is None:
-        raise UnsupportedOpError(
-            report(
-                "a callback (xf.debug) stands where the values of a run cannot be brought out: in "
-                "a branch, a while loop or a custom rule",
-                "return the value, and print it outside; or run under xf.disable_jit().",
-                function=trace.name,
-                at=user_location(),
-            )
+        fail(
+            UnsupportedOpError,
+            "a callback (xf.debug) stands where the values of a run cannot be brought out: in "
+            "a branch, a while loop or a custom rule",
+            "return the value, and print it outside; or run under xf.disable_jit().",
+            function=trace.name,
         )
     found: Collected = trace.effects
     lifted = [trace.lift(t).detach() for t in tensors]  # no gradient flows into a callback

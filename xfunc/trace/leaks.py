@@ -70,6 +70,7 @@ def empty(token: torch.Tensor, name: str) -> None:
         "a traced value, kept by a cached function, was used outside of its trace",
         "return the value from the function instead of storing it outside.",
         function=name,
+        at=None,
     )
 
 

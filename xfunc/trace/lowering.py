@@ -25,7 +25,7 @@ from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.placement import Placement, lie, prepare_to_run
 from xfunc.backends.torch_xla.traced import as_said
 from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.errors import PurityError, report
+from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.passes.absent import drop_absent
@@ -232,10 +232,10 @@ def with_parameter(lowering: Lowering) -> Lowering:
 def _refuse_generator(name: str, hlo: bytes) -> None:
     # The state of torch_xla's generator is a constant by now: each call would draw the same.
     if b"\x12\x11rng-bit-generator" in hlo:  # as an opcode: field 2, of 17 bytes
-        raise PurityError(
-            report(
-                "something draws from the global random generator, which a traced function may not",
-                torch_functions.KEYED,
-                function=name,
-            )
+        fail(
+            PurityError,
+            "something draws from the global random generator, which a traced function may not",
+            torch_functions.KEYED,
+            function=name,
+            at=None,
         )

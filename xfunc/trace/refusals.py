@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import Location, in_user_code, user_location
+from xfunc.core.locations import Location, in_user_code
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
 from xfunc.torchlib import switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
@@ -52,7 +52,7 @@ _CHANGES = {
     "aten::set_(self": _REPLACED,
 }
 
-# Of an operation of its own that a transform cannot take: the name, what is missing, the repair.
+# Of an operation of its own that a transform cannot take: the name, what is missing, the hint.
 _OPERATION_RULES = (
     (
         r"Trying to use forward AD with (\S+) that does not support it",
@@ -106,14 +106,14 @@ def refusal_of(
         return no_derivative(without[1], name, at)
     if isinstance(error, UserWarning):
         return None
-    for says, (problem, repair) in (_FUNCTION_RULES | _CHANGES).items():
+    for says, (problem, hint) in (_FUNCTION_RULES | _CHANGES).items():
         if says in message:
-            return UnsupportedOpError(report(problem, repair, function=name, at=at))
-    for pattern, lacks, repair in _OPERATION_RULES:
+            return UnsupportedOpError(report(problem, hint, function=name, at=at))
+    for pattern, lacks, hint in _OPERATION_RULES:
         found = re.search(pattern, message)
         if found:
             what = f"{found[1].removeprefix('aten::')} has {lacks}"
-            return UnsupportedOpError(report(what, repair, function=name, at=at))
+            return UnsupportedOpError(report(what, hint, function=name, at=at))
     if any(says in message for says in _READS_IN_VMAP):
         what = "the code" if func is None else operation_name(func)
         return ConcretizationError(
@@ -216,7 +216,6 @@ def explain(
             f"raised by {operation_name(func)}({', '.join(shown)})",
             "make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.",
             function=name,
-            at=user_location(),
         )
     )
 

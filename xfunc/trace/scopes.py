@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from xfunc.backends.torch_xla import recording
-from xfunc.core.locations import in_user_code, line_of, user_location
-from xfunc.errors import report
+from xfunc.core.locations import in_user_code, line_of
+from xfunc.errors import fail
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.torchlib import functorch
@@ -56,12 +56,10 @@ class named_scope:
 
     def __init__(self, name: str):
         if not isinstance(name, str) or not name:
-            raise TypeError(
-                report(
-                    f"named_scope was given {name!r}",
-                    "name the scope by a string that is not empty.",
-                    at=user_location(),
-                )
+            fail(
+                TypeError,
+                f"named_scope was given {name!r}",
+                "name the scope by a string that is not empty.",
             )
         self._name = name
         self._before: list[str] = []

@@ -45,7 +45,7 @@ from xfunc.backends.torch_xla.traced import number_of
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
-from xfunc.errors import PurityError, XfuncError, report
+from xfunc.errors import PurityError, XfuncError, fail
 from xfunc.torchlib import batching, bounds, functorch, switches
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import check_array, is_tracked
@@ -238,14 +238,12 @@ class Trace:
         if _is_constant(tensor):
             return tensor
         if self._frozen:
-            raise PurityError(
-                report(
-                    f"a second run of the function used a tensor ({short(tensor)}) that the first "
-                    "run did not",
-                    "make the function do the same each time it is called.",
-                    function=self.name,
-                    at=user_location(),
-                )
+            fail(
+                PurityError,
+                f"a second run of the function used a tensor ({short(tensor)}) that the first "
+                "run did not",
+                "make the function do the same each time it is called.",
+                function=self.name,
             )
         with torch._C.DisableTorchFunction():
             check_array(tensor, self.name)
@@ -303,9 +301,9 @@ class Trace:
         """Whether a tensor is an argument or a capture."""
         return any(view is tensor for _, view, *_ in self._placeholders)
 
-    def refuse(self, error: type[XfuncError], problem: str, repair: str) -> NoReturn:
+    def refuse(self, error: type[XfuncError], problem: str, hint: str) -> NoReturn:
         """Raise an error of this trace, at the user's line."""
-        raise error(report(problem, repair, function=self.name, at=user_location()))
+        fail(error, problem, hint, function=self.name)
 
     def check_unmutated(self, func: Any = None) -> None:
         """Raise if an input has been changed in place."""

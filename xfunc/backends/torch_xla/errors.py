@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 
-from xfunc.core.locations import user_location
 from xfunc.errors import CompileError, OutOfMemoryError, report
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 _SIZE = r"([\d.]+)([KMGT]?)"
-
-
 _OUT_OF_MEMORY = tuple(
     re.compile(text)
     for text in (
@@ -40,7 +35,6 @@ def compile_error(name: str, message: str) -> CompileError:
                 f"a part of {name} does not fit into a memory inside the chip: {message}",
                 "give a kernel of your own smaller blocks, or raise its limit "
                 "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
-                at=user_location(),
             )
         )
     for pattern in _OUT_OF_MEMORY:
@@ -56,7 +50,6 @@ def compile_error(name: str, message: str) -> CompileError:
             f"XLA could not compile {name}: {message}",
             "write the operation that it names differently; if it names none, please report the "
             "program.",
-            at=user_location(),
         )
     )
 
@@ -69,6 +62,5 @@ def out_of_memory(
         problem,
         "use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over "
         "layers, or a narrower dtype.",
-        at=user_location(),
     )
     return OutOfMemoryError(text, required, limit)

@@ -6,10 +6,9 @@ It is the seam behind which another runtime would stand.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from xfunc.backends.torch_xla.runtime import (
     device_count,
     placeholder,
     settle,
+    switched,
     user_computation,
     wait,
     xla,
@@ -84,7 +84,7 @@ class Executable:
                 if self._hash not in _graphs:
                     _graphs[self._hash] = _unused_name(self._name)
                 self.graph = _graphs[self._hash]
-                with _graph_name(self.graph):
+                with switched("current_graph_name", self.graph):
                     X._xla_warm_up_cache(outputs, [])
             except Exception as error:  # torch_xla raises whatever XLA's status code maps to.
                 # The traceback keeps this frame; placeholders in it would break the next trace.
@@ -185,14 +185,3 @@ def _unused_name(name: str) -> str:
     plain = re.sub(r"\W", "_", name)
     _names[plain] += 1
     return plain if _names[plain] == 1 else f"{plain}_{_names[plain]}"
-
-
-@contextlib.contextmanager
-def _graph_name(name: str) -> Iterator[None]:
-    """Let torch_xla compile under a name."""
-    before = xla()._get_current_graph_name()
-    xla()._set_current_graph_name(name)
-    try:
-        yield
-    finally:
-        xla()._set_current_graph_name(before)

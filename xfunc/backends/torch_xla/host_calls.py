@@ -24,7 +24,7 @@ from xfunc.backends.torch_xla import ffi, runtime
 from xfunc.backends.torch_xla.executable import failures
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.core.locations import user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
@@ -136,12 +136,12 @@ def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
     kind, _, routine = called[0].partition(" ")
     if kind == "lapack":
         problem = f"{name} needs LAPACK ({routine})"
-        repair = "use a factorisation that XLA has: eigh, svd, lu, qr or cholesky."
+        hint = "use a factorisation that XLA has: eigh, svd, lu, qr or cholesky."
     else:
         problem = f"{name} calls a function of Python while it runs"
-        repair = "compute it by torch operations, or before or after the program."
+        hint = "compute it by torch operations, or before or after the program."
     at = user_location()
-    raise UnsupportedOpError(report(f"{problem}, which is not possible {where}", repair, at=at))
+    fail(UnsupportedOpError, f"{problem}, which is not possible {where}", hint, at=at)
 
 
 @functools.cache

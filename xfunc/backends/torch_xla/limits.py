@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.backends.torch_xla.errors import out_of_memory
-from xfunc.errors import CompileError, report
+from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]
 # A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a
@@ -39,14 +39,14 @@ def check_maps(name: str) -> None:
     with open("/proc/self/maps") as file:
         used = sum(1 for _ in file)
     if used > 0.95 * map_limit():
-        raise CompileError(
-            report(
-                f"{name} cannot be compiled: the process holds {used} memory maps, most of them of "
-                f"programs compiled before, and Linux allows {map_limit()}",
-                "compile fewer programs in one process, or keep fewer: set the environment "
-                "variable XLA_COMPILATION_CACHE_SIZE (now "
-                f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
-            )
+        fail(
+            CompileError,
+            f"{name} cannot be compiled: the process holds {used} memory maps, most of them of "
+            f"programs compiled before, and Linux allows {map_limit()}",
+            "compile fewer programs in one process, or keep fewer: set the environment "
+            "variable XLA_COMPILATION_CACHE_SIZE (now "
+            f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
+            at=None,
         )
 
 

@@ -40,13 +40,13 @@ class _Lock(_RLock):
         if getattr(self._refused, "now", False):
             raise RuntimeError(
                 "xfunc was called from a function that a running program calls, and that the "
-                "program waits for\nRepair: compute there with numpy, or with torch on the CPU."
+                "program waits for\nHint: compute there with numpy, or with torch on the CPU."
             )
         while not self.acquire(timeout=1.0):
             if self._holder_waits_for_a_thread():
                 raise RuntimeError(
                     "xfunc was called from a thread that a function being traced in another "
-                    "thread is waiting for\nRepair: make the call in the thread that traces, "
+                    "thread is waiting for\nHint: make the call in the thread that traces, "
                     "or start the thread outside the traced function."
                 )
 

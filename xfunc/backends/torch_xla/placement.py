@@ -19,8 +19,7 @@ from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import Aval
-from xfunc.core.locations import user_location
-from xfunc.errors import ShardingError, report
+from xfunc.errors import ShardingError, fail
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.accumulate import compute_wide
@@ -142,13 +141,11 @@ def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
         if where is placement_of(sharding.tiles(x.ndim)):
             return x
         if where is not None:
-            raise ShardingError(
-                report(
-                    f"{function} takes {label} divided as {sharding}, and it is divided as "
-                    f"{where.tiles}",
-                    "divide it anew with xf.device_put, or leave its sharding out of the function.",
-                    at=user_location(),
-                )
+            fail(
+                ShardingError,
+                f"{function} takes {label} divided as {sharding}, and it is divided as "
+                f"{where.tiles}",
+                "divide it anew with xf.device_put, or leave its sharding out of the function.",
             )
     return divided(x, sharding)
 
@@ -235,13 +232,11 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     count = runtime.device_count()
     n = traced_for(proto, count)
     if n != count:
-        raise ShardingError(
-            report(
-                f"{name} was traced for a mesh of {n} devices, and there are {count}",
-                "run it on a mesh of the devices that are there (xf.sharding.make_mesh); an "
-                "AbstractMesh is for lowering.",
-                at=user_location(),
-            )
+        fail(
+            ShardingError,
+            f"{name} was traced for a mesh of {n} devices, and there are {count}",
+            "run it on a mesh of the devices that are there (xf.sharding.make_mesh); an "
+            "AbstractMesh is for lowering.",
         )
     for computation in proto.computations:
         for i in computation.instructions:

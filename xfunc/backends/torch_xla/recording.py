@@ -13,16 +13,12 @@ from xfunc.backends.torch_xla import runtime
 @contextlib.contextmanager
 def tracing_switches() -> Iterator[None]:
     """torch_xla's process-wide switches, as tracing needs them."""
-    X = runtime.xla()
-    allowed, eager = X._get_allow_execution(), X._get_use_eager_mode()
-    X._set_allow_execution(False)
-    X._set_use_eager_mode(False)
-    try:
-        with numbers_as_constants():
-            yield
-    finally:
-        X._set_allow_execution(allowed)
-        X._set_use_eager_mode(eager)
+    with (
+        runtime.switched("allow_execution", False),
+        runtime.switched("use_eager_mode", False),
+        numbers_as_constants(),
+    ):
+        yield
 
 
 def flush_user_work() -> None:
@@ -37,16 +33,9 @@ def forget_user_work() -> None:
     runtime.xla()._clear_pending_irs(str(runtime.device()))
 
 
-@contextlib.contextmanager
-def numbers_as_constants() -> Iterator[None]:
+def numbers_as_constants() -> contextlib.AbstractContextManager[None]:
     """Let Python numbers become constants of the HLO, and not transfers to the device."""
-    X = runtime.xla()
-    before = X._get_xla_all_numbers_special_scalars()
-    X._set_xla_all_numbers_special_scalars(True)
-    try:
-        yield
-    finally:
-        X._set_xla_all_numbers_special_scalars(before)
+    return runtime.switched("xla_all_numbers_special_scalars", True)
 
 
 def stamper() -> Callable[[torch.Tensor, str, int], None]:
@@ -54,16 +43,9 @@ def stamper() -> Callable[[torch.Tensor, str, int], None]:
     return runtime.xla()._set_xla_custom_op_name_prefix
 
 
-@contextlib.contextmanager
-def names_written() -> Iterator[None]:
+def names_written() -> contextlib.AbstractContextManager[None]:
     """Write the names of operations into the HLO."""
-    X = runtime.xla()
-    before = X._get_ir_debug()
-    X._set_ir_debug(True)
-    try:
-        yield
-    finally:
-        X._set_ir_debug(before)
+    return runtime.switched("ir_debug", True)
 
 
 def recorded(

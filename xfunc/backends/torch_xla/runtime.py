@@ -6,11 +6,12 @@ Everything here knows torch_xla and nothing above it. Programs are compiled and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,7 @@ import torch
 
 from xfunc.backends.torch_xla import limits
 from xfunc.core.avals import Aval
-from xfunc.core.locations import user_location
-from xfunc.errors import report
+from xfunc.errors import fail
 from xfunc.hlo import Module, set_printer
 
 
@@ -89,14 +89,12 @@ def _make_room_for_devices() -> None:
     has_enough = given.isdecimal() and int(given) >= wanted
     if not has_enough:
         if has_started():
-            raise RuntimeError(
-                report(
-                    f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
-                    "for them: their collectives would wait for each other for ever",
-                    "use xfunc (or call xf.config.set_cpu_devices) before torch_xla, or set the "
-                    f"environment variable NPROC={wanted}.",
-                    at=user_location(),
-                )
+            fail(
+                RuntimeError,
+                f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
+                "for them: their collectives would wait for each other for ever",
+                "use xfunc (or call xf.config.set_cpu_devices) before torch_xla, or set the "
+                f"environment variable NPROC={wanted}.",
             )
         os.environ["NPROC"] = str(wanted)
     # XLA says of every program for several devices that its partitioner will be succeeded.
@@ -116,7 +114,10 @@ def _use_all_devices() -> None:
 
 @functools.cache
 def device_count() -> int:
-    """The number of devices that programs run on."""
+    """The number of devices that programs run on, those of other processes among them.
+
+    Source: ``jax.device_count``.
+    """
     return xla()._xla_num_global_devices()
 
 
@@ -142,6 +143,19 @@ def builder() -> ModuleType:
     return xla_builder
 
 
+@contextlib.contextmanager
+def switched(setting: str, value: Any) -> Iterator[None]:
+    """In a block, a process-wide setting of torch_xla has a value."""
+    X = xla()
+    before = getattr(X, f"_get_{setting}")()
+    put = getattr(X, f"_set_{setting}")
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
 def computation(name: str, hlo: bytes) -> Any:
     """torch_xla's handle of an HLO module."""
     return builder().computation_from_module_proto(name, hlo)
@@ -156,17 +170,29 @@ set_printer(text_of)
 
 
 def process_count() -> int:
-    """The number of processes that run programs together."""
+    """The number of processes that run programs together.
+
+    Source: ``jax.process_count``.
+    """
     return xla()._xla_get_num_processes()
 
 
 def process_index() -> int:
-    """The number of this process among them."""
+    """The number of this process among those that run programs together.
+
+    Source: ``jax.process_index``.
+    """
     return xla()._xla_get_process_index()
 
 
 def memory_stats() -> dict[str, int] | None:
-    """See `xfunc.memory_stats`."""
+    """What the memory of the device holds, in bytes: ``bytes_in_use`` and ``bytes_limit``.
+
+    None where the device's client does not tell: on the CPU, and where there are several devices
+    ("MemoryInfo not supported for SPMD", says torch_xla 2.9).
+
+    Source: ``jax.Device.memory_stats``.
+    """
     if is_cpu() or device_count() > 1:
         return None
     found = xla()._xla_memory_info(str(device()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.core.avals import Aval
-from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Builder, Module
 
@@ -48,6 +47,5 @@ def _convert(module: Module, portable: bool) -> bytes:
                 report(
                     f"{module.name} has no form in StableHLO: {str(error).splitlines()[0]}",
                     "write the operation it names differently.",
-                    at=user_location(),
                 )
             ) from error

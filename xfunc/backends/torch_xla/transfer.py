@@ -18,47 +18,12 @@ def devices() -> list[int]:
     return list(range(runtime.device_count()))
 
 
-def device_count() -> int:
-    """The number of devices that programs run on, those of other processes among them.
-
-    Source: ``jax.device_count``.
-    """
-    return runtime.device_count()
-
-
 def default_backend() -> str:
     """What programs run on: ``"cpu"`` or ``"tpu"``.
 
     Source: ``jax.default_backend``.
     """
     return "cpu" if runtime.is_cpu() else "tpu"
-
-
-def process_count() -> int:
-    """The number of processes that run programs together.
-
-    Source: ``jax.process_count``.
-    """
-    return runtime.process_count()
-
-
-def process_index() -> int:
-    """The number of this process among them.
-
-    Source: ``jax.process_index``.
-    """
-    return runtime.process_index()
-
-
-def memory_stats() -> dict[str, int] | None:
-    """What the memory of the device holds, in bytes: ``bytes_in_use`` and ``bytes_limit``.
-
-    None where the device's client does not tell: on the CPU, and where there are several devices
-    ("MemoryInfo not supported for SPMD", says torch_xla 2.9).
-
-    Source: ``jax.Device.memory_stats``.
-    """
-    return runtime.memory_stats()
 
 
 def device_get(x: Any) -> Any:

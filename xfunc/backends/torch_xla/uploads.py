@@ -27,10 +27,10 @@ def all_to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """`to_device` of each; those that autograd watches go together, as one node of its graph."""
     if not torch.is_grad_enabled() or top_level() is not None:
         return list(map(to_device, tensors))
-    watched = [t for t in tensors if t.requires_grad and is_data(t)]
-    made: Any = _Upload.apply(*watched) if watched else ()
-    moved = iter(made)
-    return [next(moved) if t.requires_grad and is_data(t) else to_device(t) for t in tensors]
+    watched = {i: t for i, t in enumerate(tensors) if t.requires_grad and is_data(t)}
+    made: Any = _Upload.apply(*watched.values()) if watched else ()
+    moved = dict(zip(watched, made, strict=True))
+    return [moved[i] if i in moved else to_device(t) for i, t in enumerate(tensors)]
 
 
 class _Upload(torch.autograd.Function):
