@@ -38,7 +38,7 @@ class Loop:
 
 def executable(fun: Any, *args: Any) -> Executable:
     """What a jitted function runs for these arguments."""
-    entry = fun.trace(*args)._entry
+    entry = fun.trace(*args).parts.entry
     return entry.program.lowering.executable(entry.donated)
 
 

@@ -52,7 +52,7 @@ def main(jax_python: str | None) -> None:
     def ours() -> int:
         xf.clear_caches()
         lowered = xf.jit(xf.value_and_grad(loss)).lower(avals, tokens)
-        return len(lowered.traced._entry.program.lowering.hlo)
+        return len(lowered.traced.parts.lowering.hlo)
 
     def theirs() -> Any:
         FakeTensorMode.cache_clear()

@@ -26,6 +26,7 @@ from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape
 from xfunc.sharding.typeof import typed_arguments
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.entry import Entry
+from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.values import is_tracked
@@ -163,7 +164,8 @@ class ShardMapped(Transform):
 
         with inside(region):  # What `typeof` tells is part of what is traced.
             beside = (("in_specs", tuple(s.axes for s in types)),)
-            entry, held = self._body.find(structure, avals, wrt, beside=beside, call=typed)
+            options = Options(beside=beside, call=typed)
+            entry, held = self._body.find(structure, avals, wrt, options)
         flat = entry.inputs(leaves, held)
         specs += [PartitionSpec()] * (len(flat) - len(leaves))
         outs = self._out_specs(entry, region, specs, name)

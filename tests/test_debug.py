@@ -1,5 +1,6 @@
 """Prints and callbacks through every transform, and the search for NaNs."""
 
+import concurrent.futures
 import re
 
 import pytest
@@ -255,6 +256,11 @@ def test_nans_that_are_no_result_are_let_be():
         xf.jit(masked)(X)
         with xf.debug.nans(False):
             xf.jit(logs)(X)
+
+
+def test_other_threads_are_not_looked_at():
+    with xf.debug.nans(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(xf.jit(logs), X).result()["z"].isnan()
 
 
 def test_the_search_has_no_effects():

@@ -13,6 +13,7 @@ from xfunc.core.wrappers import Part
 from xfunc.program.call import Call
 from xfunc.remat.policies import Policy, nothing_saveable
 from xfunc.stages.checks import Fun, not_chosen, select
+from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 
@@ -71,7 +72,7 @@ class Checkpoint(Transform):
         args = tuple(_Static(a) if i in nums else a for i, a in enumerate(args))
         policy = ambient.policy_for(self._policy)
         primitive = functools.partial(Call, policy=policy, barrier=self._barrier)
-        return call_in_trace(self._inner, args, kwargs, primitive=primitive)
+        return call_in_trace(self._inner, args, kwargs, Options(primitive=primitive))
 
 
 class _Static:

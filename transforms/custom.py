@@ -16,6 +16,7 @@ from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
+from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch, values
@@ -110,8 +111,7 @@ class CustomFunction(Transform):
             self._part(self._primal_fun, "primal"),
             diff,
             {},
-            beside=labelled(nondiff),
-            call=primal,
+            Options(beside=labelled(nondiff), call=primal),
             check_captures=lambda captures: check_captures(self.__name__, captures),
         )
 
@@ -181,7 +181,8 @@ class Inputs:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-        entry, held = staged.find(structure, avals, None, beside=labelled(nondiff), call=fun)
+        options = Options(beside=labelled(nondiff), call=fun)
+        entry, held = staged.find(structure, avals, options=options)
         captures = entry.inputs([*leaves], held)[len(leaves) :]
         check_captures(self._name, captures)
         for c in captures:

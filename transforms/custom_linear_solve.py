@@ -110,7 +110,7 @@ class LinearSolve(Transform):
         flat, uses, programs, out_trees = list(leaves), [], [], []
         place: dict[int, int] = {}
         for part in parts:
-            entry, held = part.find(structure, avals, None)
+            entry, held = part.find(structure, avals)
             has_aux = self._has_aux and part is not parts[0]
             self._check(entry.out_tree, entry.program.outputs, b, part.name, has_aux)
             if tracing.current() is None:  # under `disable_jit`: moved, with their derivatives

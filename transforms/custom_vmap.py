@@ -14,6 +14,7 @@ from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun
+from xfunc.stages.options import Options
 from xfunc.stages.staging import call_in_trace
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
@@ -117,7 +118,7 @@ class CustomVmap(CustomFunction):
             return call_in_trace(part, given, {}, check_captures=self._check_unwatched)
         form = tree.structure((given, {}))
         with disable_jit(False):
-            entry, held = part.find(form, avals_of(leaves), None, effects_allowed=True)
+            entry, held = part.find(form, avals_of(leaves), options=Options(effects_allowed=True))
         rule = Rule(self.__name__, self._rules[0], structure, entry.out_tree, entry.outputs)
         value = Bundle((self._rules[0], self._primal_fun))
         primitive = Mapped(rule, value, entry.program)

@@ -121,7 +121,7 @@ class Forward(_Pass):
             res = Residuals(leaves, structure)
             return (out, res, aux) if self._has_aux else (out, res)
         flat = Staged(self._value, value=Part(self.fun, ("both passes", self._has_aux)))
-        entry, held = flat.find(structure, avals_of(leaves), None)
+        entry, held = flat.find(structure, avals_of(leaves))
         program, inputs = entry.program, entry.inputs(leaves, held)
         out_tree, aux_tree = entry.out_tree.children()
         n, m = out_tree.num_leaves, len(program.outputs)

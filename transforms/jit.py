@@ -20,6 +20,7 @@ from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_orde
 from xfunc.sharding.prefix import shardings_of
 from xfunc.stages import stages
 from xfunc.stages.frames import hide_library_frames
+from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
@@ -119,8 +120,8 @@ class Jit(Transform):
         if is_eager():
             return self.fun(*args, **kwargs)
         args, kwargs, options = self._split(args, kwargs)
-        options.pop("donated", None)  # Inside a program, XLA reuses memory by itself.
-        return call_in_trace(self._staged, args, kwargs, **options)
+        # Inside a program, XLA reuses memory by itself.
+        return call_in_trace(self._staged, args, kwargs, options._replace(donated=frozenset))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing.current() is not None or is_eager():
@@ -131,16 +132,16 @@ class Jit(Transform):
             args, kwargs, options = self._split(args, kwargs)
             if self._in is not None:
                 args = as_arguments(args, self._wanted(args), self._staged, kwargs)
-            result = run_staged(self._staged, args, kwargs, **options)
+            result = run_staged(self._staged, args, kwargs, options)
             return result if self._out is None else self._noted(result)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
 
     def _split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
         """Arguments without the static ones, and the options that stage them."""
-        options: dict[str, Any] = {}
+        options = PLAIN
         if self._static != ((), ()):
             nums = [i for i in self._static[0] if i < len(args)]
             names = [n for n in self._static[1] if n in kwargs]
@@ -160,12 +161,13 @@ class Jit(Transform):
                         named[where] = value
                 return fun(*full, **named)
 
-            options = {"static": tuple((w, type(v), v) for w, v in given), "call": call}
+            options = Options(static=tuple((w, type(v), v) for w, v in given), call=call)
         if self._is_sharded:
             self._check_positional(kwargs)
-            options["call"] = constrained(options.get("call") or self.fun, self._wanted, self._out)
+            call = constrained(options.call or self.fun, self._wanted, self._out)
+            options = options._replace(call=call)
         if self._donate != ((), ()):
-            options["donated"] = lambda: self._donated_leaves(args, kwargs)
+            options = options._replace(donated=lambda: self._donated_leaves(args, kwargs))
         return args, kwargs, options
 
     def _check_positional(self, kwargs: dict[str, Any]) -> None:
@@ -228,7 +230,7 @@ class Jit(Transform):
         args, kwargs, options = self._split(args, kwargs)
         wanted: list[Any] = self._wanted(args) if self._in is not None else []
         wanted += [None] * (tree.structure((args, kwargs)).num_leaves - len(wanted))
-        return stages.trace(self._staged, args, kwargs, wanted, **options)
+        return stages.trace(self._staged, args, kwargs, wanted, options)
 
     def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
         """Trace for these arguments, and give the HLO."""

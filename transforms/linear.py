@@ -37,7 +37,7 @@ def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], l
     args = as_tensors(example_args)
     leaves, structure = tree.flatten((args, {}))
     leaves = arrays(leaves, name, labels_in(args, "arguments"))
-    entry, held = Staged(fun, value=Part(fun, "closure")).find(structure, avals_of(leaves), None)
+    entry, held = Staged(fun, value=Part(fun, "closure")).find(structure, avals_of(leaves))
     inside = entry.inputs(leaves, held)[len(leaves) :]
     moved = [i for i, c in enumerate(inside) if differentiable(c)]
     n, like = len(args), tree.unflatten(structure, [aval_of(x) for x in leaves])[0]
@@ -97,7 +97,7 @@ def linear_transpose(fun: Fun, *primals: Any) -> Callable[[Any], tuple[Any, ...]
 
 def _check_linear(fun: Fun, avals: list[Any], structure: tree.Structure) -> None:
     """Raise unless the derivative is the same everywhere."""
-    entry, _ = Staged(fun, value=Part(fun, "linear")).find(structure, avals_of(avals), None)
+    entry, _ = Staged(fun, value=Part(fun, "linear")).find(structure, avals_of(avals))
     program, n = entry.program, len(avals)
     for i, a in enumerate((*avals, *entry.outputs)):
         if not differentiable(a):

@@ -53,7 +53,7 @@ def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     staged = _Flat(fun, has_aux, name)._staged
     leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, structure)
     leaves = arrays(leaves, name, labels_of(fun, args, range(len(args))))
-    entry, held = staged.find(structure, avals_of(leaves), None)
+    entry, held = staged.find(structure, avals_of(leaves))
     program, inputs = entry.program, entry.inputs(leaves, held)
     out_tree, aux_tree = entry.out_tree.children()
     wrt = tuple(i for i, x in enumerate(leaves) if differentiable(x))

@@ -80,8 +80,8 @@ class WhileLoop(Transform):
         if is_eager():
             return self._loop(init, carry_tree, name)
         structure, avals = tree.structure(((init,), {})), avals_of(carry)
-        test, test_held = self._cond.find(structure, avals, None)
-        step, step_held = self._body.find(structure, avals, None)
+        test, test_held = self._cond.find(structure, avals)
+        step, step_held = self._body.find(structure, avals)
         self._check_condition(test.out_tree, test.program.outputs, name)
         check_same(
             tree.unflatten(step.out_tree, step.program.outputs),

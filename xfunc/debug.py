@@ -85,19 +85,19 @@ def nans(enable: bool = True) -> Iterator[None]:
 
     The function is then run again on the CPU, operation by operation (`disable_jit`), to find the
     first operation that makes a NaN out of numbers; in a backward pass, the forward operation that
-    it belongs to. Every call waits for its result to be looked at.
+    it belongs to. Every call waits for its result to be looked at. Other threads
+    are left alone.
 
     Raises:
         FloatingPointError: names the result, the operation and the user's line.
 
     Source: ``jax.debug_nans``.
     """
-    before = staging.inspect_result
-    staging.inspect_result = _nans.search if enable else None
+    before = staging.inspect_results(_nans.search if enable else None)
     try:
         yield
     finally:
-        staging.inspect_result = before
+        staging.inspect_results(before)
 
 
 def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:

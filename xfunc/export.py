@@ -62,7 +62,7 @@ def serialize(lowered: Lowered) -> bytes:
     Source: ``jax.export.Exported.serialize``.
     """
     traced = lowered.traced
-    entry = traced._entry
+    entry = traced.parts.entry
     if entry.effects:
         fail(
             UnsupportedOpError,
@@ -72,7 +72,7 @@ def serialize(lowered: Lowered) -> bytes:
     program = entry.program
     n, lowering = len(traced.in_avals), program.lowering
     held = dict(enumerate([*program.captures, *lowering.consts], start=n))
-    module = portable.whole(lowering, held, lines=False, tiles=traced._tiles)
+    module = portable.whole(lowering, held, lines=False, tiles=traced.parts.tiles)
     header = {
         "format": _FORMAT,
         "name": program.name,

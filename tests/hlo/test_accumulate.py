@@ -44,7 +44,7 @@ def types(module: Module, opcode: str) -> list[torch.dtype | None]:
 )
 def test_what_adds_or_multiplies(lower: Lower, run: Run, opcode, function, dtype) -> None:
     x = torch.tensor([1.5, 2.25, -0.75, 3.0]).to(dtype)
-    module = Module.from_bytes(xf.jit(function).trace(x).lower()._lowering.hlo)
+    module = Module.from_bytes(xf.jit(function).trace(x).lower().traced.parts.lowering.hlo)
     assert set(types(module, opcode)) == {dtype}  # else the pass is no longer needed
     wide = widened(module)
     assert set(types(wide, opcode)) == {F32}
@@ -88,7 +88,9 @@ def test_shardings_hold_for_what_is_rounded_too() -> None:
 @pytest.mark.parametrize(("dtype", "inside"), [(F16, F32), (BF16, BF16), (F32, F32)])
 def test_dots_of_float16_on_the_cpu(run: Run, dtype: torch.dtype, inside: torch.dtype) -> None:
     x = torch.rand(8, 3000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    module = Module.from_bytes(xf.jit(lambda x: torch.rsqrt(x @ x.T)).lower(x)._lowering.hlo)
+    module = Module.from_bytes(
+        xf.jit(lambda x: torch.rsqrt(x @ x.T)).lower(x).traced.parts.lowering.hlo
+    )
     wide = widened(module, compute_wide)
     assert types(wide, "dot") == types(wide, "rsqrt") == [inside]
     (found,) = run(wide, [x])

@@ -296,7 +296,7 @@ def test_a_train_step_takes_what_the_compiler_lays_out(
     tokens: Any = xf.ShapeDtypeStruct((rows, length), torch.int64)
     xf.clear_caches()  # The key of the step knows nothing of what the policy's name means.
     lowered = train.train_step.lower(state, model.Batch(tokens, tokens), recipe=recipe)
-    inputs = lowered._lowering.inputs
+    inputs = lowered.traced.parts.lowering.inputs
     donated = [inputs.index(k) for k in range(len(xf.tree.leaves(state))) if k in inputs]
     found = peak(lowered.module, donated)
     assert found.arguments == arguments

@@ -337,7 +337,7 @@ def test_the_same_bits_of_functions_of_torch(fun: Callable[..., list[torch.Tenso
     args = [torch.randn(2, 4, 8), torch.randn(8, 24)]
     lowered = xf.jit(fun).lower(*args)
     module = lowered.module
-    args = [args[k] for k in lowered._lowering.inputs]
+    args = [args[k] for k in lowered.traced.parts.lowering.inputs]
     found = simplify(module)
     assert len(found.entry.instructions) < 0.8 * len(module.entry.instructions)
     assert all(map(torch.equal, run(found, args), run(module, args)))

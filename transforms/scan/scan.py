@@ -23,6 +23,7 @@ from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.values import is_tracked
@@ -115,7 +116,8 @@ class ScanTransform(Transform):
                 for i, a in enumerate(args)
             )
         structure = tree.structure(((init, xs), {}))
-        entry, held = self._body.find(structure, avals, wrt, zeros=smooth, effects_allowed=True)
+        options = Options(zeros=smooth, effects_allowed=True)
+        entry, held = self._body.find(structure, avals, wrt, options)
         ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
         unroll = self._unroll if type(self._unroll) is int else (length if self._unroll else 1)
         primitive = Scan(

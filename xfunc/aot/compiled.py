@@ -73,7 +73,7 @@ class CompiledAhead:
         Raises:
             CompileError: always: it is compiled for another device.
         """
-        name = self.lowered.traced._staged.name
+        name = self.lowered.traced.parts.staged.name
         fail(
             CompileError,
             f"{name} was compiled for {self.topology.name}, and cannot run here",
@@ -85,7 +85,8 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> Com
     """See `Lowered.compile`."""
     topology = topology_of(target)
     _check_options(options)
-    lowering, entry = lowered._lowering, lowered.traced._entry
+    parts = lowered.traced.parts
+    lowering, entry = parts.lowering, parts.entry
     name = entry.program.name
     if not lowering.outputs:
         fail(
@@ -103,7 +104,7 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> Com
             f"{topology.devices}",
             "make the mesh as large as the topology, or name another topology.",
         )
-    labels = lowered.traced._staged.labels(lowered.traced.in_tree)
+    labels = parts.staged.labels(lowered.traced.in_tree)
     request = request_for(module, lowering.inputs, labels, entry.donated, topology, options)
     result = result_of(request, name)
     if "unknown_topology" in result.report:

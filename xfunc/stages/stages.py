@@ -28,6 +28,7 @@ from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.entry import Entry
+from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.trace import portable
 from xfunc.trace.finalise import finished
@@ -38,6 +39,28 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """What a traced function is made of: for modules of the library.
+
+    Attributes:
+        staged: the function.
+        entry: its program.
+        options: what it was traced with.
+        tiles: how arguments, captures and what the program holds are divided; () if none is.
+    """
+
+    staged: Staged
+    entry: Entry
+    options: Options
+    tiles: tuple[Tiles | None, ...] = ()
+
+    @property
+    def lowering(self) -> Lowering:
+        """The program as HLO."""
+        return self.entry.program.lowering
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
     """A function traced for given arguments.
 
@@ -45,28 +68,26 @@ class Traced:
         in_tree: structure of ``(args, kwargs)``.
         in_avals: of its leaves.
         out_tree: structure of the result.
+        parts: what it is made of; not for users.
     """
 
     in_tree: tree.Structure
     in_avals: tuple[Aval, ...]
-    _staged: Staged
-    _entry: Entry
-    _options: dict[str, Any]
-    _tiles: tuple[Tiles | None, ...] = ()  # of arguments, captures and what the program holds
+    parts: Parts
 
     @property
     def out_tree(self) -> tree.Structure:
-        return self._entry.out_tree
+        return self.parts.entry.out_tree
 
     @property
     def out_info(self) -> Any:
         """The result as a tree of `ShapeDtypeStruct`."""
-        return tree.unflatten(self.out_tree, self._entry.outputs)
+        return tree.unflatten(self.out_tree, self.parts.entry.outputs)
 
     @property
     def static_positions(self) -> list[int]:
         """Positions of the arguments that are part of the program."""
-        return [i for i, *_ in self._options.get("static") or () if isinstance(i, int)]
+        return [i for i, *_ in self.parts.options.static or () if isinstance(i, int)]
 
     def lower(self) -> Lowered:
         """The HLO of the function."""
@@ -82,14 +103,8 @@ class Lowered:
     @property
     def module(self) -> Module:
         """The HLO as data."""
-        tiles = self.traced._tiles
-        return finished(
-            self._lowering.module, tiles=[tiles[i] for i in self._lowering.inputs] if tiles else ()
-        )
-
-    @property
-    def _lowering(self) -> Lowering:
-        return self.traced._entry.program.lowering
+        lowering, tiles = self.traced.parts.lowering, self.traced.parts.tiles
+        return finished(lowering.module, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
 
     def as_text(self, dialect: str = "hlo") -> str:
         """The program as text.
@@ -103,7 +118,8 @@ class Lowered:
         if dialect not in ("hlo", "stablehlo"):
             fail(ValueError, f"unknown dialect {dialect!r}", "use 'hlo' or 'stablehlo'.")
         if dialect == "stablehlo":
-            return stablehlo.text(portable.whole(self._lowering, {}, tiles=self.traced._tiles))
+            parts = self.traced.parts
+            return stablehlo.text(portable.whole(parts.lowering, {}, tiles=parts.tiles))
         return str(self.module)
 
     def cost_analysis(self) -> dict[str, float]:
@@ -114,7 +130,9 @@ class Lowered:
 
         Source: ``jax.stages.Lowered.cost_analysis``.
         """
-        return _as_dict(self.module) if self._lowering.outputs else dict.fromkeys(_COSTS, 0.0)
+        if not self.traced.parts.lowering.outputs:
+            return dict.fromkeys(_COSTS, 0.0)
+        return _as_dict(self.module)
 
     @overload
     def compile(
@@ -152,18 +170,19 @@ class Lowered:
                 f"torch_xla takes no compiler options for a single program: {compiler_options}",
                 "set them for the process, in the environment variable XLA_FLAGS.",
             )
-        if self._lowering.outputs:
-            self._executable()
+        if self.traced.parts.lowering.outputs:
+            _executable(self.traced.parts)
         return Compiled(self)
 
-    def _executable(self) -> Executable:
-        placements: tuple[Placement | None, ...] = ()
-        tiles = self.traced._tiles
-        if device_count() > 1:
-            placements = tuple(t and placement_of(t) for t in tiles)
-            n = len(self._lowering.avals) + len(self._lowering.held())
-            placements = placements[:n] or (None,) * n
-        return self._lowering.executable(self.traced._entry.donated, placements)
+
+def _executable(parts: Parts) -> Executable:
+    lowering = parts.lowering
+    placements: tuple[Placement | None, ...] = ()
+    if device_count() > 1:
+        placements = tuple(t and placement_of(t) for t in parts.tiles)
+        n = len(lowering.avals) + len(lowering.held())
+        placements = placements[:n] or (None,) * n
+    return lowering.executable(parts.entry.donated, placements)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,9 +192,8 @@ class Compiled:
     lowered: Lowered
 
     def _optimised(self) -> Optimised | None:
-        if not self.lowered._lowering.outputs:
-            return None
-        return optimised(self.lowered._executable())
+        parts = self.lowered.traced.parts
+        return optimised(_executable(parts)) if parts.lowering.outputs else None
 
     def as_text(self) -> str | None:
         """The HLO that the compiler made, after its optimisations.
@@ -216,23 +234,22 @@ class Compiled:
         for where in traced.static_positions:
             args = (*args[:where], None, *args[where:])
         leaves, structure = tree.flatten((args, kwargs))
-        given = avals_of(_avals(traced._staged, leaves, structure)[0])
+        staged = traced.parts.staged
+        given = avals_of(_avals(staged, leaves, structure)[0])
         if structure != traced.in_tree or given != avals_of(traced.in_avals):
             fail(
                 TreeMismatchError,
-                f"{traced._staged.name} was compiled for other arguments: "
+                f"{staged.name} was compiled for other arguments: "
                 f"{_show(traced.in_tree, traced.in_avals)}, not "
                 f"{_show(structure, [Aval(*a) for a in given])}",
                 "call the jitted function itself, which compiles for each kind of arguments.",
             )
         leaves = [
-            x if a.sharding is None else as_argument(x, a.sharding, traced._staged.name, label)
-            for x, a, label in zip(
-                leaves, traced.in_avals, traced._staged.labels(structure), strict=True
-            )
+            x if a.sharding is None else as_argument(x, a.sharding, staged.name, label)
+            for x, a, label in zip(leaves, traced.in_avals, staged.labels(structure), strict=True)
         ]
         args, kwargs = tree.unflatten(structure, leaves)
-        return run_staged(traced._staged, args, kwargs, **traced._options)
+        return run_staged(staged, args, kwargs, traced.parts.options)
 
 
 Compiler = Callable[[Lowered, str, dict[str, Any]], "CompiledAhead"]
@@ -279,7 +296,7 @@ def trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     shardings: Sequence[Any] | None = None,
-    **options: Any,
+    options: Options = PLAIN,
 ) -> Traced:
     """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s.
 
@@ -294,13 +311,11 @@ def trace(
             leaves, shardings or (None,) * len(leaves), staged.labels(structure, fixed), strict=True
         )
     ]
-    entry, held = staged.find(
-        structure, avals, None, effects_allowed=True, fixed=fixed, beside=fixed, **options
-    )
+    whole = options._replace(fixed=fixed, effects_allowed=True)
+    entry, held = staged.find(structure, avals, options=whole)
     in_avals = tuple(Aval(shape, dtype, s) for (shape, dtype), s in zip(avals, found, strict=True))
-    return Traced(
-        structure, in_avals, staged, entry, options, _tiles(entry, in_avals, leaves, held)
-    )
+    parts = Parts(staged, entry, options, _tiles(entry, in_avals, leaves, held))
+    return Traced(structure, in_avals, parts)
 
 
 def _sharding(x: Any, given: Any, what: str) -> Any:

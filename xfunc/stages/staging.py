@@ -32,10 +32,10 @@ from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import path_of
 from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
-from xfunc.program.call import Call
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
+from xfunc.stages.options import PLAIN, Options
 from xfunc.torchlib import values
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
@@ -91,37 +91,37 @@ class Staged:
         accessors = structure.accessors()
         return [path_of(a, self.parameters) for i, a in enumerate(accessors) if i not in skip]
 
-    def values(
-        self, beside: tuple[tuple[Hashable, Any], ...]
-    ) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
+    def key_of(
+        self, structure: tree.Structure, avals: tuple[Any, ...], options: Options
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        """The fields of the `Key` of a call, and the tensors that the function holds."""
+        value, others, held = self._values(options)
+        return (value, structure, avals, options.static, ambient.modes(), others), held
+
+    def _values(self, options: Options) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
         """The values of the function and of what else its program depends on; tensors held."""
         value, held = self.function_value()
         if ambient.named_axes():  # Of these the function may hold the numbers without knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
-        if not beside:
+        if not options.fixed and not options.beside:
             return value, (), held
-        return value, *identity.values_beside(beside, held)
+        return value, *identity.values_beside((*options.fixed, *options.beside), held)
 
     def find(
         self,
         structure: tree.Structure,
         avals: tuple[Any, ...],
-        wrt: tuple[bool, ...] | None,
-        *,
-        static: Hashable = None,
-        beside: tuple[tuple[Hashable, Any], ...] = (),
-        **options: Any,
+        wrt: tuple[bool, ...] | None = None,
+        options: Options = PLAIN,
     ) -> tuple[Entry, list[torch.Tensor]]:
         """The entry for arguments of a structure and avals, and the tensors the function holds.
 
-        `static` is a further part of the key, and so is the value of what stands `beside` the
-        function, whose tensors are held as well; see `make` for the rest.
+        See `make` for `wrt`.
         """
-        value, others, held = self.values(beside)
-        key = (value, structure, avals, static, ambient.modes(), others)
+        key, held = self.key_of(structure, avals, options)
         entry = self.cache.find(key)
         if entry is None:
-            entry = self.make(key, held, wrt, beside=beside, **options)
+            entry = self.make(key, held, wrt, options)
         return entry, held
 
     def make(
@@ -129,14 +129,7 @@ class Staged:
         key_parts: tuple[Any, ...],
         held: list[torch.Tensor],
         wrt: tuple[bool, ...] | None,
-        *,
-        call: Callable[..., Any] | None = None,
-        fixed: tuple[tuple[int, Any], ...] = (),
-        beside: tuple[tuple[Hashable, Any], ...] = (),
-        donated: Callable[[], frozenset[int]] = frozenset,
-        zeros: frozenset[int] = frozenset(),
-        primitive: Callable[[Program], Call] = Call,
-        effects_allowed: bool = False,
+        options: Options,
     ) -> Entry:
         """Trace the function for a new key.
 
@@ -145,22 +138,16 @@ class Staged:
             held: the tensors that the function holds.
             wrt: which arguments a first-order gradient is taken of, if that is so: then the first
                 run makes the joint program.
-            call: what to trace instead of `fun` (with static arguments put back).
-            fixed: leaves of the structure that are no arrays, by position.
-            beside: what else the program depends on, `fixed` among it.
-            donated: gives the flat arguments to donate.
-            zeros: see `Program.joint`.
-            primitive: how the program is applied.
-            effects_allowed: whether the caller has the effects: see `Entry.result`.
+            options: those that the key is made of.
         """
         key = Key(*key_parts)
-        run = [call or self.fun]
+        run = [options.call or self.fun]
         later = identity.frozen(run[0])
         store, name = self.cache, self.name
         _check_no_recursion(self, key)
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
-        labels = self.labels(key.tree, fixed)
+        labels = self.labels(key.tree, options.fixed)
         for a, label in zip(avals, labels, strict=True):
             values.check_array(a, self.name, label)
         out_tree: list[tree.Structure] = []
@@ -169,10 +156,10 @@ class Staged:
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             store.traces += 1
             full = list(leaves)
-            for i, x in fixed:
+            for i, x in options.fixed:
                 full.insert(i, x)
             args, kwargs = tree.unflatten(key.tree, full)
-            with effects.collected(effects_allowed) as found:
+            with effects.collected(options.effects_allowed) as found:
                 outs, structure = tree.flatten(run[0](*args, **kwargs))
             out_tree[:], had[:] = [structure], found.effects
             return [*as_outputs(name, outs, structure), *found.tensors]
@@ -187,7 +174,7 @@ class Staged:
             if named:
                 depend_on(named)
             if wrt is not None and any(wrt):
-                program.joint(wrt, zeros)
+                program.joint(wrt, options.zeros)
             else:
                 program.trace()
         run[0] = later
@@ -195,11 +182,18 @@ class Staged:
         changed |= Changed.any(cls.note_changes(contents) for cls, contents in kinds.items())
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if Changed.VOLATILE in changed or any(collects):
-            value, others, held = self.values(beside)
+            value, others, held = self._values(options)
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        entry = Entry(program, primitive(program), out_tree[0], captures, donated(), tuple(had))
+        entry = Entry(
+            program,
+            options.primitive(program),
+            out_tree[0],
+            captures,
+            options.donated(),
+            tuple(had),
+        )
         # A value of an enclosing trace that the key does not see is good for this trace only; and
         # see NOTE [flags] in `xfunc.cache.changes`.
         passing = any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures)
@@ -223,27 +217,31 @@ def _is_tracer(t: torch.Tensor) -> bool:
     return trace is not None and trace.is_inside(t)
 
 
-class _Tracing(threading.local):
-    keys: tuple[tuple[FunctionCache, Key], ...] = ()
+Inspect = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-_tracing = _Tracing()
+class _Thread(threading.local):
+    keys: tuple[tuple[FunctionCache, Key], ...] = ()  # of what is being traced
+    inspect: Inspect | None = None
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
 def _being_traced(staged: Staged, key: Key) -> Iterator[None]:
-    keys = _tracing.keys
-    _tracing.keys = (*keys, (staged.cache, key))
+    keys = _thread.keys
+    _thread.keys = (*keys, (staged.cache, key))
     before = count_compiles(None)
     try:
         yield
     finally:
         count_compiles(before)
-        _tracing.keys = keys
+        _thread.keys = keys
 
 
 def _check_no_recursion(staged: Staged, key: Key) -> None:
-    if (staged.cache, key) in _tracing.keys:
+    if (staged.cache, key) in _thread.keys:
         fail(
             RecursionError,
             f"{staged.name} calls itself, with arguments of the same shapes, while it is "
@@ -253,11 +251,7 @@ def _check_no_recursion(staged: Staged, key: Key) -> None:
 
 
 def run_staged(
-    staged: Staged,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    static: Hashable = None,
-    **options: Any,
+    staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = PLAIN
 ) -> Any:
     """Call a staged function with real tensors."""
     with lock:
@@ -276,25 +270,30 @@ def run_staged(
                 leaves, structure = tree.flatten((args, kwargs))
             leaves, fixed = prepare(staged, leaves, structure)
             if fixed:
-                options["fixed"] = options["beside"] = fixed
-        avals = tuple(map(_AVAL, leaves))
-        value, others, held = staged.values(options.get("beside", ()))
+                options = options._replace(fixed=fixed)
+        key, held = staged.key_of(structure, tuple(map(_AVAL, leaves)), options)
         store = staged.cache
-        key = (value, structure, avals, static, ambient.modes(), others)
         entry = store.find(key)
         if entry is None:
-            entry = staged.make(key, held, watched(leaves), effects_allowed=True, **options)
-        if (entry.executable is None or runtime.device_count() > 1) and inspect_result is None:
-            return _first_run(store, entry, leaves, held)
-        if inspect_result is None:
-            return entry.result(entry.run(leaves, held))
-        result = entry.result(entry.run(leaves, held))
-        inspect_result(staged.name, options.get("call") or staged.fun, args, kwargs, result)
+            options = options._replace(effects_allowed=True)
+            entry = staged.make(key, held, watched(leaves), options)
+        if entry.executable is None or runtime.device_count() > 1:
+            result = _first_run(store, entry, leaves, held)
+        else:
+            result = entry.result(entry.run(leaves, held))
+        if _thread.inspect is not None:
+            _thread.inspect(staged.name, options.call or staged.fun, args, kwargs, result)
         return result
 
 
-# Called after each run with the function's name, the function, its arguments and its result.
-inspect_result: Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+def inspect_results(inspect: Inspect | None) -> Inspect | None:
+    """Have this called after each run of this thread from now on; what was called before.
+
+    It receives the function's name, the function, its arguments and its result.
+    """
+    before = _thread.inspect
+    _thread.inspect = inspect
+    return before
 
 
 @functools.cache
@@ -326,24 +325,14 @@ def call_in_trace(
     staged: Staged,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    static: Hashable = None,
-    beside: tuple[tuple[Hashable, Any], ...] = (),
+    options: Options = PLAIN,
     check_captures: Callable[[Sequence[torch.Tensor]], None] = lambda captures: None,
-    **options: Any,
 ) -> Any:
     """Call a staged function inside a trace: one call of its program."""
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)
-    entry, held = staged.find(
-        structure,
-        avals_of(leaves),
-        watched(leaves),
-        static=static,
-        fixed=fixed,
-        beside=(*fixed, *beside),
-        effects_allowed=True,
-        **options,
-    )
+    options = options._replace(fixed=fixed, effects_allowed=True)
+    entry, held = staged.find(structure, avals_of(leaves), watched(leaves), options)
     inputs = entry.inputs(leaves, held)
     check_captures(inputs[len(leaves) :])
     return entry.result(bind(entry.call, inputs))

@@ -216,8 +216,8 @@ class _Gradient:
         n = tree.structure(args[0]).num_leaves
         _check(f, traced, n)
         wrt = tuple(k < n for k in range(len(traced.in_avals)))
-        joint = traced._entry.program.joint(wrt, frozenset(range(n)))
-        tiles = traced._tiles[: joint.n_inputs]
+        joint = traced.parts.entry.program.joint(wrt, frozenset(range(n)))
+        tiles = traced.parts.tiles[: joint.n_inputs]
         return cls(joint, tiles, _flat(joint.lowering, tiles))
 
     @property
@@ -250,9 +250,10 @@ def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
     name = function_name(f)
     for k, aval in enumerate(traced.in_avals[:n]):
         if not aval.dtype.is_floating_point:
+            label = traced.parts.staged.labels(traced.in_tree)[k]
             problem = (
-                f"memory_report differentiates {name} with respect to "
-                f"{traced._staged.labels(traced.in_tree)[k]}, which is {short(aval)}, not floating"
+                f"memory_report differentiates {name} with respect to {label}, which is "
+                f"{short(aval)}, not floating"
             )
             hint = "put what is differentiated first, and everything else behind it."
             fail(TypeError, problem, hint)
