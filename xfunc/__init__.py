@@ -63,6 +63,7 @@ from xfunc.sharding import (
     visualize_sharding,
     with_sharding_constraint,
 )
+from xfunc.symbolic.ladder import buckets
 from xfunc.tools.memory_report import memory_report
 from xfunc.tools.modules import functional
 from xfunc.trace.scopes import named_scope
@@ -124,6 +125,7 @@ __all__ = [
     "axis_index",
     "axis_size",
     "block_until_ready",
+    "buckets",
     "call_jax",
     "checkpoint",
     "checkpoint_name",

@@ -1,0 +1,1 @@
+"""Programs over symbolic sizes: how they are bucketed, what they hold and what is kept."""

@@ -1,0 +1,287 @@
+"""`buckets`: the sizes to compile for, chosen from the sizes that come.
+
+What is called with size s runs in the smallest bucket that holds it. A ladder of buckets costs
+what all calls take in theirs, and what it takes to compile them. Buckets are sizes that came: one
+between two such could be lowered to the smaller for nothing. Once the i smallest sizes are served,
+what it costs to serve the next up to the j-th by one bucket depends on nothing but i and j; so the
+best ladder is found exactly, by dynamic programming (`_along`).
+
+NOTE [a grid]: for several symbols the buckets are a grid, a ladder for each. With all ladders but
+one given, the best of that one is found exactly, by the same program: a rung then costs a program
+for each combination of the others. For two symbols, one of which takes few sizes, all ladders of
+that one are tried, which is exact. Otherwise the ladders are improved in turn until none gets
+better, from several starts, which need not be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from xfunc.errors import fail, shown
+
+Sizes = tuple[int, ...]
+"""A size for each symbol."""
+Ladders = tuple[Sizes, ...]
+"""For each symbol its rungs, rising."""
+Cost = Callable[..., float]
+"""What a call takes in a bucket, whose size for each symbol is an argument."""
+
+_MOST_TRIED = 2**12  # ladders of one symbol, to find a grid
+
+
+def buckets(
+    lengths: Iterable[Any],
+    n: int = 8,
+    *,
+    multiple_of: int = 1,
+    cost: Cost | None = None,
+    compile_cost: float = 0.0,
+    calls: int | None = None,
+) -> Any:
+    """The ladder of at most `n` buckets in which calls of such sizes cost least.
+
+    The cost of a ladder is ``calls`` times the mean over `lengths` of ``cost(bucket)``, where the
+    bucket is the smallest that holds the length, plus `compile_cost` for each bucket. Of ladders
+    that cost the same the shortest is taken.
+
+    Args:
+        lengths: sizes, as they come; or tuples of them, one for each of several symbols.
+        n: how many programs there may be: buckets, or points of the grid.
+        multiple_of: what buckets are multiples of, such as 128 on a TPU.
+        cost: of a call in a bucket, which does not fall as sizes rise; None: the size, or the
+            product of the sizes, as for so many tokens.
+        compile_cost: of one bucket, in the same unit.
+        calls: how many are planned; None: as many as there are lengths.
+
+    Returns:
+        The buckets, rising: a tuple of sizes, or for each symbol one.
+
+    Raises:
+        ValueError: there are no lengths, or they are no positive whole numbers, or
+            what else has to be one is not.
+    """
+    points, plain = _points(lengths)
+    planned = len(points) if calls is None else calls
+    for name, value in (("n", n), ("multiple_of", multiple_of), ("calls", planned)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            problem = f"buckets was given {name}={shown(value)}"
+            fail(ValueError, problem, "give a positive whole number.")
+    if not isinstance(compile_cost, (int, float)) or not compile_cost >= 0:
+        problem = f"buckets was given compile_cost={shown(compile_cost)}"
+        fail(ValueError, problem, "give a number in the unit of `cost`, such as FLOPs.")
+    counts: Counter[Sizes] = Counter()
+    for sizes, times in Counter(points).items():
+        counts[tuple(-(-s // multiple_of) * multiple_of for s in sizes)] += times
+    found = best(counts, n, cost or _product, compile_cost * len(points) / planned)
+    return found[0] if plain else found
+
+
+def best(
+    counts: Mapping[Sizes, int],
+    n: int,
+    cost: Cost,
+    compile_cost: float = 0.0,
+    compiled: Collection[Sizes] = (),
+    tops: Sizes = (),
+) -> Ladders:
+    """The cheapest ladders of at most `n` programs for sizes that come so often.
+
+    A program that no call runs is never compiled, and costs nothing.
+
+    Args:
+        counts: how often each tuple of sizes comes.
+        n: how many programs there may be.
+        cost: of a call.
+        compile_cost: of a program that is not among the `compiled`.
+        compiled: what is there already.
+        tops: what the ladders have to reach, even if nothing so large comes.
+    """
+    task = _Task(counts, n, cost, compile_cost, frozenset(compiled), tops)
+    return min(task.found(), key=task.total)
+
+
+def bucket_of(sizes: Sequence[int], ladders: Ladders) -> Sizes | None:
+    """The smallest bucket that holds these sizes, or None."""
+    found: list[int] = []
+    for size, rungs in zip(sizes, ladders, strict=True):
+        rung = next((r for r in rungs if r >= size), None)
+        if rung is None:
+            return None
+        found.append(rung)
+    return tuple(found)
+
+
+def expected_cost(
+    counts: Mapping[Sizes, int],
+    ladders: Ladders,
+    cost: Cost,
+    compile_cost: float = 0.0,
+    compiled: Collection[Sizes] = (),
+) -> float:
+    """What all calls take, and compiling what they run in; infinite if a size has no bucket."""
+    total, used = 0.0, set[Sizes]()
+    for sizes, n in counts.items():
+        bucket = bucket_of(sizes, ladders)
+        if bucket is None:
+            return math.inf
+        used.add(bucket)
+        total += n * cost(*bucket)
+    new = len(used.difference(compiled))
+    return total + (new * compile_cost if new else 0.0)
+
+
+def waste(counts: Mapping[Sizes, int], ladders: Ladders, cost: Cost | None = None) -> float:
+    """The part of what calls take in their buckets that goes into padding."""
+    cost = cost or _product
+    needed = sum(n * cost(*sizes) for sizes, n in counts.items())
+    spent = expected_cost(counts, ladders, cost)
+    return 1 - needed / spent if spent else 0.0
+
+
+class _Task:
+    """See `best`."""
+
+    def __init__(
+        self,
+        counts: Mapping[Sizes, int],
+        n: int,
+        cost: Cost,
+        compile_cost: float,
+        compiled: frozenset[Sizes],
+        tops: Sizes,
+    ):
+        self._counts, self._n = counts, n
+        self._cost, self._compile_cost, self._compiled = cost, compile_cost, compiled
+        self._sizes: list[list[int]] = []
+        for a, came in enumerate(zip(*counts, strict=True)):
+            top = max(*came, *tops[a : a + 1], 0)
+            also = {p[a] for p in compiled if p[a] <= top}  # It may serve what is smaller.
+            self._sizes.append(sorted({*came, *also, top}))
+
+    def total(self, ladders: Ladders) -> tuple[float, int]:
+        """What they cost, and how many programs they are."""
+        spent = expected_cost(self._counts, ladders, self._cost, self._compile_cost, self._compiled)
+        return spent, math.prod(map(len, ladders))
+
+    def found(self) -> Iterable[Ladders]:
+        """Ladders, among them the best; see NOTE [a grid]."""
+        axes = range(len(self._sizes))
+        if len(axes) == 1:
+            yield (self._along(0, {}),)
+            return
+        few = min(axes, key=lambda a: len(self._sizes[a]))
+        if len(axes) == 2 and 2 ** (len(self._sizes[few]) - 1) <= _MOST_TRIED:
+            *lower, top = self._sizes[few]
+            for k in range(min(self._n, len(lower) + 1)):
+                for chosen in itertools.combinations(lower, k):
+                    given = (*chosen, top)
+                    other = self._along(1 - few, {few: given})
+                    yield (given, other) if few == 0 else (other, given)
+            return
+        for split in itertools.product(range(1, self._n + 1), repeat=len(axes)):
+            if math.prod(split) <= self._n:
+                yield self._improved(split)
+
+    def _improved(self, split: Sequence[int]) -> Ladders:
+        tops = {a: (sizes[-1],) for a, sizes in enumerate(self._sizes)}
+        now = {
+            a: self._along(a, {b: t for b, t in tops.items() if b != a}, most)
+            for a, most in enumerate(split)
+        }
+        before = (math.inf, 0)
+        while (total := self.total(tuple(now.values()))) < before:
+            before = total
+            for a in now:
+                changed = {**now, a: self._along(a, {b: r for b, r in now.items() if b != a})}
+                if self.total(tuple(changed.values())) < self.total(tuple(now.values())):
+                    now = changed
+        return tuple(now.values())
+
+    def _along(self, axis: int, given: Mapping[int, Sizes], most: int | None = None) -> Sizes:
+        """The best rungs of one symbol, with those of the others given."""
+        sizes = self._sizes[axis]
+        others = list(itertools.product(*(given[a] for a in sorted(given))))
+        row = {other: k for k, other in enumerate(others)}
+        column = {s: k for k, s in enumerate(sizes)}
+        calls = np.zeros((len(others), len(sizes)))
+        beside = tuple(given[a] for a in sorted(given))
+        for point, times in self._counts.items():
+            rest = bucket_of([point[a] for a in sorted(given)], beside)
+            assert rest is not None  # the largest size is always among the rungs
+            calls[row[rest], column[point[axis]]] += times
+        programs = [[(*o[:axis], s, *o[axis:]) for s in sizes] for o in others]
+        costs = np.array([[float(self._cost(*p)) for p in line] for line in programs])
+        opening = np.array(
+            [
+                [0.0 if p in self._compiled else self._compile_cost for p in line]
+                for line in programs
+            ]
+        )
+        n = min(len(sizes), max(1, self._n // len(others)) if most is None else most)
+        return tuple(sizes[k] for k in _along(calls, costs, opening, n))
+
+
+def _along(calls: np.ndarray, costs: np.ndarray, opening: np.ndarray, n: int) -> list[int]:
+    """The columns to keep, at most n and the last among them, for the least cost.
+
+    Calls of a column go to the next that is kept, in the same row.
+
+    Args:
+        calls: how many there are, rows by columns.
+        costs: of one call, likewise.
+        opening: of the first call of a row in a column.
+        n: how many may be kept.
+    """
+    rows, m = calls.shape
+    below = np.zeros((rows, m + 1))
+    np.cumsum(calls, axis=1, out=below[:, 1:])
+    least = np.full((n + 1, m + 1), np.inf)  # by how many are kept, and how many are served
+    least[0, 0] = 0.0
+    before = np.zeros((n + 1, m + 1), dtype=np.int64)
+    for j in range(1, m + 1):
+        served = below[:, j : j + 1] - below[:, :j]
+        own = costs[:, j - 1] @ served + opening[:, j - 1] @ (served > 0)
+        totals = least[:n, :j] + own
+        before[1:, j] = totals.argmin(axis=1)
+        least[1:, j] = totals.min(axis=1)
+    k, j, kept = int(least[:, m].argmin()), m, list[int]()
+    while j:
+        kept.append(j - 1)
+        k, j = k - 1, int(before[k, j])
+    return kept[::-1]
+
+
+def _product(*sizes: int) -> float:
+    return float(math.prod(sizes))
+
+
+def _points(lengths: Iterable[Any]) -> tuple[list[Sizes], bool]:
+    """The sizes as tuples, and whether they were given as plain numbers."""
+    hint = "give the sizes that come, such as [len(x) for x in data]; or tuples of them."
+    if isinstance(lengths, (torch.Tensor, np.ndarray)):
+        lengths = lengths.tolist()
+    if not isinstance(lengths, Iterable) or isinstance(lengths, str):
+        fail(ValueError, f"buckets was given lengths={shown(lengths)}", hint)
+    found = list(lengths)
+    if not found:
+        fail(ValueError, "buckets was given no lengths", hint)
+    plain = not isinstance(found[0], (tuple, list))
+    points = [(x,) if plain else x for x in found]
+    for p in points:
+        if not isinstance(p, (tuple, list)) or len(p) != len(points[0]) or not p:
+            fail(ValueError, f"buckets was given {shown(p)} among tuples of sizes", hint)
+        for s in p:
+            if not _is_size(s):
+                fail(ValueError, f"buckets was given {shown(s)} as a size", hint)
+    return [tuple(int(s) for s in p) for p in points], plain
+
+
+def _is_size(s: object) -> bool:
+    return isinstance(s, (int, np.integer)) and not isinstance(s, bool) and int(s) >= 1
