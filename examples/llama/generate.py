@@ -19,6 +19,7 @@ import xfunc as xf
 from xfunc import P
 
 from . import attention, model
+from .linear import linear
 from .model import Config, Params
 from .plan import Plan
 
@@ -158,7 +159,7 @@ def advance(
         q, *new = model.heads(normed, weights, rope, config, plan)
         keys, values = (o.index_copy(2, places, n) for o, n in zip(old, new, strict=True))
         mixed = attention.masked(q, keys, values, seen)
-        x = x + F.linear(mixed.transpose(1, 2).flatten(2), weights["wo"])
+        x = x + linear(mixed.transpose(1, 2).flatten(2), weights["wo"])
         x = x + model.mlp(model.rms_norm(x, weights["mlp_norm"], config.norm_eps), weights, plan)
         return x, Cache(*new)
 

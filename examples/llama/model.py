@@ -20,6 +20,7 @@ from torch import Tensor
 import xfunc as xf
 
 from . import attention, splash
+from .linear import linear
 from .plan import POLICIES, Plan
 
 Params: TypeAlias = dict[str, Any]
@@ -213,7 +214,7 @@ def heads(
     """Queries, keys and values: as many heads of both of the latter as `config.kv_heads`."""
 
     def made(name: str, n: int) -> attention.Heads:
-        split = F.linear(x, layer[name]).unflatten(-1, (n, config.head_dim))
+        split = linear(x, layer[name]).unflatten(-1, (n, config.head_dim))
         return _lie(split.transpose(1, 2), "heads", plan)
 
     q, k = made("wq", config.heads), made("wk", config.kv_heads)
@@ -237,18 +238,18 @@ def attend(
     else:
         mixed = splash.splash_attention(q, k, v, segments, block=plan.block, sharding=plan.sharding)
     mixed = _lie(mixed, "heads", plan)
-    return F.linear(mixed.transpose(1, 2).flatten(2), layer["wo"])
+    return linear(mixed.transpose(1, 2).flatten(2), layer["wo"])
 
 
 def mlp(
     x: Float[Tensor, "*batch hidden"], layer: Params, plan: Plan | None = None
 ) -> Float[Tensor, "*batch hidden"]:
     """The gated feed-forward map, SwiGLU."""
-    gate, up = F.linear(x, layer["w_gate"]), F.linear(x, layer["w_up"])
+    gate, up = linear(x, layer["w_gate"]), linear(x, layer["w_up"])
     features = F.silu(gate) * up
     if plan is not None:
         features = _lie(features, "features", plan)
-    return F.linear(features, layer["w_down"])
+    return linear(features, layer["w_down"])
 
 
 def _lie(x: Tensor, kind: str, plan: Plan) -> Tensor:
@@ -296,7 +297,7 @@ def logits(
     """The logits of what the last layer makes."""
     x = rms_norm(x, params["norm"], config.norm_eps)
     matrix = params["embed" if config.tied else "head"]
-    return _lie(F.linear(x, matrix), "logits", plan)
+    return _lie(linear(x, matrix), "logits", plan)
 
 
 def loss(
@@ -308,9 +309,6 @@ def loss(
 ) -> Float[Tensor, ""]:
     """Mean cross entropy, in nats and at least float32, of the targets that are not IGNORE.
 
-    The logits of `plan.loss_chunk` positions of each row are there at a time; the backward pass
-    computes them again.
-
     Args:
         params: as of `init`.
         batch: rows of tokens.
@@ -318,31 +316,43 @@ def loss(
         plan: how it is computed.
         count: what the sum is divided by; None: the number of targets.
     """
+    total = losses(params, batch, config, plan).sum()
+    return total / (target_count(batch) if count is None else count)
+
+
+def losses(
+    params: Params, batch: Batch, config: Config, plan: Plan = Plan()
+) -> Float[Tensor, "batch seq"]:
+    """The cross entropy of each target, in nats and at least float32; 0 where it is IGNORE.
+
+    The logits of `plan.loss_chunk` positions of each row are there at a time; the backward pass
+    computes them again.
+    """
     x = features(params, batch.tokens, config, plan, batch.segments)
     words = torch.arange(config.vocab, device=x.device)
-    size = min(plan.loss_chunk, x.shape[1])
-    padding = -x.shape[1] % size
+    seq = x.shape[1]
+    size = min(plan.loss_chunk, seq)
+    padding = -seq % size
 
     def chunks(x: Tensor) -> Tensor:
         return x.unflatten(1, (-1, size)).movedim(1, 0)
 
-    def chunk(total: Tensor, part: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+    def chunk(_: None, part: tuple[Tensor, Tensor]) -> tuple[None, Tensor]:
         x, targets = part
         scores = attention.wide(logits(params, x, config, plan))
         # By comparing, and not by a gather, which would bring the parts of the vocabulary together.
         chosen = scores.where(targets[..., None] == words, 0.0).sum(-1)
-        losses = scores.logsumexp(-1) - chosen
-        return total + losses.masked_fill(targets == IGNORE, 0.0).sum(), None
+        found = scores.logsumexp(-1) - chosen
+        return None, found.masked_fill(targets == IGNORE, 0.0)
 
     parts = F.pad(x, (0, 0, 0, padding)), F.pad(batch.targets, (0, padding), value=IGNORE)
-    zero = attention.wide(x.new_zeros(()))
-    total, _ = xf.scan(
+    _, found = xf.scan(
         chunk,
-        zero,
+        None,
         xf.tree.map(chunks, parts),
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
     )
-    return total / (target_count(batch) if count is None else count)
+    return found.movedim(0, 1).flatten(1)[:, :seq]
 
 
 def target_count(batch: Batch) -> Float[Tensor, ""]:
