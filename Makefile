@@ -33,7 +33,7 @@ bench: env ## time tracing, dispatch and scan
 	$(BIN)/python -m benchmarks trace dispatch scan
 
 docs: env ## run every example of README.md and docs/, and follow their links
-	$(BIN)/python -m pytest tests/test_docs.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/docs/test_docs.py $(PYTEST_ARGS)
 
 clean: ## remove what was built or cached, but not the environment
 	rm -rf build dist htmlcov .coverage .pytest_cache .ruff_cache

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import error_cases
 import pytest
 import torch
-from error_cases import SECTIONS
-from error_sections.case import Case
 
 import xfunc as xf
+from tests.support import error_cases
+from tests.support.error_cases import SECTIONS
+from tests.support.error_sections.case import Case
 from xfunc import errors
 from xfunc.backends.torch_xla.errors import compile_error
 
@@ -75,7 +75,7 @@ def test_every_message_ends_with_a_hint() -> None:
 
 def test_page_is_current() -> None:
     page = Path(__file__).parent.parent / "docs" / "errors.md"
-    stale = "run `python tests/error_cases.py > docs/errors.md`"
+    stale = "run `python -m tests.support.error_cases > docs/errors.md`"
     assert page.read_text(encoding="utf-8") == error_cases.page(), stale
 
 

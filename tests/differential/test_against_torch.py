@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from differential.eager.compare import Outcome, outcome
-from differential.eager.constructs import CONSTRUCTS
-from differential.eager.generate import HEADER, Program, generate
-from differential.eager.minimise import minimised
 
 import xfunc as xf
+from tests.support.differential.eager.compare import Outcome, outcome
+from tests.support.differential.eager.constructs import CONSTRUCTS
+from tests.support.differential.eager.generate import HEADER, Program, generate
+from tests.support.differential.eager.minimise import minimised
 
 CHUNK = 20
 MOST = 2  # of 200 programs; one of 500 fails on average

@@ -1,7 +1,7 @@
 """Random programs give what JAX gave for them: values, gradients and derivatives along a direction.
 
-JAX's results are recorded: see `differential.record`. A failing program is shown as text; it can be
-pasted into a test of its own.
+JAX's results are recorded: see `tests.support.differential.record`. A failing program is shown as
+text; it can be pasted into a test of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import itertools
 from collections import Counter
 
 import pytest
-from differential import replay
-from differential.constructs import CONSTRUCTS
-from differential.generate import generate
-from differential.measure import Recorded, read
+
+from tests.support.differential import replay
+from tests.support.differential.constructs import CONSTRUCTS
+from tests.support.differential.generate import generate
+from tests.support.differential.measure import Recorded, read
 
 PROGRAMS = list(read())
 TOGETHER = 10  # compiled as one function: compiling is what takes time

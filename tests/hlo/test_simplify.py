@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from tests.support.random_modules import arguments, program
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.ops import reduce
@@ -15,7 +16,6 @@ from xfunc.hlo.passes.simplify import simplify
 from xfunc.hlo.spmd.annotations import constrain
 
 from .conftest import Run
-from .random_programs import arguments, program
 
 F32, F64, BF16, S32 = torch.float32, torch.float64, torch.bfloat16, torch.int32
 Make = Callable[[ComputationBuilder, Value], Value | list[Value]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import devices
 import pytest
 import torch
-from cases import OURS, PLAIN
 
 import xfunc as xf
+from tests.support import devices
+from tests.support.cases import OURS, PLAIN
 from xfunc import sharding
 from xfunc.errors import ShardingError
 from xfunc.sharding import P, make_mesh, shard_map

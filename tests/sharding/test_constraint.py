@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from divided import MESH, is_divided, on
-from table import TABLE, base
 
 import xfunc as xf
+from tests.support.divided import MESH, is_divided, on
+from tests.support.table import TABLE, base
 from xfunc.errors import ShardingError, TreeMismatchError
 from xfunc.sharding import (
     AbstractMesh,

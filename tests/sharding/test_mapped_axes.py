@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from divided import MESH, is_divided, on
 
 import xfunc as xf
+from tests.support.divided import MESH, is_divided, on
 from xfunc.errors import ShardingError
 from xfunc.sharding import P, psum, shard_map, with_sharding_constraint
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from divided import MESH, on
 
 import xfunc as xf
+from tests.support.divided import MESH, on
 from xfunc.sharding import AbstractMesh, NamedSharding, P, shard_map, sharding_of
 
 LAYERS, BATCH, SEQ, HIDDEN, HEADS, WIDE = 3, 4, 6, 16, 2, 32

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import OURS, PLAIN
-from jax_names import names
-from shard_map_programs import programs
-from varying_type_programs import typed_programs
 
 import xfunc as xf
+from tests.support.cases import OURS, PLAIN
+from tests.support.jax_names import names
+from tests.support.shard_map_programs import programs
+from tests.support.varying_type_programs import typed_programs
 from xfunc import sharding
 from xfunc.errors import ShardingError, TreeMismatchError
 from xfunc.sharding import P, make_mesh, shard_map

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from divided import MESH
 
 import xfunc as xf
+from tests.support.divided import MESH
 from xfunc.errors import UnsupportedOpError
 from xfunc.sharding import P, pcast, psum, pvary, shard_map
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases import OURS, PLAIN
 
 import xfunc as xf
+from tests.support.cases import OURS, PLAIN
 from xfunc.errors import ShardingError
 from xfunc.sharding import P, make_mesh, shard_map, use_mesh
 

@@ -1,0 +1,169 @@
+"""Every Python block of README.md and docs/ runs, and every relative link leads somewhere.
+
+The blocks of one file run in order, as one module, in a fresh interpreter (this file run as a
+script). What stands after `python` on the opening fence changes that:
+
+    ```python no-run              is not run
+    ```python raises=ErrorName    must raise that error; where the next block is a `text` block, its
+                                  text must occur in the error as printed; `...` stands for anything
+"""
+
+import builtins
+import dataclasses
+import itertools
+import os
+import re
+import subprocess
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A Python block: the line its code starts on, and what is expected of it."""
+
+    line: int
+    code: str
+    raises: str | None = None
+    report: str | None = None
+
+
+def parse(page: str) -> list[Token]:
+    """The page as Markdown tokens."""
+    return MarkdownIt("commonmark").parse((ROOT / page).read_text(encoding="utf-8"))
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The Python blocks of a page that are to run."""
+    fences = [token for token in parse(page) if token.type == "fence"]
+    for token, following in itertools.zip_longest(fences, fences[1:]):
+        language, *words = token.info.split() or [""]
+        if language != "python" or words == ["no-run"]:
+            continue
+        assert token.map is not None
+        line = token.map[0] + 2
+        match words:
+            case []:
+                yield Block(line, token.content)
+            case [word] if word.startswith("raises="):
+                report = None
+                if following is not None and following.info.strip() == "text":
+                    report = following.content
+                yield Block(line, token.content, word.removeprefix("raises="), report)
+            case _:
+                raise ValueError(f"{page}:{line - 1}: unknown words on a fence: {token.info!r}")
+
+
+def run(page: str) -> None:
+    """Run the blocks of a page; exit with a message that names the line of the first fault."""
+    # A module of their own, so that classes and functions of the page know where they belong.
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    for block in blocks(page):
+        fault = try_block(page, block, vars(module))
+        if fault is not None:
+            sys.exit(f"{page}:{block.line}: {fault}")
+
+
+def try_block(page: str, block: Block, namespace: dict[str, Any]) -> str | None:
+    """Run one block; what is wrong with how it ended, or None."""
+    try:
+        # Under the page's own name and line numbers: tracebacks then show lines of the page.
+        code = "\n" * (block.line - 1) + block.code
+        exec(compile(code, page, "exec", dont_inherit=True), namespace)
+    except Exception as error:
+        if block.raises is None:
+            traceback.print_exc()
+            return f"this block raised {type(error).__name__}"
+        import xfunc.errors
+
+        expected = getattr(xfunc.errors, block.raises, getattr(builtins, block.raises, None))
+        if expected is None:
+            return f"no error of xfunc and no builtin is called {block.raises}"
+        if not isinstance(error, expected):
+            traceback.print_exc()
+            return f"expected {block.raises}, got {type(error).__name__}"
+        printed = "".join(traceback.format_exception_only(error))
+        if block.report is not None and not occurs(block.report, printed):
+            return f"the page shows the error as\n\n{block.report}\nbut it prints\n\n{printed}"
+        return None
+    return block.raises and f"this block should raise {block.raises}, and did not"
+
+
+def occurs(shown: str, printed: str) -> bool:
+    """Whether `shown` occurs in `printed`, however white space runs, with `...` for any text."""
+    pieces = (r"\s+".join(map(re.escape, piece.split())) for piece in shown.split("..."))
+    return re.search(r"[\s\S]*?".join(pieces), printed) is not None
+
+
+def links(page: str) -> Iterator[tuple[int, str]]:
+    """The line and target of each link and image of a page."""
+    for token in parse(page):
+        for child in token.children or ():
+            target = child.attrGet("href") or child.attrGet("src")
+            if target and token.map:
+                yield token.map[0] + 1, str(target)
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, made as GitHub makes them."""
+    tokens = parse(page)
+    titles = [b.content for a, b in itertools.pairwise(tokens) if a.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks(page, tmp_path):
+    if not any(blocks(page)):
+        return
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "error", __file__, page],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode:
+        report = f"{page}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        pytest.fail(report, pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links(page):
+    faults = [
+        f"{page}:{line}: {target}: {fault}"
+        for line, target in links(page)
+        if (fault := try_link(page, target))
+    ]
+    if faults:
+        pytest.fail("\n".join(faults), pytrace=False)
+
+
+def try_link(page: str, target: str) -> str | None:
+    """What is wrong with a relative link, or None."""
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc:
+        return None
+    path = (ROOT / page).parent / unquote(parts.path) if parts.path else ROOT / page
+    if not path.exists():
+        return "no such file"
+    in_page = parts.fragment and path.suffix == ".md"
+    if in_page and parts.fragment not in anchors(str(path.resolve().relative_to(ROOT))):
+        return "no such heading"
+    return None
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

@@ -1,1 +1,0 @@
-"""What `error_cases` is made of."""

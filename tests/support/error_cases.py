@@ -1,0 +1,76 @@
+"""The errors that users meet: how each comes about, what it says in full, and the code mended.
+
+``python -m tests.support.error_cases > docs/errors.md`` writes the page of the documentation, and
+``test_errors.py`` compares every message with what is raised. In a message, `...` stands for what
+differs between machines, and ``example.py`` for the file of the code.
+"""
+
+# ruff: noqa: E501 (a line of a message is as long as it is)
+
+from __future__ import annotations
+
+import re
+
+from tests.support.error_sections.arguments import ARGUMENTS, GRADIENTS
+from tests.support.error_sections.checkpoints import DAMAGED, UNWRITTEN
+from tests.support.error_sections.compilation import COMPILATION, MEMORY
+from tests.support.error_sections.others import OTHERS
+from tests.support.error_sections.purity import LEAKS, PURITY
+from tests.support.error_sections.reading import READING
+from tests.support.error_sections.shardings import SHARDINGS
+from tests.support.error_sections.trees import TREES
+from tests.support.error_sections.unsupported import UNSUPPORTED
+
+PREFACE = """\
+# Errors
+
+Each message says what happened and to which value, while tracing which function, where in your file, and how to repair it. Frames of
+xfunc and torch are left out of the traceback (`xf.config.hide_library_frames = False` brings them back). After an error, everything can be
+called again. In the messages below `...` stands for what differs on your machine.
+
+The classes are in `xf.errors`; each is also the builtin in brackets, so `except TypeError` works.
+
+```python
+import torch
+import xfunc as xf
+```
+"""
+
+
+def page() -> str:
+    """The text of docs/errors.md."""
+    parts = [PREFACE]
+    for section in SECTIONS:
+        parts.append(f"## {section.title}\n")
+        if section.intro:
+            parts.append(f"{section.intro}\n")
+        for case in section.cases:
+            error = case.message.partition(":")[0]
+            message = re.sub(r"\bexample\.py:\d+", "docs/errors.md:...", case.message)
+            parts.append(f"{case.what}\n")
+            parts.append(f"```python raises={error}\n{case.broken}```\n")
+            parts.append(f"```text\n{message}\n```\n")
+            if case.mended:
+                parts.append(f"```python\n{case.mended}```\n")
+    return "\n".join(parts)
+
+
+SECTIONS = [
+    READING,
+    PURITY,
+    LEAKS,
+    TREES,
+    UNSUPPORTED,
+    SHARDINGS,
+    COMPILATION,
+    MEMORY,
+    DAMAGED,
+    UNWRITTEN,
+    GRADIENTS,
+    ARGUMENTS,
+    OTHERS,
+]
+
+
+if __name__ == "__main__":
+    print(page(), end="")
