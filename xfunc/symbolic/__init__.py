@@ -1,1 +1,1 @@
-"""Programs over symbolic sizes: how they are bucketed, what they hold and what is kept."""
+"""Sizes that are not known yet: polynomials, HLO of all sizes, what it holds, its buckets."""

@@ -1,0 +1,228 @@
+"""Symbolic HLO: a program of all sizes, from its HLO at a few of them.
+
+A function is traced at probe sizes (see `probes`). Its HLO has the same instructions each time, or
+it is not one program; each number in them is then found as a polynomial of the symbols, and
+checked by a probe that it was not found from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from xfunc.hlo import Computation, Instruction, Module
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
+from xfunc.symbolic.polynomial import Env, Ratio, Size, value
+from xfunc.symbolic.probes import probes
+from xfunc.symbolic.shapes import SymbolicShape
+from xfunc.symbolic.solve import Solver
+
+Fitted = Size | float | Ratio
+
+
+class NoFit(Exception):
+    """A function has no symbolic HLO.
+
+    Attributes:
+        reason: why.
+        instruction: where that was found.
+        other_program: whether its instructions differ, and not only their numbers.
+    """
+
+    def __init__(
+        self, reason: str, instruction: Instruction | None = None, other_program: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.instruction, self.other_program = reason, instruction, other_program
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SymbolicModule:
+    """HLO in which numbers depend on symbols.
+
+    Attributes:
+        module: the HLO at one size of each symbol.
+        env: those sizes.
+        box: the sizes that the symbols may have.
+        numbers: of each instruction, by its id, all that may depend on sizes: see `Numbers.lists`.
+    """
+
+    module: Module
+    env: Env
+    box: Box
+    numbers: Mapping[int, Mapping[str, tuple[Fitted, ...]]]
+
+    def dims(self, i: Instruction) -> tuple[Size, ...]:
+        """The dimensions of an array."""
+        return self.sizes(i, "dims")
+
+    def sizes(self, i: Instruction, what: str) -> tuple[Size, ...]:
+        """Some of the whole numbers of an instruction; none if it has no such."""
+        return self.numbers[i.id].get(what, ())  # type: ignore[return-value]
+
+    def literal(self, i: Instruction) -> Fitted | None:
+        """The value of a scalar constant; None of anything else."""
+        return next(iter(self.numbers[i.id].get("literal", ())), None)
+
+    def shape(self, i: Instruction) -> SymbolicShape:
+        """The shape of an instruction's result."""
+        return _shaped(i.proto.shape, iter(self.dims(i)))
+
+    def at(self, env: Env, module: Module) -> SymbolicModule:
+        """The same about another module of the function, traced at sizes of its own.
+
+        Raises:
+            NoFit: its numbers are not those that its sizes give, or it is another program.
+        """
+        here, there = _instructions(self.module), _instructions(module)
+        found = {}
+        for i, j, mine, other in _pairs(here, there):
+            for what, given in other.lists.items():
+                for x, n in zip(self.numbers[i.id][what], given, strict=True):
+                    if not _agrees(x, n, env, j.proto.shape.element_type):
+                        text = f"{what} of {j.opcode} are {given} where they should be of {x}"
+                        raise NoFit(text, j)
+            found[j.id] = self.numbers[i.id]
+            assert mine.rest == other.rest
+        return SymbolicModule(module, env, self.box, found)
+
+
+def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
+    """The symbolic HLO of a function.
+
+    Args:
+        trace: gives its HLO at sizes.
+        box: the sizes that the symbols may have.
+
+    Raises:
+        NoFit: there is none.
+    """
+    traced: dict[tuple[int, ...], Module] = {}
+
+    def at(env: Env) -> Module:
+        key = tuple(env[name] for name in box.ranges)
+        if key not in traced:
+            traced[key] = trace(env)
+        return traced[key]
+
+    error: NoFit | None = None
+    for highest in (1, 2):
+        chosen = probes(box, highest)
+        if chosen is None:
+            break
+        envs, basis = chosen
+        try:
+            return _fitted([at(e) for e in envs], envs, Solver(envs, basis, box), box)
+        except NoFit as found:
+            if found.other_program:
+                raise
+            error = found
+    raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
+
+
+def _fitted(
+    modules: Sequence[Module], envs: Sequence[Env], solver: Solver, box: Box
+) -> SymbolicModule:
+    first = _instructions(modules[0])
+    rows = [[(i, n)] for i, n in first]
+    for module in modules[1:]:
+        for row, (_, j, _, n) in zip(rows, _pairs(first, _instructions(module)), strict=True):
+            row.append((j, n))
+    found: dict[int, Mapping[str, tuple[Fitted, ...]]] = {}
+    late = []  # Real numbers may be divided by any of the sizes.
+    for row in rows:
+        i, numbers = row[0]
+        element_type = i.proto.shape.element_type
+        if "literal" in numbers.lists and digits(element_type):
+            late.append(row)
+            continue
+        found[i.id] = {
+            what: tuple(
+                _size(solver, values, i, what, envs)
+                for values in zip(*(n.lists[what] for _, n in row), strict=True)
+            )
+            for what in numbers.lists
+        }
+    for row in late:
+        i = row[0][0]
+        values = tuple(float(n.lists["literal"][0]) for _, n in row)
+        real = solver.real(values, i.proto.shape.element_type)
+        if real is None:
+            raise NoFit(f"a constant is {_at(values, envs)}, which is no ratio of sizes", i)
+        found[i.id] = {"dims": (), "literal": (real,)}
+    return SymbolicModule(modules[0], envs[0], box, found)
+
+
+def _size(
+    solver: Solver, values: tuple[Any, ...], i: Instruction, what: str, envs: Sequence[Env]
+) -> Size:
+    found = solver.size(values)
+    if found is None:
+        raise NoFit(f"{what} of {i.opcode} are {_at(values, envs)}, which is no polynomial", i)
+    return found
+
+
+def _at(values: Sequence[float], envs: Sequence[Env]) -> str:
+    shown = (
+        f"{v:g} at {', '.join(f'{name}={n}' for name, n in env.items())}"
+        for v, env in list(zip(values, envs, strict=True))[:3]
+    )
+    return "; ".join(shown)
+
+
+def _instructions(module: Module) -> list[tuple[Instruction, Numbers]]:
+    """All instructions of a module, and what they state."""
+    computations = {c.id: k for k, c in enumerate(module.computations)}
+    found = []
+    for c in module.computations:
+        places = {i.id: k for k, i in enumerate(c.proto.instructions)}
+        found += [(i, taken_apart(i.proto, places, computations)) for i in c.instructions]
+    return found
+
+
+def _pairs(
+    here: Sequence[tuple[Instruction, Numbers]], there: Sequence[tuple[Instruction, Numbers]]
+) -> list[tuple[Instruction, Instruction, Numbers, Numbers]]:
+    """The instructions of two modules, pair by pair, if they are of one program."""
+    found = []
+    for (i, m), (j, n) in zip(here, there, strict=False):
+        same = i.opcode == j.opcode and m.rest == n.rest and m.lists.keys() == n.lists.keys()
+        if not same or _root(i.computation) != _root(j.computation):
+            raise NoFit(f"another program for other sizes: {j.opcode} for {i.opcode}", j, True)
+        found.append((i, j, m, n))
+    if len(here) != len(there):
+        longer = max(here, there, key=len)
+        last = longer[min(len(here), len(there))][0]
+        raise NoFit(f"another program for other sizes: with or without {last.opcode}", last, True)
+    return found
+
+
+def _root(c: Computation) -> int:
+    """Where the root of a computation stands in it, from its end."""
+    ids = [i.id for i in c.proto.instructions]
+    return ids[::-1].index(c.proto.root_id)
+
+
+def _agrees(x: Fitted, n: float, env: Env, element_type: int) -> bool:
+    if isinstance(x, Ratio):
+        return is_close(x.at(env), n, element_type)
+    if isinstance(x, float):
+        return is_close(x, n, element_type)
+    try:
+        return value(x, env) == n
+    except ValueError:
+        return False
+
+
+def _shaped(proto: pb.ShapeProto, dims: Iterator[Size]) -> SymbolicShape:
+    if proto.element_type == pb.TUPLE:
+        elements = tuple(_shaped(s, dims) for s in proto.tuple_shapes)
+        return SymbolicShape(proto.element_type, (), elements)
+    return SymbolicShape(proto.element_type, tuple(next(dims) for _ in proto.dimensions))
+
+
+def _listed(box: Box) -> str:
+    return ", ".join(box.ranges)

@@ -1,0 +1,63 @@
+"""Which sizes to trace a function at, to learn how its HLO depends on them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.polynomial import Env, Monomial, monomials
+from xfunc.symbolic.solve import independent
+
+_FIRST = 5  # times the step: sizes that are too small are those of other things as well
+
+
+def probes(box: Box, highest: int = 1) -> tuple[list[Env], list[Monomial]] | None:
+    """Sizes to trace at, one more than there are monomials; those monomials.
+
+    The sizes of all symbols are distinct, none is 0 or 1, and none divides another, as far as there
+    are such sizes: they tell the symbols apart, and look like nothing special. None if the box has
+    too few.
+    """
+    basis = list(monomials(box.ranges, highest))
+    taken: list[int] = []
+    chosen: dict[str, list[int]] = {}
+    # Those with few sizes to choose from go first.
+    for name, r in sorted(box.ranges.items(), key=lambda x: _count(x[1])):
+        chosen[name] = list(itertools.islice(_sizes(r, taken), highest + 2))
+        taken += chosen[name]
+        if len(chosen[name]) < highest + 1:
+            return None
+    grid = [
+        dict(zip(chosen, sizes, strict=True))
+        for sizes in itertools.product(*(c[: highest + 1] for c in chosen.values()))
+    ]
+    others = [  # nothing of these is in the grid, where there is something else
+        dict(zip(chosen, sizes, strict=True))
+        for sizes in [[c[-1] for c in chosen.values()], *itertools.product(*chosen.values())]
+    ]
+    ordered = independent(grid, basis)
+    if ordered is None:
+        return None
+    used = ordered[: len(basis)]
+    check = next((e for e in others if e not in used), None)
+    return None if check is None else ([*used, check], basis)
+
+
+def _count(r: Range) -> float:
+    return float("inf") if r.max is None else (r.max - r.min) // r.step
+
+
+def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
+    """Sizes of a symbol, the best first: see `probes`."""
+    seen: list[int] = []
+    start = max(r.min, _FIRST * r.step if r.max is None or r.max >= 12 * r.step else 0)
+    last = r.max if r.max is not None else start + 400 * r.step
+    candidates = range(start, min(last, start + 400 * r.step) + 1, r.step)
+    for strict in (True, False):
+        for size in candidates:
+            known = [*taken, *seen]
+            apart = size > 1 and all(size % x and x % size for x in known if x)
+            if apart if strict else size not in known and size > 1:
+                seen.append(size)
+                yield size
