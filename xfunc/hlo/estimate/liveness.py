@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from xfunc.hlo.estimate.buffers import Buffer, Flow, flow, leaves
 from xfunc.hlo.estimate.occupancy import Task, best, last_reads, results
-from xfunc.hlo.module import Instruction, Module
+from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.simplify import simplify
 
@@ -101,9 +101,8 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
         donated: the parameters whose memory results may take over. XLA pairs them, in the order in
             which they are given, with results of the same size, in order.
     """
-    entry = _prepared(module).entry
-    memory = flow(entry)
-    _, found = best(Task(memory, _donations(memory, donated), True, {}))
+    entry = prepared(module).entry
+    _, found = best(task_of(entry, donated))
     arguments = [(p.bytes, p) for p in entry.parameters]
     given = sum(n for n, _ in arguments)
     return Peak(
@@ -118,7 +117,7 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
 
 def live_ranges(module: Module) -> tuple[LiveRange, ...]:
     """How long each array of the entry is in memory, in the order that `peak` assumes."""
-    memory = flow(_prepared(module).entry)
+    memory = flow(prepared(module).entry)
     order, _ = best(Task(memory, {}, True, {}))
     last = last_reads(order, memory)
     start = {b: t for t, step in enumerate(order) for b in step.writes}
@@ -129,7 +128,14 @@ def live_ranges(module: Module) -> tuple[LiveRange, ...]:
     )
 
 
-def _prepared(module: Module) -> Module:
+def task_of(entry: Computation, donated: Sequence[int] = ()) -> Task:
+    """The entry of a module that is `prepared`, as what there is to find the memory of."""
+    memory = flow(entry)
+    return Task(memory, _donations(memory, donated), True, {})
+
+
+def prepared(module: Module) -> Module:
+    """The module as memory is told of it: with the functions that it calls in their place."""
     return simplify(inline_calls(module), bodies=True)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xfunc.hlo.estimate.buffers import Buffer, Flow, Step, flow, leaves
 from xfunc.hlo.estimate.schedule import just_in_time, memory_order
@@ -35,20 +36,33 @@ class Task:
         places: the memory outside in which results are to be at the end.
         reserves: whether the other results have theirs from the start.
         known: what has been found of other computations, by id.
+        exceeds: tells where more is held than at all steps before.
     """
 
     memory: Flow
     places: Mapping[Buffer, Buffer]
     reserves: bool
     known: dict[int, Found]
+    exceeds: Callable[[int, int], bool] = operator.gt
 
 
 def best(task: Task) -> tuple[Sequence[Step], Found]:
     """The best order of the steps, and what is held in it."""
-    steps = task.memory.steps
-    orders = [steps, memory_order(steps, set(results(task.memory)))]
+    orders = [start(task) for start in STARTS]
     orders += [just_in_time(order) for order in orders]
-    return min(((order, _Run(order, task).found()) for order in orders), key=lambda f: f[1].bytes)
+    return min(((order, held(order, task)) for order in orders), key=lambda f: f[1].bytes)
+
+
+def held(order: Sequence[Step], task: Task) -> Found:
+    """What is held while the steps run in this order."""
+    return _Run(order, task).found()
+
+
+STARTS: tuple[Callable[[Task], Sequence[Step]], ...] = (
+    lambda task: task.memory.steps,
+    lambda task: memory_order(task.memory.steps, set(results(task.memory))),
+)
+"""The orders from which those are made of which a compiler is expected to take the best."""
 
 
 class _Run:
@@ -85,10 +99,10 @@ class _Run:
             points += [(self._live + max(0, n - saved), i) for n, i in inside.points]
             if not inside.points:
                 points.append((self._live, step.instruction))
-            if self._live + inside.bytes - saved > best.bytes:
-                held = [(b.bytes, b.instruction) for b in {**self._tenants, **self._reserved}]
+            if self._task.exceeds(self._live + inside.bytes - saved, best.bytes):
+                own = [(b.bytes, b.instruction) for b in {**self._tenants, **self._reserved}]
                 at = inside.at or step.instruction
-                best = Found(self._live + inside.bytes - saved, at, (*held, *inside.held))
+                best = Found(self._live + inside.bytes - saved, at, (*own, *inside.held))
             for b in self._ends.pop(t, ()):
                 self._free(self._home[b])
         since = {**self._since, **dict.fromkeys(self._reserved, 0)}

@@ -1,0 +1,167 @@
+"""The peak of a program's memory over all sizes at once.
+
+What is held at each step, in one order of the steps, is a polynomial of the symbols, and the peak
+is the upper envelope of these: the largest of them at each size. In which order the steps run and
+what is written in whose memory depends on comparisons, so there is such an envelope for each of a
+few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
+`xfunc.hlo.estimate.liveness.peak` finds at each size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from xfunc.hlo import Module
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.estimate import liveness
+from xfunc.hlo.estimate.buffers import Step
+from xfunc.hlo.estimate.occupancy import STARTS, Found, Task, held
+from xfunc.hlo.estimate.schedule import just_in_time
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.fit import SymbolicModule, fit
+from xfunc.symbolic.polynomial import Env, Polynomial
+from xfunc.symbolic.tracked import (
+    Basis,
+    Conditions,
+    Judge,
+    Terms,
+    Tracked,
+    TrackedModule,
+    without_asking,
+)
+
+Order = Callable[[Task], Sequence[Step]]
+
+ORDERS: tuple[Order, ...] = (
+    *STARTS,
+    *(lambda task, start=start: just_in_time(start(task)) for start in STARTS),
+)
+
+
+def prepared(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
+    """The symbolic HLO of a function, as memory is told of it.
+
+    Raises:
+        NoFit: there is none.
+    """
+    return fit(lambda env: _without_data(liveness.prepared(trace(env))), box)
+
+
+def _without_data(module: Module) -> Module:
+    """The module without the numbers in its constant arrays, which take no part in memory."""
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    for c in proto.computations:
+        for i in c.instructions:
+            if i.opcode == "constant" and i.shape.dimensions:
+                i.ClearField("literal")
+    return Module(proto)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """What is held in one order, in the part of a box where conditions hold.
+
+    Attributes:
+        conditions: say where.
+        terms: of the polynomials that are the largest somewhere.
+    """
+
+    conditions: Conditions
+    terms: np.ndarray
+
+    def at(self, monomials: np.ndarray) -> int:
+        """The peak where the monomials have these values."""
+        return int((self.terms @ monomials).max())
+
+
+class SymbolicPeak:
+    """The peak of a program over a box.
+
+    Args:
+        symbolic: the program, as `prepared` makes it.
+        donated: the parameters whose memory results may take over.
+        orders: those of which the best is taken at each size.
+    """
+
+    def __init__(
+        self,
+        symbolic: SymbolicModule,
+        donated: Sequence[int] = (),
+        orders: Sequence[Order] = ORDERS,
+    ):
+        self._module, self._donated = TrackedModule(symbolic), tuple(donated)
+        self._orders = orders
+        self._pieces: list[list[Piece]] = [[] for _ in orders]
+        self._judge = Judge(self._module.basis, symbolic.box)
+        self._lock = threading.Lock()
+        self.basis, self.box = self._module.basis, symbolic.box
+
+    def at(self, env: Env) -> int:
+        """The peak where the symbols have these values."""
+        monomials = self.basis.at(env)
+        return min(self._piece(k, env, monomials).at(monomials) for k in range(len(self._orders)))
+
+    def pieces(self, env: Env) -> list[Piece]:
+        """Of each order the piece that holds there."""
+        monomials = self.basis.at(env)
+        return [self._piece(k, env, monomials) for k in range(len(self._orders))]
+
+    def envelopes(self, env: Env) -> list[list[Polynomial]]:
+        """Of each order, the polynomials whose largest is the peak around there."""
+        return [
+            [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
+        ]
+
+    @property
+    def known(self) -> int:
+        """How many pieces there are so far."""
+        return sum(map(len, self._pieces))
+
+    def _piece(self, order: int, env: Env, monomials: np.ndarray) -> Piece:
+        for piece in self._pieces[order]:
+            if piece.conditions.at(monomials):
+                return piece
+        with self._lock:
+            facts = self._module.at(env)
+            task = liveness.task_of(self._module.module.entry, self._donated)
+            task = dataclasses.replace(task, exceeds=without_asking)
+            found = held(self._orders[order](task), task)
+            given = sum(p.bytes for p in self._module.module.entry.parameters)
+            points = _points(found, given, self.basis)
+            conditions = self._judge.conditions(facts)
+            piece = Piece(conditions, np.array(upper(points, self.basis, self.box)))
+            self._pieces[order].append(piece)
+        return piece
+
+
+def _points(found: Found, given: int, basis: Basis) -> list[Terms]:
+    """What is held in all at each step, each polynomial once."""
+    constant = (0,) * (len(basis.monomials) - 1)
+    values = [given + n for n, _ in found.points] or [given]
+    return [*{v.terms if isinstance(v, Tracked) else (v, *constant): None for v in values}]
+
+
+def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
+    """Those polynomials that no other is known to be at least as large as, all over the box."""
+    # Most are dominated by one that is large in a corner or in the middle.
+    corners = np.array([basis.at(c) for c in box.corners()])
+    values = np.array(points, dtype=np.float64) @ corners.T
+    ordered = [points[int(k)] for k in np.argsort(-values.max(axis=1), kind="stable")]
+    kept: list[Terms] = []
+    for p in ordered:
+        if not any(_dominates(q, p, basis, box) for q in kept):
+            kept = [q for q in kept if not _dominates(p, q, basis, box)]
+            kept.append(p)
+    return kept
+
+
+def _dominates(q: Terms, p: Terms, basis: Basis, box: Box) -> bool:
+    difference = tuple(a - b for a, b in zip(q, p, strict=True))
+    if all(d >= 0 for d in difference) and all(r.min >= 0 for r in box.ranges.values()):
+        return True
+    return box.never_negative(basis.polynomial(difference)) is True

@@ -1,0 +1,261 @@
+"""Sizes that remember what was asked of them.
+
+NOTE [an analysis of one shape, for many]: what analyses a program at one shape adds sizes and
+compares them. Here it is given sizes that are numbers as ever, but know which polynomials they are,
+and note the outcome of each comparison. Wherever in the box all those outcomes are the same, the
+analysis takes the same course, so its results are the same polynomials: they need not be computed
+there again. Most outcomes are the same in the whole box, which `Box` proves. What is left are the
+conditions under which the results hold, often none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xfunc.hlo import Module, Shape
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.polynomial import Env, Monomial, Polynomial, Size, as_polynomial
+from xfunc.symbolic.shapes import SymbolicShape
+
+Terms = tuple[Any, ...]
+"""Coefficients of the monomials of a `Basis`, whole numbers or fractions."""
+
+
+class Basis:
+    """The monomials that occur, in order; the first is 1."""
+
+    def __init__(self, sizes: Iterable[Size]):
+        found = {m for size in sizes for m, _ in as_polynomial(size).terms}
+        self.monomials: list[Monomial] = [(), *sorted(found - {()})]
+
+    def terms(self, size: Size) -> Terms:
+        """A polynomial by its coefficients."""
+        known = dict(as_polynomial(size).terms)
+        return tuple(known.get(m, 0) for m in self.monomials)
+
+    def polynomial(self, terms: Terms) -> Polynomial:
+        """The polynomial with these coefficients."""
+        return Polynomial.of(zip(self.monomials, terms, strict=True))
+
+    def at(self, env: Env) -> np.ndarray:
+        """What the monomials are somewhere."""
+        values = [math.prod(env[name] ** e for name, e in m) for m in self.monomials]
+        return np.array(values, dtype=np.int64)
+
+
+class Facts:
+    """What was asked of polynomials, and the answers.
+
+    Attributes:
+        negative: by its coefficients, whether a polynomial is below 0.
+        zero: likewise, whether it is 0.
+    """
+
+    def __init__(self) -> None:
+        self.negative: dict[Terms, bool] = {}
+        self.zero: dict[Terms, bool] = {}
+
+
+class Tracked(int):
+    """A whole number that knows which polynomial it is, and notes what it is compared with."""
+
+    terms: Terms
+    facts: Facts
+
+    @classmethod
+    def of(cls, value: int, terms: Terms, facts: Facts) -> Tracked:
+        self = cls(value)
+        self.terms, self.facts = terms, facts
+        return self
+
+    def _terms(self, other: int) -> Terms:
+        if isinstance(other, Tracked):
+            return other.terms
+        return (int(other), *(0 for _ in self.terms[1:]))
+
+    def __add__(self, other: int) -> Tracked:
+        terms = tuple(map(operator.add, self.terms, self._terms(other)))
+        return Tracked.of(int(self) + int(other), terms, self.facts)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Tracked:
+        return Tracked.of(-int(self), tuple(map(operator.neg, self.terms)), self.facts)
+
+    def __sub__(self, other: int) -> Tracked:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Tracked:
+        return -self + other
+
+    def __lt__(self, other: int) -> bool:
+        terms = tuple(map(operator.sub, self.terms, self._terms(other)))
+        return self.facts.negative.setdefault(terms, int(self) < int(other))
+
+    def __gt__(self, other: int) -> bool:
+        terms = tuple(map(operator.sub, self._terms(other), self.terms))
+        return self.facts.negative.setdefault(terms, int(self) > int(other))
+
+    def __le__(self, other: int) -> bool:
+        return not self > other
+
+    def __ge__(self, other: int) -> bool:
+        return not self < other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return NotImplemented
+        terms = tuple(map(operator.sub, self.terms, self._terms(other)))
+        return self.facts.zero.setdefault(terms, int(self) == int(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    # Equal ones are found in dictionaries, and the others asked, so that this is noted too.
+    def __hash__(self) -> int:
+        return 0
+
+
+def without_asking(a: int, b: int) -> bool:
+    """Whether a > b, of which nothing is noted."""
+    return int.__gt__(a, b)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conditions:
+    """Polynomials that are below 0, at least 0, 0, or not 0, in a part of a box.
+
+    Attributes:
+        terms: their coefficients, a row for each.
+        equals: whether what is told of it is whether it is 0, and not whether it is below.
+        holds: whether it is.
+    """
+
+    terms: np.ndarray
+    equals: np.ndarray
+    holds: np.ndarray
+
+    def at(self, monomials: np.ndarray) -> bool:
+        """Whether all hold where the monomials have these values."""
+        if not len(self.terms):
+            return True
+        values = self.terms @ monomials
+        return bool(np.array_equal(np.where(self.equals, values == 0, values < 0), self.holds))
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+
+class Judge:
+    """Decides over a box what it can of facts; remembers what it found."""
+
+    def __init__(self, basis: Basis, box: Box):
+        self._basis, self._box = basis, box
+        self._never_negative: dict[Terms, bool | None] = {}
+
+    def conditions(self, facts: Facts) -> Conditions:
+        """Those facts that do not hold in the whole box."""
+        rows: list[Terms] = []
+        equals: list[bool] = []
+        holds: list[bool] = []
+        for terms, is_negative in facts.negative.items():
+            claim = _minus(terms) if is_negative else terms
+            if not self._proved(claim, above=is_negative):
+                rows.append(terms)
+                equals.append(False)
+                holds.append(is_negative)
+        for terms, is_zero in facts.zero.items():
+            known = not any(terms) if is_zero else self._is_never_zero(terms)
+            if not known:
+                rows.append(terms)
+                equals.append(True)
+                holds.append(is_zero)
+        scaled = [_whole(r) for r in rows]
+        width = len(self._basis.monomials)
+        array = np.array(scaled, dtype=np.int64).reshape(len(rows), width)
+        return Conditions(array, np.array(equals, dtype=bool), np.array(holds, dtype=bool))
+
+    def _is_never_zero(self, terms: Terms) -> bool:
+        return self._proved(terms, above=True) or self._proved(_minus(terms), above=True)
+
+    def _proved(self, terms: Terms, above: bool) -> bool:
+        """Whether a polynomial with whole values is at least 0, or above 0, in the whole box."""
+        if above:
+            terms = (terms[0] - 1, *terms[1:])
+        if not any(terms[1:]):
+            return terms[0] >= 0
+        if terms not in self._never_negative:
+            found = self._box.never_negative(self._basis.polynomial(terms))
+            self._never_negative[terms] = found
+        return self._never_negative[terms] is True
+
+
+def _minus(terms: Terms) -> Terms:
+    return tuple(-t for t in terms)
+
+
+def _whole(terms: Terms) -> Terms:
+    """The terms, times what makes them whole numbers."""
+    by = math.lcm(*(t.denominator for t in terms))
+    return tuple(int(t * by) for t in terms)
+
+
+class TrackedModule:
+    """A program whose instructions tell sizes that are `Tracked`.
+
+    Attributes:
+        module: the HLO.
+        basis: what its sizes are made of.
+    """
+
+    def __init__(self, symbolic: SymbolicModule):
+        self.module = Module(symbolic.module.proto)
+        pairs = zip(symbolic.module.computations, self.module.computations, strict=True)
+        self._shapes: dict[int, SymbolicShape] = {}
+        self._instructions = []
+        for theirs, own in pairs:
+            for i, j in zip(theirs.instructions, own.instructions, strict=True):
+                self._shapes[j.id] = symbolic.shape(i)
+                self._instructions.append(j)
+        self.basis = Basis(s for shape in self._shapes.values() for s in _leaves(shape))
+
+    def at(self, env: Env) -> Facts:
+        """Have the sizes that the instructions have there; what is to be asked of them."""
+        facts = Facts()
+        known: dict[SymbolicShape, _Shape] = {}
+        for i in self._instructions:
+            symbolic = self._shapes[i.id]
+            if symbolic not in known:
+                known[symbolic] = _Shape.tracked(symbolic, env, self.basis, facts)
+            i._shape = known[symbolic]
+        return facts
+
+
+def _leaves(shape: SymbolicShape) -> Sequence[Size]:
+    return [b for e in shape.elements for b in _leaves(e)] if shape.is_tuple else [shape.bytes]
+
+
+class _Shape(Shape):
+    """A shape whose size is `Tracked`."""
+
+    @classmethod
+    def tracked(cls, shape: SymbolicShape, env: Env, basis: Basis, facts: Facts) -> _Shape:
+        concrete = shape.at(env)
+        self = cls.__new__(cls)
+        elements = tuple(cls.tracked(e, env, basis, facts) for e in shape.elements)
+        self._set(concrete.element_type, concrete.dims, elements)
+        if not shape.is_tuple:
+            size = Tracked.of(concrete.bytes, basis.terms(shape.bytes), facts)
+            object.__setattr__(self, "_bytes", size)
+        return self
+
+    @property
+    def bytes(self) -> int:
+        return sum(e.bytes for e in self.elements) if self.is_tuple else self.__dict__["_bytes"]
