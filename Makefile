@@ -32,8 +32,8 @@ check: env ## check style, the order of the folders, and types
 bench: env ## time tracing, dispatch and scan
 	$(BIN)/python -m benchmarks trace dispatch scan
 
-docs: env ## run every example of README.md and docs/, and follow their links
-	$(BIN)/python -m pytest tests/docs/test_docs.py $(PYTEST_ARGS)
+docs: env ## build the site in build/site from README.md and docs/, and run its notebooks
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 
 clean: ## remove what was built or cached, but not the environment
 	rm -rf build dist htmlcov .coverage .pytest_cache .ruff_cache

@@ -226,7 +226,7 @@ class Jit(Transform):
     # -- inspection -----------------------------------------------------------------------------
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
-        """Trace for these arguments (tensors, numbers or `ShapeDtypeStruct`s); runs nothing."""
+        """Trace for these arguments (tensors, numbers, `ShapeDtypeStruct`); runs nothing."""
         args, kwargs, options = self._split(args, kwargs)
         wanted: list[Any] = self._wanted(args) if self._in is not None else []
         wanted += [None] * (tree.structure((args, kwargs)).num_leaves - len(wanted))

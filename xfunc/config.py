@@ -12,6 +12,8 @@ import os
 from xfunc.backends.torch_xla import runtime
 from xfunc.errors import fail, shown
 
+__all__ = ["hide_library_frames", "set_cpu_devices", "set_platform", "shard_as_in_scan"]
+
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 

@@ -19,6 +19,8 @@ from xfunc.stages import staging
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
 
+__all__ = ["MaxTraces", "assert_max_traces", "callback", "nans", "print"]
+
 
 def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call ``fun(*args, **kwargs)`` with the values that traced arguments have in each run.

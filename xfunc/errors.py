@@ -13,6 +13,21 @@ from typing import NoReturn
 
 from xfunc.core.locations import Location, user_location
 
+# What users catch. The functions below raise; they are for the library.
+__all__ = [
+    "CheckpointWriteError",
+    "CompileError",
+    "ConcretizationError",
+    "DamagedCheckpointError",
+    "LeakError",
+    "OutOfMemoryError",
+    "PurityError",
+    "ShardingError",
+    "TreeMismatchError",
+    "UnsupportedOpError",
+    "XfuncError",
+]
+
 
 class XfuncError(Exception):
     """Base class of the errors below."""

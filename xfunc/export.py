@@ -37,6 +37,8 @@ from xfunc.torchlib import functorch, values
 from xfunc.trace import portable, tracing
 from xfunc.trace.lowering import UNUSED, Lowering
 
+__all__ = ["Exported", "deserialize", "serialize"]
+
 if TYPE_CHECKING:
     from xfunc.stages.stages import Lowered
 

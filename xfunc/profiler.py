@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from xfunc.backends.torch_xla import recorder, runtime
 from xfunc.errors import fail
 
+__all__ = ["annotate", "trace"]
+
 
 @contextlib.contextmanager
 def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:

@@ -18,6 +18,21 @@ from torch.utils import _pytree as torch_pytree
 
 from xfunc.errors import TreeMismatchError, fail, report
 
+__all__ = [
+    "all",
+    "flatten",
+    "leaves",
+    "leaves_with_path",
+    "map",
+    "map_with_path",
+    "reduce",
+    "register",
+    "register_dataclass",
+    "structure",
+    "transpose",
+    "unflatten",
+]
+
 NAMESPACE = "xfunc"
 _NOTHING: Any = object()
 Tree = Any

@@ -1,7 +1,7 @@
-"""Every Python block of README.md and docs/ runs, and every relative link leads somewhere.
+"""Every block of Python in README.md and docs/ runs, and every relative link leads somewhere.
 
-The blocks of one file run in order, as one module, in a fresh interpreter (this file run as a
-script). What stands after `python` on the opening fence changes that:
+The blocks of one file, or the cells of a notebook, run in order, as one module, in a fresh
+interpreter (this file run as a script). What follows `python` on a fence changes that:
 
     ```python no-run              is not run
     ```python raises=ErrorName    must raise that error; where the next block is a `text` block, its
@@ -28,6 +28,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+LINKED = [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "examples/llama/README.md"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,8 @@ def blocks(page: str) -> Iterator[Block]:
     fences = [token for token in parse(page) if token.type == "fence"]
     for token, following in itertools.zip_longest(fences, fences[1:]):
         language, *words = token.info.split() or [""]
+        if language == "{code-cell}":  # of a notebook, where a kernel follows
+            language, words = "python", []
         if language != "python" or words == ["no-run"]:
             continue
         assert token.map is not None
@@ -140,7 +143,7 @@ def test_python_blocks(page, tmp_path):
         pytest.fail(report, pytrace=False)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", LINKED)
 def test_relative_links(page):
     faults = [
         f"{page}:{line}: {target}: {fault}"
