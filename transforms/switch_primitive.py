@@ -22,7 +22,7 @@ from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Tensor
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.conditional import Arm, conditional
@@ -101,7 +101,16 @@ class Switch:
         inner = Switch(tuple(derived), tuple(uses), (*self.avals, *(self.avals[i] for i in wrt)))
         outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
         dots = iter(outs[len(self.outputs) :])
-        return [next(dots) if differentiable(o) else None for o in self.outputs]
+        found = [next(dots) if differentiable(o) else None for o in self.outputs]
+        reads = [
+            {
+                u[k]
+                for b, u in zip(self.branches, self.uses, strict=True)
+                for k in b.lowering.dependencies[i]
+            }
+            for i in range(len(found))
+        ]
+        return where_reached(found, reads, wrt)
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]

@@ -24,7 +24,7 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
 from xfunc.program.bind import bind, zeros
 from xfunc.program.primitive import Dims, Pair, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import Program, differentiable, reached
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering, with_parameter
 
@@ -108,6 +108,11 @@ class While:
         inputs = tuple(range(len(shapes)))
         return Lowering(self.name, module, inputs, self.avals, consts, self.outputs)
 
+    @property
+    def _reads(self) -> list[set[int]]:
+        """For each carry, the flat inputs that a step computes it from."""
+        return [{self.body_uses[j] for j in r} for r in self.body.lowering.dependencies]
+
     # -- rules ----------------------------------------------------------------------------------
 
     def pair(self, wrt: tuple[bool, ...]) -> Pair:
@@ -129,8 +134,9 @@ class While:
         )
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        c, avals = len(self.outputs), self.avals
-        carried = [i for i in range(c) if differentiable(avals[i])]
+        c, avals, reads = len(self.outputs), self.avals, self._reads
+        active = reached(reads, c, [i for i, t in enumerate(tangents) if t is not None])
+        carried = [i for i in range(c) if differentiable(avals[i]) and i in active]
         consts = [
             i
             for i in range(c, len(avals))
@@ -142,9 +148,17 @@ class While:
         dot_place = {i: c + k for k, i in enumerate(carried)}
         dot_place |= {i: first + k for k, i in enumerate(consts)}
         own = tuple(p for p, i in enumerate(self.body_uses) if i in dot_place)
+        push = self.body.pushforward(own)
+        smooth = [i for i in range(c) if differentiable(avals[i])]
+
+        def fn(*flat: Tensor) -> list[Tensor]:
+            outs = push.fn(*flat)
+            dots = zip(smooth, outs[c:], strict=True)
+            return [*outs[:c], *(d for i, d in dots if i in active)]
+
         inner = dataclasses.replace(
             self,
-            body=self.body.pushforward(own),
+            body=self.body.derive(("while jvp", c, own), push.name, fn, push.avals),
             cond_uses=tuple(place[i] for i in self.cond_uses),
             body_uses=(
                 *(place[i] for i in self.body_uses),
@@ -158,7 +172,7 @@ class While:
         of_consts = [t for t in (tangents[i] for i in consts) if t is not None]
         outs = bind(inner, [*args[:c], *dots, *args[c:], *of_consts])
         out_dots = iter(outs[c:])
-        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
+        return [next(out_dots) if i in carried else None for i in range(c)]
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
@@ -169,8 +183,7 @@ class While:
 
     def _batched(self, dims: Dims, n: int) -> tuple[While, Dims]:
         """The loop of the batch, and where its inputs have their batch dimensions."""
-        carries = range(len(self.outputs))
-        reads = [{self.body_uses[j] for j in r} for r in self.body.lowering.dependencies]
+        carries, reads = range(len(self.outputs)), self._reads
         tested = {self.cond_uses[j] for j in self.cond.lowering.dependencies[0]}
         mapped = {i for i, d in enumerate(dims) if d is not None}
         while True:  # A carry is batched if it becomes so at any step.

@@ -17,7 +17,6 @@ from tests.support.differential.eager.generate import HEADER, Program, generate
 from tests.support.differential.eager.minimise import minimised
 
 CHUNK = 20
-MOST = 2  # of 200 programs; one of 500 fails on average
 TODAY = datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
@@ -42,10 +41,10 @@ def test_the_same_programs_each_time(first: int) -> None:
 
 
 def test_other_programs_each_day() -> None:
-    """None may end the process, and few may fail: see what is left on docs/operations.md."""
+    """None may fail, or end the process."""
     chunks = [range(n, n + CHUNK) for n in range(0, 200, CHUNK)]
     found = [p for chunk in chunks for p in failures([generate(TODAY, n) for n in chunk])]
-    if len(found) > MOST:
+    if found:
         names = ", ".join(p.name for p in found)
         text = "\n".join(map(shown, found[:3]))
         pytest.fail(f"{len(found)} of 200 programs fail: {names}\n{text}", pytrace=False)

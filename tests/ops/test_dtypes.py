@@ -212,3 +212,12 @@ def test_gradients_through_complex_numbers_are_those_of_torch(name: str) -> None
 def test_complex_arguments_are_not_differentiated() -> None:
     with pytest.raises(TypeError, match=r"which is complex64\[2\], not floating"):
         xf.grad(lambda z: z.abs().sum())(torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
+def test_a_view_of_or_as_truth_values(dtype: torch.dtype) -> None:
+    """They have one bit in XLA."""
+    for x in (torch.tensor([True, False]), torch.tensor([0, 1, 255], dtype=torch.uint8)):
+        want = x.view(dtype)
+        got = xf.cond(x[0] >= 0, lambda x: x.view(dtype), lambda x: x.to(dtype), x)
+        assert xf.device_get(got).tolist() == want.tolist()

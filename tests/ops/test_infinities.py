@@ -155,3 +155,89 @@ def test_logcumsumexp_changes_twice() -> None:
 
     want = torch.stack([(slopes(x + s) - slopes(x - s)) / 2e-6 for s in step])
     torch.testing.assert_close(xf.jit(xf.grad(pushed))(x).cpu(), want, rtol=1e-6, atol=1e-8)
+
+
+def _loop(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return xf.while_loop(lambda c: c[0].sum() < 20, lambda c: (c[0] * 2, c[1] * 1), (y, x))
+
+
+AT_ZERO = torch.tensor([1.0, 0.0])
+CONSTRUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "jit": lambda y, x: xf.jit(lambda y, x: (y * 2, x * 1))(y, x),
+    "checkpoint": lambda y, x: xf.checkpoint(lambda y, x: (y * 2, x * 1))(y, x),
+    "scan": lambda y, x: (lambda c, ys: (c, ys[1]))(
+        *xf.scan(lambda c, _: (c * 2, (c + 1, x * 1)), y, None, 2)
+    ),
+    "carry": lambda y, x: xf.scan(lambda c, _: ((c[0] * 2, c[1] * 1), None), (y, x), None, 2)[0],
+    "while": _loop,
+    "cond": lambda y, x: xf.cond(
+        y[0] > 0, lambda y, x: (y * 2, x * 1), lambda y, x: (y, x * 2), y, x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_what_a_construct_computes_from_constants_has_no_tangent(name: str) -> None:
+    """JAX gives 0 here: there is no tangent to multiply with the infinite slope of 1 / x at 0."""
+
+    def f(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z, constant = CONSTRUCTS[name](y, x)
+        return z, 1 / constant
+
+    y = torch.tensor([2.0, 3.0])
+    both, none = torch.stack([y, y]), None
+
+    def pushed(y: torch.Tensor, x: torch.Tensor) -> Any:
+        return xf.jvp(lambda y: f(y, x), (y,), (y,))
+
+    (want, _), _ = xf.device_get(pushed(y, AT_ZERO))
+    for got in (
+        pushed(y, AT_ZERO)[1],
+        xf.linearize(lambda y: f(y, AT_ZERO), y)[1](y),
+        xf.jvp(lambda y: pushed(y, AT_ZERO)[1], (y,), (y,))[1],
+        [t[1] for t in xf.vmap(pushed, (0, none))(both, AT_ZERO)[1]],
+        [t[1] for t in xf.vmap(pushed)(both, torch.stack([AT_ZERO, AT_ZERO]))[1]],
+    ):
+        z, constant = xf.device_get(tuple(got))
+        assert z.tolist() == want.tolist()
+        assert constant.flatten().unique().tolist() == [0.0]
+
+
+EDGES = [0.0, -0.0, 1.5, -2.0, INF, -INF, NAN]
+COMPLEX: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "mul": torch.mul,
+    "div": torch.div,
+    "quotient": lambda z, r: r / z,
+    "in place": lambda z, r: z.clone().mul_(r),
+    "sgn": lambda z, r: z.sgn() * r,
+    "abs": lambda z, r: z.abs() * r,
+}
+
+
+@pytest.mark.parametrize("of", [torch.tensor, float], ids=["arrays", "numbers"])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_products_and_quotients_of_complex_and_real_numbers(
+    name: str, of: Callable[[float], Any]
+) -> None:
+    """As torch has them, but for quotients of numbers whose parts are both infinite."""
+    z = torch.tensor([complex(a, b) for a in EDGES for b in EDGES])
+    z = z[torch.view_as_real(z).isfinite().any(-1)]
+    f = COMPLEX[name]
+    for r in EDGES:
+        if of is float:
+            got, want = xf.jit(lambda z, r=r: f(z, r))(z), f(z, r)
+        else:
+            got, want = xf.jit(f)(z, torch.tensor(r)), f(z, torch.tensor(r))
+        got, want = (torch.view_as_real(t) if t.is_complex() else t for t in (got.cpu(), want))
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("r", [INF, -INF, NAN])
+def test_a_real_number_added_to_a_complex_one_leaves_the_imaginary_part(r: float) -> None:
+    """As in JAX and numpy; eager torch multiplies by an `alpha` of 1 + 0j, and gives NaN."""
+    z = torch.tensor([1 + 2j, -0.5j])
+    for f in (lambda z, r: z + r, lambda z, r: z - r, lambda z, r: r - z, torch.add):
+        for number in (r, torch.tensor(r), torch.full((2,), r)):
+            got = xf.device_get(xf.jit(f)(z, number))
+            assert got.imag.abs().tolist() == z.imag.abs().tolist()
+            assert not got.real.isfinite().any()

@@ -282,3 +282,42 @@ def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
 
     x = torch.tensor(0.5)
     torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), 2 - 2 * torch.tanh(x) ** 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y.mul_(y),
+        lambda y: y.div_(y.t()),
+        lambda y: y.copy_(y * y),
+        lambda y: y[0].mul_(y[0]),
+        lambda y: y.__setitem__(0, y[1] * y[0]),
+    ],
+)
+@pytest.mark.parametrize("transform", [lambda f: xf.grad(f), lambda f: xf.jit(xf.grad(f))])
+def test_a_change_by_itself_that_nothing_reads_is_no_leak(
+    change: Callable[[Tensor], Any], transform: Callable[[Any], Any]
+) -> None:
+    """What such a change keeps for its derivative is its own result: a cycle in C++."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        change(y)
+        return (x * 3).sum()
+
+    assert transform(f)(torch.ones(2, 2)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_change_by_itself_does_not_hide_a_leak() -> None:
+    kept = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y.mul_(y)
+        kept.append(x * 4)
+        return (x * 3).sum()
+
+    with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
+        xf.grad(f)(torch.ones(2, 2))
+    with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
+        kept[0].sin()

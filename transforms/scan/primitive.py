@@ -23,7 +23,7 @@ import torch
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, zeros
 from xfunc.program.primitive import Dims, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import Program, differentiable, reached
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
@@ -82,15 +82,15 @@ class Scan:
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         c, x = self.n_carry, self.n_carry + self.n_xs
-        avals = self.body.avals
-        wrt = tuple(
-            i
-            for i, a in enumerate(avals)
-            if differentiable(a) and (i < c or tangents[i] is not None)
-        )
-        n_carry = sum(i < c for i in wrt)
+        avals, reads = self.body.avals, self.body.lowering.dependencies
+        active = reached(reads, c, [i for i, t in enumerate(tangents) if t is not None])
+        wrt = tuple(i for i, a in enumerate(avals) if differentiable(a) and i in active)
+        carried = [i for i in wrt if i < c]
+        n_carry = len(carried)
         n_xs = sum(c <= i < x for i in wrt)
         push = self.body.pushforward(wrt)
+        smooth = [i for i, o in enumerate(self.outputs) if differentiable(o)]
+        stacks = [i for i in smooth if i >= c and not active.isdisjoint(reads[i])]
 
         # carries, their tangents; xs, their tangents; consts, theirs.
         def fn(*flat: Tensor) -> list[Tensor]:
@@ -98,8 +98,10 @@ class Scan:
             cs, c_dots, xs, x_dots, ks, k_dots = groups
             outs = push.fn(*cs, *xs, *ks, *c_dots, *x_dots, *k_dots)
             n = len(self.body.outputs)
-            outs, dots = outs[:n], outs[n:]
-            return [*outs[:c], *dots[:n_carry], *outs[c:], *dots[n_carry:]]
+            outs, found = outs[:n], outs[n:]
+            dots = dict(zip(smooth, found, strict=True))
+            of_carries, of_ys = ([dots[i] for i in dots if i in s] for s in (carried, stacks))
+            return [*outs[:c], *of_carries, *outs[c:], *of_ys]
 
         dot_avals = [avals[i] for i in wrt]
         order = [
@@ -115,12 +117,9 @@ class Scan:
         ]  # fmt: skip
         outs = bind(inner, flat)
         own = len(self.outputs)
-        carry_dots = iter(outs[c : c + n_carry])
-        y_dots = iter(outs[own + n_carry :])
-        return [
-            None if not differentiable(o) else next(carry_dots if i < c else y_dots)
-            for i, o in enumerate(self.outputs)
-        ]
+        found = dict(zip(carried, outs[c : c + n_carry], strict=True))
+        found |= zip(stacks, outs[own + n_carry :], strict=True)
+        return [found.get(i) for i in range(own)]
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -176,13 +175,8 @@ class Scan:
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
         c, x = self.n_carry, self.n_carry + self.n_xs
-        batched = {i for i, d in enumerate(dims) if d is not None}
         reads = self.body.lowering.dependencies
-        while True:  # A carry is batched if it becomes so at any step.
-            grown = {i for i in range(c) if reads[i] & batched} | batched
-            if grown == batched:
-                break
-            batched = grown
+        batched = reached(reads, c, [i for i, d in enumerate(dims) if d is not None])
         body_dims = tuple(0 if i in batched else None for i in range(len(dims)))
         plain = self.body.batched(body_dims, n)
 

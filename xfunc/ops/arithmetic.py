@@ -40,7 +40,12 @@ def _two(body: ComputationBuilder, x: Value, y: Value, *, opcode: str) -> Value:
 
 
 def _div(x: Operand, y: Operand) -> Tensor:
-    return instruction(_two, *floating(x, y), opcode="divide")
+    x, y = floating(x, y)
+    found = instruction(_two, x, y, opcode="divide")
+    if not x.is_complex():
+        return found
+    # XLA multiplies with the reciprocal of a constant: of zero, NaN. torch does not see its sign.
+    return torch.where(y == 0, torch.complex(x.real / 0.0, x.imag / 0.0), found)
 
 
 @bare("div.Tensor")

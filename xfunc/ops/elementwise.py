@@ -209,7 +209,11 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
             "a view as a dtype of another size has no lowering to XLA",
             "view as a dtype of the same size, or convert with Tensor.to.",
         )
-    return x.clone() if x.dtype == dtype else instruction(_bits, x, dtype=dtype)
+    if x.dtype == dtype:
+        return x.clone()
+    if torch.bool in (x.dtype, dtype):  # A truth value has one bit in XLA, and eight in torch.
+        return x.to(dtype)
+    return instruction(_bits, x, dtype=dtype)
 
 
 @kernel("_conj_physical")

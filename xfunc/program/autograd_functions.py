@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from xfunc.backends.torch_xla import runtime
+from xfunc.core.avals import Aval
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
@@ -63,8 +65,9 @@ class PrimitiveFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
         def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
-            found = ctx.primitive.jvp(args, dots)
-            return tuple(_contiguous(t, s) for t, s in zip(found, ctx.strides, strict=True))
+            primitive = ctx.primitive
+            found = zip(primitive.jvp(args, dots), primitive.outputs, ctx.strides, strict=True)
+            return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in found)
 
         return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
@@ -74,10 +77,17 @@ class PrimitiveFunction(torch.autograd.Function):
         return tuple(outputs), tuple(dims)
 
 
-def _contiguous(tangent: Tensor | None, strides: tuple[int, ...]) -> Tensor | None:
+def _absent(output: Aval) -> Tensor | None:
+    """What torch takes for no tangent: zeros that stay zero beside infinity."""
+    if not differentiable(output):
+        return None
+    return torch._efficientzerotensor(output.shape, dtype=output.dtype, device=runtime.device())
+
+
+def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
     # torch copies a tangent whose strides are not those of its primal, by an operation
     # (as_strided) that torch_xla cannot trace.
-    if tangent is None or tangent.stride() == strides:
+    if tangent.stride() == strides:
         return tangent
     return tangent.clone(memory_format=torch.contiguous_format)
 

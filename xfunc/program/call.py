@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, zeros
 from xfunc.program.primitive import Dims, Tensor
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.remat.split import Halves
 
@@ -54,7 +54,8 @@ class Call:
         pushforward = Call(self.program.pushforward(wrt), self._policy, self._barrier)
         dots = [t for t in (tangents[i] for i in wrt) if t is not None]
         out_dots = iter(bind(pushforward, [*args, *dots])[len(self.outputs) :])
-        return [next(out_dots) if differentiable(o) else None for o in self.outputs]
+        found = [next(out_dots) if differentiable(o) else None for o in self.outputs]
+        return where_reached(found, self.program.lowering.dependencies, wrt)
 
     @property
     def avals(self) -> tuple[Aval, ...]:

@@ -69,7 +69,7 @@ class Primitive(Protocol):
         ...
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Tangents of the outputs."""
+        """Tangents of the outputs; None: there is none."""
         ...
 
     def batch(

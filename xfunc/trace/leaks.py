@@ -78,6 +78,18 @@ Leak = tuple[torch.Tensor, Any, types.CodeType, int]
 """A value, the torch function that made it, and the code and the line that called that."""
 
 
+def _is_held(leaks: list[Leak]) -> bool:
+    """Whether any Python object holds one of these.
+
+    ``y.mul_(y)`` makes y the result of what keeps y for its derivative. That is a cycle, of C++
+    alone, and no leak of the user's.
+    """
+    mine = {id(leaks), *map(id, leaks)}
+    tensors = [t for t, *_ in leaks]
+    holders = gc.get_referrers(*tensors)
+    return any(id(h) not in mine and h is not tensors for h in holders)
+
+
 class Made:
     """The values made in a trace.
 
@@ -161,6 +173,7 @@ class Made:
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Let any use of leaked values raise; unless `quiet`, raise for having found them."""
         first = None
+        quiet = quiet or not _is_held(leaks)
         # The message tells of one: rather of a value that the user's own line made.
         for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
             with torch._C.DisableTorchFunction():
