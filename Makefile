@@ -7,12 +7,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test check bench docs clean env key
+.PHONY: help demo test coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
 # An environment may serve several checkouts: what runs is the code of this one.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+# One file after the other, and what is left of the last ones to whoever is idle.
+PYTEST_SPREAD := -n 2 --dist worksteal
 
 help: ## say what the targets are
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
@@ -21,7 +24,13 @@ demo: env ## run the Llama example
 	$(BIN)/python -m examples.llama.demo
 
 test: env ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+coverage: env ## run the tests and say which lines they leave out
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --cov --cov-append --cov-report= $(PYTEST_ARGS) || status=$$?
+	$(BIN)/python -m coverage report
+	exit $${status:-0}
 
 check: env ## check style, the order of the folders, and types
 	$(BIN)/python -m ruff check

@@ -1,6 +1,13 @@
-"""Settings that must stand before torch_xla starts its client, and the `device` fixture."""
+"""Settings that must stand before torch_xla starts its client, and the `device` fixture.
+
+The tests in ``tests/sharding`` run on 8 virtual devices, all others on one. A process has one
+number of devices for good, so each kind is a run of its own, and ``python -m tests`` is both.
+pytest by itself takes those in ``tests/sharding`` if it is given nothing else, and the others
+otherwise.
+"""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +17,54 @@ os.environ.setdefault("PJRT_DEVICE", "CPU")
 flags = os.environ.get("XLA_FLAGS", "")
 if "--xla_backend_optimization_level" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+
+SHARDED = Path(__file__).parent / "sharding"
+LEFT_OUT = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--devices", choices=("1", "8"), help="only the tests for so many devices")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of devices, and the tests that are for it."""
+    here = config.invocation_params.dir
+    paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
+    sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
+    others = [arg for arg in paths if arg not in sharded]
+    around = any(SHARDED.is_relative_to(paths[arg]) for arg in others)
+    devices = config.getoption("--devices")
+    if devices is None:
+        devices = "1" if others else "8"
+        if sharded and others:
+            raise pytest.UsageError(
+                "the tests in tests/sharding run on 8 devices and the others on one: "
+                "name them in runs of their own, or use `python -m tests`"
+            )
+    if devices == "8":
+        config.args = [str(SHARDED)] if around else sharded
+        os.environ["CPU_NUM_DEVICES"] = "8"
+    else:
+        config.args = others
+    if not config.args:
+        pytest.exit(
+            f"none of these tests is for {devices} device(s)", pytest.ExitCode.NO_TESTS_COLLECTED
+        )
+    config.stash[LEFT_OUT] = around and devices == "1" and config.getoption("--devices") is None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path == SHARDED and SHARDED not in map(Path, config.args) else None
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.stash[LEFT_OUT]:
+        terminalreporter.write_line(
+            "Not run: tests/sharding, which needs 8 devices. `python -m tests` runs all.",
+            yellow=True,
+        )
 
 
 @pytest.fixture(scope="session")

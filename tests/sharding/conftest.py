@@ -1,17 +1,6 @@
-"""These tests run on 8 virtual devices, which must be there before the client starts.
-
-`tests/test_sharding.py` runs each of these files in a process of its own. To run one by hand:
-
-    CPU_NUM_DEVICES=8 python -m pytest tests/sharding/test_arrays.py
-"""
-
-import os
+"""These tests run on 8 virtual devices: see `tests/conftest.py`."""
 
 import pytest
-
-if os.environ.get("CPU_NUM_DEVICES") != "8":
-    collect_ignore_glob = ["test_*.py"]
-
 
 MESHES = [((8,), ("x",)), ((4, 2), ("x", "y")), ((2, 2, 2), ("x", "y", "z"))]
 
