@@ -628,7 +628,7 @@ def test_arguments_that_are_no_arrays_of_xla(make: Callable[[], Any], says: str)
 
 @pytest.mark.parametrize("value", ["text", object(), {1}, np.array(["a"]), b"x", len, 2**70])
 def test_arguments_that_are_no_tensors(value: Any) -> None:
-    with pytest.raises((TypeError, OverflowError), match=rf"\bx\b(.|\n)*{HERE}(.|\n)*Repair"):
+    with pytest.raises((TypeError, OverflowError), match=rf"\bx\b(.|\n)*{HERE}(.|\n)*Hint"):
         xf.jit(lambda x: x)(value)
 
 

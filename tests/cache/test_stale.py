@@ -188,7 +188,7 @@ def test_what_is_watched_does_not_keep_the_tensors_of_the_last_step() -> None:
 )
 def test_iterators_are_refused(value: str) -> None:
     held = eval(value)
-    with pytest.raises(TypeError, match=r"gives other values each time it is read(.|\n)*Repair"):
+    with pytest.raises(TypeError, match=r"gives other values each time it is read(.|\n)*Hint"):
         xf.jit(lambda x: x * len([held]))(X)
 
 
@@ -202,7 +202,7 @@ def test_structures_that_are_too_deep_are_refused() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
-    with pytest.raises(ValueError, match=r"nested too deep(.|\n)*Repair"):
+    with pytest.raises(ValueError, match=r"nested too deep(.|\n)*Hint"):
         xf.jit(lambda x: x * len(deep))(X)
 
 

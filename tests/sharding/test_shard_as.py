@@ -205,12 +205,12 @@ def test_without_jit_it_is_the_identity() -> None:
 
 
 def test_refusals() -> None:
-    message = r"(?s)shard_as was given float64\[8,8\] and float64\[8\].*test_shard_as.*Repair"
+    message = r"(?s)shard_as was given float64\[8,8\] and float64\[8\].*test_shard_as.*Hint"
     with pytest.raises(ShardingError, match=message):
         shard_as(X, X[0])
     with pytest.raises(ShardingError, match=message):
         xf.jit(shard_as)(X, X[0])
-    with pytest.raises(TypeError, match=r"(?s)'b' \(a str\) at argument b.*Repair"):
+    with pytest.raises(TypeError, match=r"(?s)'b' \(a str\) at argument b.*Hint"):
         shard_as(X, "b")
 
 

@@ -90,7 +90,7 @@ class TestCond:
 
     def test_wrong_predicate(self) -> None:
         with pytest.raises(
-            TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Repair"
+            TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Hint"
         ):
             xf.cond(X > 0, torch.sin, torch.cos, X)
         with pytest.raises(TypeError, match=r"(?s)the predicate is a str"):
@@ -126,7 +126,7 @@ class TestSwitch:
         torch.testing.assert_close(got, want)
 
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(ValueError, match=r"(?s)no branches.*Repair"):
+        with pytest.raises(ValueError, match=r"(?s)no branches.*Hint"):
             xf.switch(0, [], X)
         with pytest.raises(TypeError, match=r"(?s)the index is float64\[\], not an integer scalar"):
             xf.switch(X[0], [torch.sin, torch.cos], X)

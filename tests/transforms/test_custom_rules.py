@@ -134,7 +134,7 @@ class TestCustomVjp:
     def test_errors(self) -> None:
         f = _clipped()
         with pytest.raises(
-            xf.errors.UnsupportedOpError, match=r"(?s)clipped is a custom_vjp.*Repair"
+            xf.errors.UnsupportedOpError, match=r"(?s)clipped is a custom_vjp.*Hint"
         ):
             xf.jvp(f, (X,), (X,))
         g = xf.custom_vjp(lambda x: x)

@@ -17,7 +17,7 @@ def test_pair(outer: str, inner: str) -> None:
     a, b = TABLE[outer], TABLE[inner]
     staged = xf.jit(a.ours(b.ours(base)))
     if a.differentiates & b.refuses:
-        refused = r"(?s)(while_loop|custom_vjp).*Repair"
+        refused = r"(?s)(while_loop|custom_vjp).*Hint"
         with pytest.raises(xf.errors.UnsupportedOpError, match=refused):
             staged(X)
         return
