@@ -17,7 +17,7 @@ import subprocess
 import sys
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -126,21 +126,58 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.fixture(scope="module")
+def fresh_process() -> Iterator[Callable[[str, Path], int]]:
+    """Runs a page in a process of its own; what it prints goes to `out` in the folder."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-W", "error", __file__],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        requests, statuses = server.stdin, server.stdout
+        assert requests is not None
+        assert statuses is not None
+
+        def start(page: str, folder: Path) -> int:
+            print(page, folder, sep="\t", file=requests, flush=True)
+            return int(statuses.readline())
+
+        yield start
+        requests.close()
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks(page, tmp_path):
+def test_python_blocks(page, tmp_path, fresh_process):
     if not any(blocks(page)):
         return
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "error", __file__, page],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    if done.returncode:
-        report = f"{page}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
-        pytest.fail(report, pytrace=False)
+    status = fresh_process(page, tmp_path)
+    if status:
+        printed = (tmp_path / "out").read_text()
+        pytest.fail(f"{page}: exit status {status}\n{printed}", pytrace=False)
+
+
+def serve() -> None:
+    """Run the pages named on stdin, each in a fork of this process, and print exit statuses.
+
+    What torch_xla imports of torch takes seconds, and is imported once. torch_xla itself is not:
+    xfunc says how it is to be loaded, and threads would not live on in a fork.
+    """
+    import functorch.compile  # noqa: F401
+    import torch._inductor.fx_passes.post_grad  # noqa: F401
+
+    for line in sys.stdin:
+        page, folder = line.rstrip("\n").split("\t")
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(folder)
+            out = os.open("out", os.O_WRONLY | os.O_CREAT)
+            for stream in (1, 2):
+                os.dup2(out, stream)
+            run(page)
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 @pytest.mark.parametrize("page", LINKED)
@@ -169,4 +206,4 @@ def try_link(page: str, target: str) -> str | None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1])
+    serve()

@@ -89,9 +89,7 @@ class TestCond:
         assert xf.cond(True, lambda: None, lambda: None) is None
 
     def test_wrong_predicate(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Hint"
-        ):
+        with pytest.raises(TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Hint"):
             xf.cond(X > 0, torch.sin, torch.cos, X)
         with pytest.raises(TypeError, match=r"(?s)the predicate is a str"):
             xf.cond("yes", torch.sin, torch.cos, X)
