@@ -14,6 +14,7 @@ from typing import Any
 from sphinx.pycode import ModuleAnalyzer
 
 import xfunc
+from docs.scripts import version_notes
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,6 +77,8 @@ def _complete(app: Any, docname: str, source: list[str]) -> None:
         text += _contents(text)
     if docname.startswith("docs/reference/"):
         text = _NAMES.sub(lambda heading: heading[0] + _documented(heading[1]), text)
+    if docname == "docs/upgrading":
+        text = text.replace("<!-- the list -->", version_notes.markdown())
     folder = ROOT / PurePosixPath(docname).parent
     source[0] = _LINK.sub(lambda link: link[1] if (folder / link[2]).is_dir() else link[0], text)
 

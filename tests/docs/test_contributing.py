@@ -1,0 +1,72 @@
+"""What the contributors' pages say of the code is so: the picture, the version notes, the paths."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.scripts import imports, version_notes
+
+ROOT = Path(__file__).parents[2]
+PAGES = "CONTRIBUTING.md docs/architecture.md docs/extending.md docs/upgrading.md".split()
+
+
+def test_the_picture_of_the_imports_is_current() -> None:
+    drawn = (ROOT / "docs" / "images" / "imports.svg").read_text(encoding="utf-8")
+    assert drawn == imports.picture(imports.arrows()), (
+        "the imports between folders have changed: "
+        "python -m docs.scripts.imports > docs/images/imports.svg"
+    )
+
+
+def test_the_picture_has_no_arrow_that_points_up() -> None:
+    graph = imports.arrows()
+    level = {box: i for i, row in enumerate(imports.rows(graph)) for box in row}
+    assert all(level[a] > level[b] for a, b in graph.edges)
+    assert {"hlo", "backends", "transforms"} <= {name for box in graph for name in box}
+
+
+SOURCE = '''
+"""What this is.
+
+It goes around torch_xla 2.9. This sentence names none.
+"""
+
+# Some words.
+# In torch 2.9 it fails. They go on.
+
+def f():
+    # An unrelated comment.
+    x = 1  # libtpu 0.0.21 wants it
+    return "torch_xla 2.9 in a message"
+'''
+
+
+def test_version_notes_are_found_in_docstrings_and_comments() -> None:
+    assert version_notes.notes_of(SOURCE) == [
+        "It goes around torch_xla 2.9.",
+        "In torch 2.9 it fails.",
+        "`f`: libtpu 0.0.21 wants it",
+    ]
+
+
+def test_no_version_note_of_the_library_is_left_out() -> None:
+    notes = version_notes.notes()
+    files = {
+        str(path.relative_to(ROOT))
+        for folder in version_notes.FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^\s*#.*torch(_xla)? 2\.\d", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert files
+    assert files <= notes.keys()
+    assert "<!-- the list -->" in (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|md|toml))`", text))
+    assert paths
+    roots = ROOT, ROOT / "xfunc"
+    assert [p for p in paths if not any((root / p).exists() for root in roots)] == []
