@@ -65,7 +65,8 @@ def eval_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     found = trained.load(args.folder, args.step, args.config, args.settings)
     reader = Reader(found.run.data, found.run.folder, found.recipe.model.vocab)
-    loss = evaluate.held_out_loss(found.params, reader, found.recipe, found.run.eval_batches)
+    batches = found.run.eval_batches
+    loss = evaluate.held_out_loss(found.params, reader, found.recipe, batches, found.base)
     perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
     print(f"{found.name}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
     if not math.isfinite(loss):
@@ -120,8 +121,11 @@ def import_command(argv: Sequence[str]) -> int:
     parser = _parser(
         "import-hf", import_command, "one with config.json and safetensors", config.TUNING
     )
+    parser.add_argument(
+        "--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with"
+    )
     args = parser.parse_intermixed_args(argv)
-    run = trained.import_published(args.folder, args.config, args.settings)
+    run = trained.import_published(args.folder, args.config, args.settings, args.adapter)
     files = "" if run.data.files else " data.files=..."
     print(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
     return 0
@@ -138,9 +142,17 @@ def export_command(argv: Sequence[str]) -> int:
         metavar="D",
         help="float32 or bfloat16 (default: that in which the model was computed)",
     )
+    parser.add_argument(
+        "--adapter", action="store_true", help="write adapters alone, in PEFT's format"
+    )
     args = parser.parse_intermixed_args(argv)
+    if args.adapter and args.dtype:
+        parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")
     found = trained.load(args.folder, args.step, args.config, args.settings)
-    trained.export_published(found, args.out, known.get(args.dtype))
+    if args.adapter:
+        trained.export_adapters(found, args.out)
+    else:
+        trained.export_published(found, args.out, known.get(args.dtype))
     print(f"{found.name} is in {args.out}")
     return 0
 

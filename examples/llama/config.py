@@ -14,8 +14,8 @@ import xfunc as xf
 from . import model, options
 from .data_config import DataConfig
 from .options import SettingError
+from .recipe import Recipe
 from .sharding import AXES, Sharding
-from .train import Recipe
 
 _PRESETS = Path(__file__).parent / "configs"
 _BEGIN, _END = "# All settings of this run, up to the end mark.\n", "# end\n"
@@ -65,6 +65,8 @@ class Run:
         train: the model, and how it is trained.
         data: what it is trained on.
         mesh: how the devices are laid out.
+        base: a folder in Hugging Face's format with the weights that are not trained, see
+            `train.tune`, and that pairs are compared with, see `data.kind`; null: there are none.
         seed: of the weights before the first step.
         on_bad: what to do at a step whose loss or gradient is not finite, or is a spike, see
             `train.spike`. `skip` leaves the weights as they were, `stop` saves and ends
@@ -83,6 +85,7 @@ class Run:
     train: Recipe = _DEMO
     data: DataConfig = field(default_factory=DataConfig)
     mesh: Mesh = Mesh()
+    base: str | None = None
     seed: int = 0
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
     save_every: int = 500
@@ -120,7 +123,9 @@ class Run:
             raise SettingError(f"train: {error}") from None
         sharding = Sharding.of(self.mesh.axes(devices), abstract=abstract)
         plan = dataclasses.replace(self.train.plan, sharding=sharding)
-        return dataclasses.replace(self.train, plan=plan, skip_bad=self.on_bad != "ignore")
+        pairs = self.data.kind == "pairs"
+        skip_bad = self.on_bad != "ignore"
+        return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
 # What a run begins with whose weights are imported: small changes, on data that have to be named.

@@ -1,25 +1,38 @@
 """All documents as tokens, in flat files that are mapped into memory."""
 
+import contextlib
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt
+from jaxtyping import Bool, Int, UInt
 
 from .tokenizer import Tokenizer, slices
 
+_PARTS = ("train", "held_out")
 _CHUNK = 1 << 22  # characters that are encoded at a time
 
 
 class Part(NamedTuple):
-    """Documents one after the other: their tokens, and where in these each document ends."""
+    """Documents one after the other: their tokens, and where in these each document ends.
+
+    Of conversations it also knows which tokens are learned, those of answers.
+    """
 
     tokens: UInt[np.ndarray, " tokens"]
     ends: Int[np.ndarray, " documents"]
+    learned: Bool[np.ndarray, " tokens"] | None = None
+
+
+class Example(NamedTuple):
+    """A document that is tokens already, and which of them are learned."""
+
+    tokens: Sequence[int]
+    learned: Sequence[bool]
 
 
 class Corpus(NamedTuple):
@@ -58,24 +71,57 @@ def write(
                     ends[piece.held_out].append(sizes[piece.held_out])
                     fingerprint.update(b"\xff%d" % piece.held_out)  # UTF-8 has no byte 255
             tell(sum(map(len, ends)), sum(sizes))
-    np.save(folder / "train.ends.npy", np.array(ends[False], np.int64))
-    np.save(folder / "held_out.ends.npy", np.array(ends[True], np.int64))
-    about = {"fingerprint": fingerprint.hexdigest(), "dtype": np.dtype(dtype).name}
+    _finish(folder, ends, fingerprint.hexdigest(), np.dtype(dtype).name)
+
+
+def write_examples(
+    examples: Iterable[tuple[Example, bool]],
+    tokenizer: Tokenizer,
+    folder: Path,
+    tell: Callable[[int, int], object] = lambda examples, tokens: None,
+) -> None:
+    """Write documents that are tokens already, given with whether each is held out; see `write`."""
+    dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    fingerprint, ends, sizes = hashlib.sha256(), (array("q"), array("q")), [0, 0]
+    with contextlib.ExitStack() as stack:
+        tokens, learned = (
+            [stack.enter_context(open(folder / f"{part}.{kind}", "wb")) for part in _PARTS]
+            for kind in ("tokens", "learned")
+        )
+        for example, held_out in examples:
+            for file, values in (
+                (tokens, np.array(example.tokens, dtype)),
+                (learned, np.array(example.learned, np.bool_)),
+            ):
+                file[held_out].write(values.tobytes())
+                fingerprint.update(values.tobytes())
+            sizes[held_out] += len(example.tokens)
+            ends[held_out].append(sizes[held_out])
+            fingerprint.update(b"%d %d;" % (held_out, len(example.tokens)))
+            tell(sum(map(len, ends)), sum(sizes))
+    _finish(folder, ends, fingerprint.hexdigest(), np.dtype(dtype).name)
+
+
+def _finish(folder: Path, ends: Sequence[Sequence[int]], fingerprint: str, dtype: str) -> None:
+    for part, found in zip(_PARTS, ends, strict=True):
+        np.save(folder / f"{part}.ends.npy", np.array(found, np.int64))
+    about = {"fingerprint": fingerprint, "dtype": dtype}
     (folder / "about.json").write_text(json.dumps(about), "utf-8")
 
 
 def load(folder: Path) -> Corpus:
     """The corpus that `write` put into `folder`."""
     about = json.loads((folder / "about.json").read_text("utf-8"))
-    train, held_out = (_part(folder, name, about["dtype"]) for name in ("train", "held_out"))
+    train, held_out = (_part(folder, name, about["dtype"]) for name in _PARTS)
     return Corpus(train, held_out, about["fingerprint"])
 
 
 def _part(folder: Path, name: str, dtype: str) -> Part:
-    ends = np.load(folder / f"{name}.ends.npy")
+    ends, answers = np.load(folder / f"{name}.ends.npy"), folder / f"{name}.learned"
     if not len(ends) or not ends[-1]:  # An empty file cannot be mapped.
         return Part(np.empty(0, dtype), ends)
-    return Part(np.memmap(folder / f"{name}.tokens", dtype, mode="r"), ends)
+    learned = np.memmap(answers, np.bool_, mode="r") if answers.exists() else None
+    return Part(np.memmap(folder / f"{name}.tokens", dtype, mode="r"), ends, learned)
 
 
 class _Piece(NamedTuple):

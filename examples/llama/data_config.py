@@ -1,6 +1,7 @@
 """What a run reads."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .documents import PYTHON_DOCS, DataError
 
@@ -10,10 +11,14 @@ class DataConfig:
     """What is read, and how much of it a step takes.
 
     Attributes:
+        kind: what a record is: `text`, a document, of which each token is learned; `chat`, a
+            conversation, of which the answers are; or `pairs`, two answers, of which one is
+            preferred.
         files: text, JSON lines and parquet files, folders of them, or patterns; `python-docs` is
             the language reference inside Python.
         validation: files to evaluate on, given like `files`, all of which are trained on then;
             none: a part of the documents is held out.
+        template: a file with a chat template; null: that of the tokenizer.
         field: what holds the text in JSON and parquet.
         skip_bad: whether records that cannot be read, or have no text, are left out and told; else
             the first one is an error.
@@ -28,6 +33,8 @@ class DataConfig:
 
     files: tuple[str, ...] = (PYTHON_DOCS,)
     validation: tuple[str, ...] = ()
+    kind: Literal["text", "chat", "pairs"] = "text"
+    template: str | None = None
     field: str = "text"
     skip_bad: bool = False
     tokenizer: str | None = None

@@ -18,7 +18,7 @@ from . import allocation, fit, generate, model, tokenizer, train, trained
 from .config import Run
 from .data_config import DataConfig
 from .plan import Plan
-from .train import Recipe
+from .recipe import Recipe
 
 NEW, TEMPERATURE = 100, 0.5
 

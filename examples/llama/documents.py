@@ -6,6 +6,7 @@ disk.
 """
 
 import bz2
+import functools
 import glob
 import gzip
 import hashlib
@@ -17,8 +18,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PYTHON_DOCS = "python-docs"  # what is documented there, `help('with')`, needs no download
 _KINDS = {
     ".txt": "text",
@@ -36,8 +38,8 @@ class DataError(ValueError):
     """The data cannot be used as it is; the message says which, and what to do."""
 
 
-class _BadRecordError(DataError):
-    """One record cannot be used."""
+class BadRecordError(DataError):
+    """One record cannot be used: what is wrong with it, and what to do."""
 
     def __init__(self, problem: str, hint: str):
         super().__init__(problem + hint)
@@ -99,49 +101,73 @@ def read(
     for file in files:
         if file == PYTHON_DOCS:
             yield from _python_docs()
-            continue
+        else:
+            yield from records([file], (field,), functools.partial(_text, field), leave_out)
+
+
+def records(
+    files: Iterable[str],
+    fields: Sequence[str],
+    made: Callable[[Any, str], T],
+    leave_out: Callable[[str], object] | None = None,
+) -> Iterator[T]:
+    """What is made of each record: a row of a table, an object of JSON, or the text of a file.
+
+    Args:
+        files: their names.
+        fields: those that are read of a table, of which it need not have all.
+        made: is given a record and where it is; it may raise a `BadRecordError`.
+        leave_out: as of `read`.
+    """
+    for file in files:
         unit = "line" if _kind(Path(file)) == "lines" else "document"
-        for number, row in _rows(file, field, unit):
+        for number, row in _rows(file, fields, unit):
+            where = f"{unit} {number} of {file}"
             try:
-                text = _text(row, field, f"{unit} {number} of {file}")
-            except _BadRecordError as error:
+                found = made(_parsed(row, where), where)
+            except BadRecordError as error:
                 if leave_out is None:
                     raise
                 leave_out(error.problem)
                 continue
-            # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
-            yield text.encode(errors="replace").decode()
+            yield found
 
 
-def _text(row: Any, field: str, where: str) -> str:
-    """The text of one record: a row, or a line of JSON."""
-    if isinstance(row, bytes):
-        try:
-            row = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise _BadRecordError(
-                f"cannot read {where}: {error}", ". Mend it, or set data.skip_bad=true"
-            ) from error
+def _parsed(row: Any, where: str) -> Any:
+    """A record: a row, or what a line of JSON holds."""
+    if not isinstance(row, bytes):
+        return row
+    try:
+        return json.loads(row)
+    except (ValueError, RecursionError) as error:
+        raise BadRecordError(
+            f"cannot read {where}: {error}", ". Mend it, or set data.skip_bad=true"
+        ) from error
+
+
+def _text(field: str, row: Any, where: str) -> str:
+    """The text of one record."""
     if not isinstance(row, dict) or field not in row:
         fields = ", ".join(row) if isinstance(row, dict) else "nothing"
-        raise _BadRecordError(
+        raise BadRecordError(
             f"{where} has no field {field!r}",
             f": set data.field to what holds the text, of {fields}",
         )
     if not isinstance(row[field], str | None):
-        raise _BadRecordError(
+        raise BadRecordError(
             f"{where} has a {type(row[field]).__name__} for {field!r}",
             ": set data.field to what holds the text",
         )
-    return row[field] or ""
+    # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
+    return (row[field] or "").encode(errors="replace").decode()
 
 
-def _rows(file: str, field: str, unit: str) -> Iterator[tuple[int, Any]]:
+def _rows(file: str, fields: Sequence[str], unit: str) -> Iterator[tuple[int, Any]]:
     """What a file holds, with the number of its line or document; no blank lines."""
     with tempfile.TemporaryDirectory() as locks:  # `datasets` leaves a lock for each file it reads
         number = 0
         try:
-            for row in _open(file, field, locks):
+            for row in _open(file, fields, locks):
                 number += 1
                 if not isinstance(row, bytes) or row.strip():
                     yield number, row
@@ -152,7 +178,7 @@ def _rows(file: str, field: str, unit: str) -> Iterator[tuple[int, Any]]:
             ) from error
 
 
-def _open(file: str, field: str, locks: str) -> Iterator[Any]:
+def _open(file: str, fields: Sequence[str], locks: str) -> Iterator[Any]:
     kind = _kind(Path(file))
     if kind == "lines":  # `datasets` wants the same fields of the same types all through a file.
         with _COMPRESSED.get(Path(file).suffix, open)(file, "rb") as lines:
@@ -166,11 +192,11 @@ def _open(file: str, field: str, locks: str) -> Iterator[Any]:
         yield from datasets.Dataset.from_json(file, **how)
     elif kind == "parquet":
         rows = datasets.Dataset.from_parquet(file, **how)
-        columns = [field] if field in rows.column_names else None
+        columns = [field for field in fields if field in rows.column_names] or None
         yield from datasets.Dataset.from_parquet(file, columns=columns, **how)
     else:
         texts: Any = datasets.Dataset.from_text(file, sample_by="document", **how)
-        yield from ({field: text["text"]} for text in texts)
+        yield from ({fields[0]: text["text"]} for text in texts)
 
 
 def _python_docs() -> Iterator[str]:

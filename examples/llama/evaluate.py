@@ -2,10 +2,10 @@
 
 import xfunc as xf
 
-from . import model, train
+from . import train
 from .model import Batch, Params
 from .reader import Reader
-from .train import Recipe
+from .recipe import Recipe
 
 
 def put(batch: Batch, recipe: Recipe) -> Batch:
@@ -14,13 +14,15 @@ def put(batch: Batch, recipe: Recipe) -> Batch:
     return xf.device_put(batch, sharding and sharding.on_mesh(sharding.batch))
 
 
-def held_out_loss(params: Params, reader: Reader, recipe: Recipe, batches: int) -> float:
-    """The mean loss of a token in the first so many batches of held-out data."""
+def held_out_loss(
+    params: Params, reader: Reader, recipe: Recipe, batches: int, base: Params | None = None
+) -> float:
+    """The mean loss of a token, or of a pair, in the first so many batches of held-out data."""
     losses, counts = [], []
     for i in range(min(batches, reader.held_out_batches)):
         batch = reader.held_out(i)
-        counts.append(model.target_count(batch).item())
-        loss = train.eval_loss(params, put(batch, recipe), recipe=recipe)
+        counts.append(train.target_count(batch, recipe).item())
+        loss = train.eval_loss(params, put(batch, recipe), base, recipe=recipe)
         losses.append(loss)
     found = xf.device_get(losses)
     return sum(float(x) * n for x, n in zip(found, counts, strict=True)) / sum(counts)

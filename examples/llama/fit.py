@@ -13,18 +13,21 @@ from rich.console import Console
 
 import xfunc as xf
 
-from . import config, evaluate, hosts, options, train
+from . import base, config, evaluate, hosts, options, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite, not_finite
 from .interrupts import Interrupts
+from .lora import Tune
 from .metrics import Log
+from .model import Params
 from .options import SettingError
 from .owner import owned
 from .precision import LOSSY, PRECISIONS
 from .reader import Reader, prefetch
+from .recipe import Recipe
 from .restored import restore
-from .train import Metrics, Recipe, State
+from .train import Metrics, State
 
 _HOPELESS = 50  # bad steps in a row, after which it will not get better
 _ENDINGS = {
@@ -87,16 +90,19 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
     say = functools.partial(console.print, soft_wrap=True)
+    based = base.about(run, recipe)
     reader = Reader(run.data, folder, recipe.model.vocab, say)
     with Checkpoints(folder / "checkpoints", run.keep, run.keep_every) as checkpoints:
-        first, state, told = begin(run, recipe, reader, checkpoints, new_data)
+        first, state, told = begin(run, recipe, reader, checkpoints, new_data, based)
+        frozen = base.load(run, recipe)
         if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.
             config.write(run, folder / "config.yaml")
             reader.tokenizer.save(folder / "tokenizer")
-        size = sum(leaf.numel() for leaf in xf.tree.leaves(state.params))
+        size, fixed = _size(state.params), _size(frozen)
         rows, seq = run.data.batch, run.data.seq
         with Log(folder, recipe, first, rows, seq, console) as log:
-            log.say(f"{size:,} parameters; {reader}")
+            beside = f" to train, beside a base of {fixed:,}" if fixed else ""
+            log.say(f"{size:,} parameters{beside}; {reader}")
             if recipe.precision == "bfloat16":
                 log.say(LOSSY)
             log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
@@ -107,7 +113,8 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
                     f"train.steps is {recipe.steps}, and the checkpoint is of step {first}: "
                     f"nothing is done. Give more than {first} to go on"
                 )
-            outcome = _Loop(run, recipe, reader, checkpoints, log).go(first, state)
+            loop = _Loop(run, recipe, reader, checkpoints, log, frozen, based)
+            outcome = loop.go(first, state)
     text = _ENDINGS[outcome.ended].format(outcome.step)
     if outcome.ended == "bad":
         text += _AFTER_BAD[run.on_bad].format(_HOPELESS, outcome.step - _HOPELESS + 1)
@@ -115,11 +122,28 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
     return outcome
 
 
+def _size(params: Params | None) -> int:
+    return sum(leaf.numel() for leaf in xf.tree.leaves(params))
+
+
 def begin(
-    run: Run, recipe: Recipe, reader: Reader, checkpoints: Checkpoints, new_data: bool = False
+    run: Run,
+    recipe: Recipe,
+    reader: Reader,
+    checkpoints: Checkpoints,
+    new_data: bool = False,
+    based: dict[str, Any] | None = None,
 ) -> tuple[int, State, str]:
-    """How many steps were made, the state after them, and what there is to tell of the data."""
+    """How many steps were made, the state after them, and what there is to tell of the data.
+
+    `based` is what `base.about` says of the weights that are not trained.
+    """
     if checkpoints.latest() is None:
+        if based is not None:
+            raise SettingError(
+                f"{checkpoints.folder} has no checkpoint, and a run with a base begins with one: "
+                "make it with import-hf"
+            )
         init = xf.jit(
             lambda: train.init(recipe, run.seed),
             out_shardings=train.shardings(recipe),
@@ -130,6 +154,7 @@ def begin(
     def check(extra: dict[str, Any]) -> None:
         nonlocal told
         _check_same(run, extra["run"])
+        base.check_same(based, extra.get("base"))
         if extra["data"] is not None:  # None: the weights were imported.
             told = reader.go_on(extra["data"], new_data)
 
@@ -155,8 +180,10 @@ def _check_same(run: Run, saved: dict[str, Any]) -> None:
 def _made_of(run: dict[str, Any]) -> dict[str, Any]:
     """The settings that say what a checkpoint holds, of all in plain form."""
     sizes = run["train"]["model"]
+    tune = run["train"].get("tune") or options.plain(Tune())  # Earlier versions trained all.
     return {
         **{f"train.model.{key}": value for key, value in sizes.items()},
+        **{f"train.tune.{key}": value for key, value in tune.items()},
         "train.optimizer": run["train"]["optimizer"],
         "what train.precision keeps": _kept(run),
     }
@@ -179,6 +206,8 @@ class _Loop:
     reader: Reader
     checkpoints: Checkpoints
     log: Log
+    frozen: Params | None  # the weights that are not trained
+    based: dict[str, Any] | None
 
     def go(self, first: int, state: State) -> Outcome:
         run, steps, step, held_out = self.run, self.recipe.steps, first, None
@@ -189,14 +218,14 @@ class _Loop:
                 with self._recording(step, state):
                     started = time.thread_time()  # What the thread spends, without what it waits.
                     batch = evaluate.put(batch, self.recipe)
-                    state, metrics = train.train_step(state, batch, recipe=self.recipe)
+                    state, metrics = train.train_step(state, batch, self.frozen, recipe=self.recipe)
                     host_ms = (time.thread_time() - started) * 1e3
                 late.add(step, metrics, host_ms)
 
                 if step % run.eval_every == 0 or step == steps:
                     late.read()
                     held_out = evaluate.held_out_loss(
-                        state.params, self.reader, self.recipe, run.eval_batches
+                        state.params, self.reader, self.recipe, run.eval_batches, self.frozen
                     )
                     self.log.held_out(step, held_out)
                 interrupted = hosts.agree(interrupts.noted) and step < steps
@@ -222,7 +251,8 @@ class _Loop:
         return xf.profiler.trace(Path(self.run.folder, "profile", f"step-{step}"))
 
     def _save(self, step: int, state: State) -> None:
-        extra = {"data": self.reader.state(step), "run": options.plain(self.run)}
+        plain = options.plain(self.run)
+        extra = {"data": self.reader.state(step), "run": plain, "base": self.based}
         try:
             self.checkpoints.save(step, state, extra)
         except xf.errors.CheckpointWriteError as error:  # of the save before; training goes on

@@ -12,8 +12,8 @@ from xfunc.stages import Lowered
 from . import flops, train
 from .collectives import Traffic, traffic
 from .config import Run
-from .model import Batch
-from .train import Recipe
+from .model import Batch, Params
+from .recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Case:
         return self.run.recipe(self.chips.devices, abstract=True)
 
     @functools.cached_property
-    def arguments(self) -> tuple[train.State, Batch]:
-        """State and batch of a step of `fit`, as shapes with shardings."""
+    def arguments(self) -> tuple[train.State, Batch, Params | None]:
+        """State, batch and base of a step of `fit`, as shapes with shardings."""
         recipe, data = self.recipe, self.run.data
         batch = train.abstract_batch(recipe, data.batch, data.seq, packed=True)
-        return train.abstract_state(recipe), batch
+        return train.abstract_state(recipe), batch, train.abstract_base(recipe)
 
     def lower(self) -> Lowered:
         """The program; nothing in it has a value."""
-        recipe, (state, batch) = self.recipe, self.arguments
+        recipe, (state, batch, base) = self.recipe, self.arguments
         if self.what == "train":
-            return train.train_step.lower(state, batch, recipe=recipe)
-        gradient = xf.jit(lambda params, batch: train.gradient(params, batch, recipe))
-        return gradient.lower(state.params, batch)
+            return train.train_step.lower(state, batch, base, recipe=recipe)
+        gradient = xf.jit(lambda params, batch, base: train.gradient(params, batch, recipe, base))
+        return gradient.lower(state.params, batch, base)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Footprint:
     """What one step takes; sizes in bytes on each chip.
 
     Attributes:
-        parameters: the weights.
+        parameters: the weights, those that are not trained among them.
         optimizer: its state, with what else a step keeps beside the weights.
         batch: the tokens and targets.
         padding: what the layouts of these add to them.
@@ -100,8 +100,8 @@ class Footprint:
 
 def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
     """Read what a case takes from its compiled program."""
-    memory, (state, batch) = compiled.memory_analysis(), case.arguments
-    given = [_bytes(state.params), 0, _bytes(batch)]
+    memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
+    given = [_bytes((state.params, base)), 0, _bytes(batch)]
     if case.what == "train":
         given[1] = _bytes((state.opt, state.guard, state.compensation))
     text = compiled.as_text()

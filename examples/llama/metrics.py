@@ -17,7 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 import xfunc as xf
 
 from . import flops, hosts
-from .train import Metrics, Recipe
+from .recipe import Recipe
+from .train import Metrics
 
 _WINDOW = 20  # steps that rates are means of
 _LINES = 50  # that a run prints where there is no terminal

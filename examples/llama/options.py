@@ -19,7 +19,7 @@ import yaml
 from .model import CONFIGS, Config
 from .plan import ATTENTION, POLICIES, Plan
 from .precision import PRECISIONS
-from .train import OPTIMIZERS, SCHEDULES, Recipe
+from .recipe import OPTIMIZERS, SCHEDULES, Recipe
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
@@ -27,7 +27,10 @@ CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
     Plan: {"policy": POLICIES, "attention": ATTENTION},
     Recipe: {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
 }
-DERIVED: dict[type, tuple[str, ...]] = {Plan: ("sharding",), Recipe: ("skip_bad",)}  # not set here
+DERIVED: dict[type, tuple[str, ...]] = {
+    Plan: ("sharding",),
+    Recipe: ("skip_bad", "pairs"),
+}  # not set here
 _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

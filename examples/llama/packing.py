@@ -5,12 +5,14 @@ So no token is lost or seen twice in an epoch, and only its last row may have pa
 that does not fit goes on in another row. Segment ids keep the documents of a row apart.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32, UInt
 
+from .corpus import Part
 from .model import IGNORE
 
 
@@ -66,3 +68,36 @@ def pack(
         np.where(real & ~last, tokens[next_source].astype(np.int32), IGNORE),
         np.where(real, segments, 0).astype(np.int32),
     )
+
+
+class Stream:
+    """The rows of a part of the data.
+
+    Args:
+        part: documents.
+        seq: tokens of a row.
+        seed: of the order of the documents and of the rows.
+
+    Attributes:
+        rows: how many rows an epoch has.
+    """
+
+    def __init__(self, part: Part, seq: int, seed: int):
+        self._part, self._seq = part, seq
+        self._in_order = in_order(part.ends, seq)
+        self._shuffled = functools.lru_cache(2)(  # A batch may lie in two.
+            lambda number: shuffled(part.ends, seq, (seed, number))
+        )
+        self.rows = len(self._in_order.rows)
+
+    def batch(
+        self, epoch: int | None, rows: Int[np.ndarray, " rows"]
+    ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
+        """Tokens, targets and segment ids of some rows of an epoch; those past its end are empty.
+
+        None is the epoch in which nothing has a drawn order.
+        """
+        if epoch is None:
+            return pack(self._part.tokens, self._in_order, rows, self._seq)
+        found = self._shuffled(epoch)
+        return pack(self._part.tokens, found, found.rows[rows], self._seq)

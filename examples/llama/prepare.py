@@ -1,20 +1,22 @@
 """From the files of a run to a tokenizer and tokens on disk, each made once."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import corpus, documents, tokenizer
-from .corpus import Corpus
+from . import conversations, corpus, documents, tokenizer
+from .corpus import Corpus, Example
 from .data_config import DataConfig
 from .disk_cache import cached
-from .documents import DataError
+from .documents import PYTHON_DOCS, DataError
 from .tokenizer import Tokenizer
 
 Say = Callable[[str], object]
 
 _EVERY = 10.0  # seconds from one line about what takes long to the next
 _LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, a line each
+_NOTE = "note.txt"  # beside the tokens: what there is to tell of them
 _SHOWN = 5  # of these
 
 
@@ -49,12 +51,41 @@ def prepare(
     def made(settings: list[object], write: Callable[[Path], None]) -> Path:
         return cached(cache, source.files, [*source.settings, *settings], write, say)
 
+    def write_examples(folder: Path) -> None:
+        say(f"the {config.kind} records of {source} are encoded")
+        left_out: list[str] = []
+        tell = _Seldom(say)
+        corpus.write_examples(
+            source.examples(encoder, left_out.append),
+            known,
+            folder,
+            lambda examples, tokens: tell(f"{examples:,} texts, {tokens:,} tokens so far"),
+        )
+        if encoder.rewritten:
+            note = (
+                f"{encoder.rewritten} answers are not learned, for the chat template writes them "
+                "otherwise once other messages follow"
+            )
+            (folder / _NOTE).write_text(note, "utf-8")
+        (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
+
+    if config.kind != "text" and config.tokenizer is None:
+        raise DataError(
+            f"data.kind is {config.kind}, and data.tokenizer is null: give the tokenizer of the "
+            "model, which none that is trained here can stand for"
+        )
     known = tokenizer.load(config.tokenizer or made([size], train_tokenizer))
     if vocab is not None:  # Before all is encoded, which takes long.
         known.check_fits(vocab)
-    tokens = made([known.digest], write_corpus)
+    if config.kind == "text":
+        tokens = made([known.digest], write_corpus)
+    else:
+        encoder = conversations.Encoder(known, config)
+        tokens = made([known.digest, *encoder.settings], write_examples)
     found = corpus.load(tokens)
     _tell_left_out(tokens / _LEFT_OUT, found, say)
+    if (tokens / _NOTE).exists():
+        say((tokens / _NOTE).read_text("utf-8"))
     return known, found
 
 
@@ -74,6 +105,11 @@ class _Source:
             raise DataError(
                 f"{', '.join(both)}: both in data.files and in data.validation. What is trained on "
                 "validates nothing: leave it out of one of them"
+            )
+        if config.kind != "text" and PYTHON_DOCS in (*self._train, *self._validation):
+            raise DataError(
+                f"data.kind is {config.kind}, and {PYTHON_DOCS} has no such records: give JSON "
+                "lines, JSON or parquet in data.files"
             )
         self.files = [*self._train, *self._validation]
         self.settings = config.field, config.held_out, len(self._validation), config.skip_bad
@@ -95,6 +131,23 @@ class _Source:
             return
         yield from ((text, False) for text in train)
         yield from ((text, True) for text in validation)
+
+    def examples(
+        self, encoder: conversations.Encoder, leave_out: Callable[[str], object]
+    ) -> Iterator[tuple[Example, bool]]:
+        """Each conversation or answer, and whether it is held out."""
+        told = leave_out if self._config.skip_bad else None
+        train, validation = (
+            documents.records(files, conversations.FIELDS, encoder.examples, told)
+            for files in (self._train, self._validation)
+        )
+        if self._validation:
+            divided = itertools.chain(
+                zip(train, itertools.repeat(False)), zip(validation, itertools.repeat(True))
+            )
+        else:
+            divided = conversations.split(train, self._config.held_out)
+        return ((example, held) for record, held in divided for example in record)
 
 
 class _Seldom:

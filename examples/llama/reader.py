@@ -1,24 +1,25 @@
 """The batches of a run, each computed from the data, the seed and the number of its step alone."""
 
-import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 
-from . import corpus
+from .binning import Whole
+from .corpus import Part
 from .data_config import DataConfig
 from .documents import DataError
 from .model import Batch
-from .packing import Epoch, in_order, pack, shuffled
+from .packing import Stream
 from .position import Position
 from .prepare import prepare
+
+_NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers"}
 
 
 class DataChangedError(DataError):
@@ -50,29 +51,26 @@ class Reader:
     ) -> None:
         self.tokenizer, self._corpus = prepare(config, Path(folder), vocab, say)
         train, held_out, _ = self._corpus
-        if len(train.tokens) < config.seq:
+        if config.kind == "text" and len(train.tokens) < config.seq:
             raise DataError(
                 f"the {len(train.tokens)} tokens to train on do not fill a row of {config.seq}: "
                 f"use more text, or a smaller seq"
             )
         if not len(held_out.tokens):
             raise DataError(
-                f"none of {len(train.ends)} documents is held out: "
+                f"none of {len(train.ends)} {_NAMES[config.kind]} is held out: "
                 f"use a larger part than {config.held_out}, or more text"
                 if not config.validation
                 else "data.validation has no text: give other files"
             )
         self.config, self._rows, self._position = config, np.arange(config.batch), Position()
-        self._epoch = functools.lru_cache(2)(  # A batch may lie in two.
-            lambda number: shuffled(train.ends, config.seq, (config.seed, number))
-        )
-        self._in_order = in_order(held_out.ends, config.seq)
-        self.held_out_batches = -(-len(self._in_order.rows) // config.batch)
+        self._train, self._held_out = (_rows(config, part) for part in (train, held_out))
+        self.held_out_batches = -(-self._held_out.rows // config.batch)
 
     def __str__(self) -> str:
         train, held_out, _ = self._corpus
         return (
-            f"{len(train.tokens):,} tokens of {len(train.ends):,} documents to train on, "
+            f"{len(train.tokens):,} tokens of {len(train.ends):,} {self._name} to train on, "
             f"{len(held_out.tokens):,} of {len(held_out.ends):,} held out"
         )
 
@@ -80,21 +78,18 @@ class Reader:
         """The batch of one step, counted from 0."""
         first = self._position.row_at(step, self.config.batch)
         numbers = first + self._rows  # of the rows, over all epochs
-        epochs, places = np.divmod(numbers, len(self._epoch(0).rows))
-        parts = []
-        for number in np.unique(epochs):
-            epoch = self._epoch(int(number))
-            parts.append(
-                self._pack(self._corpus.train, epoch, epoch.rows[places[epochs == number]])
-            )
-        return Batch(*map(torch.cat, zip(*parts, strict=True)))
+        epochs, places = np.divmod(numbers, self._train.rows)
+        parts = [
+            self._train.batch(int(number), places[epochs == number]) for number in np.unique(epochs)
+        ]
+        return _batch(map(np.concatenate, zip(*parts, strict=True)))
 
     def held_out(self, number: int) -> Batch:
         """One of the `held_out_batches`; rows of the last may be empty."""
         if not 0 <= number < self.held_out_batches:
             raise IndexError(f"no batch {number}: {self.held_out_batches} are held out")
         rows = number * self.config.batch + self._rows
-        return self._pack(self._corpus.held_out, self._in_order, rows)
+        return _batch(self._held_out.batch(None, rows))
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps to go on with the batch of `step`, as plain values for JSON."""
@@ -137,7 +132,9 @@ class Reader:
 
     def _made_of(self) -> dict[str, Any]:
         """What decides the batches of steps."""
+        kind = self.config.kind
         return {
+            **({} if kind == "text" else {"kind": kind}),  # Earlier versions knew no others.
             "text": self._corpus.fingerprint,
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
@@ -145,9 +142,19 @@ class Reader:
             "seed": self.config.seed,
         }
 
-    def _pack(self, part: corpus.Part, epoch: Epoch, rows: Int[np.ndarray, " rows"]) -> Batch:
-        packed = pack(part.tokens, epoch, rows, self.config.seq)
-        return Batch(*map(torch.from_numpy, packed))
+    @property
+    def _name(self) -> str:
+        return _NAMES[self.config.kind]
+
+
+def _rows(config: DataConfig, part: Part) -> Stream | Whole:
+    if config.kind == "text":
+        return Stream(part, config.seq, config.seed)
+    return Whole(part, config.seq, 2 if config.kind == "pairs" else 1, config.seed)
+
+
+def _batch(arrays: Iterable[np.ndarray]) -> Batch:
+    return Batch(*map(torch.from_numpy, arrays))
 
 
 def prefetch(batch: Callable[[int], Batch], steps: range, ahead: int = 2) -> Generator[Batch]:

@@ -9,7 +9,8 @@ import xfunc as xf
 
 from . import train
 from .checkpoints import Checkpoints, Restored
-from .train import Guard, Recipe, State
+from .recipe import Recipe
+from .train import Guard, State
 
 
 def restore(

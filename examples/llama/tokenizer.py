@@ -17,7 +17,7 @@ from .documents import DataError
 # As Llama 3 names them, and then others.
 _BEGIN = ("<|begin_of_text|>", "<s>", "<bos>")
 _END = ("<|end_of_text|>", "</s>", "<eos>", "<|endoftext|>")
-_FILES = ("tokenizer.json", "tokenizer_config.json")
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SLICE = 1 << 17  # characters that go to the tokenizer at once, which needs a multiple of memory
 
 
@@ -68,7 +68,8 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Copy it into `folder`, for `load`."""
         folder.mkdir(parents=True, exist_ok=True)
-        for file, name in zip(self.files, _FILES, strict=False):
+        model, *beside = self.files
+        for file, name in ((model, _FILES[0]), *((file, file.name) for file in beside)):
             with contextlib.suppress(shutil.SameFileError):
                 shutil.copyfile(file, folder / name)
 
@@ -91,12 +92,12 @@ def load(path: str | Path) -> Tokenizer:
     file = file / _FILES[0] if file.is_dir() else file
     if not file.is_file():
         raise DataError(f"no tokenizer at {file}: give a tokenizer.json, or a folder that has one")
-    settings = file.with_name(_FILES[1])
-    files = (file, settings) if settings.is_file() else (file,)
+    settings, template = (file.with_name(name) for name in _FILES[1:])
+    files = (file, *(beside for beside in (settings, template) if beside.is_file()))
     try:
         content = file.read_bytes()
         model = tokenizers.Tokenizer.from_buffer(content)
-        named = json.loads(settings.read_bytes()) if len(files) == 2 else {}
+        named = json.loads(settings.read_bytes()) if settings in files else {}
     except Exception as error:  # `tokenizers` raises plain Exception.
         names = " or ".join(map(str, files))
         raise DataError(f"cannot read {names}: {error}. Give another tokenizer") from error

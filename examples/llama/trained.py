@@ -9,7 +9,7 @@ import torch
 
 import xfunc as xf
 
-from . import config, hf, options, tokenizer, train
+from . import adapters, base, config, hf, lora, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite
@@ -17,8 +17,8 @@ from .hf_config import load_config, load_context
 from .model import Params
 from .options import SettingError
 from .owner import owned
+from .recipe import Recipe
 from .restored import restore
-from .train import Recipe
 
 
 class Trained(NamedTuple):
@@ -27,12 +27,20 @@ class Trained(NamedTuple):
     name: str  # what they are, for people
     run: Run
     recipe: Recipe
-    params: Params
+    params: Params  # those that are trained
     tokenizer: Path  # a folder that has one
+    base: Params | None = None  # those that are not
+
+    def whole(self) -> Params:
+        """All weights, adapters added to theirs."""
+        if self.base is None:
+            return self.params
+        tune = self.recipe.tune
+        return xf.jit(lambda p, base: lora.merged(lora.join(p, base, tune)))(self.params, self.base)
 
     def computing(self) -> Params:
-        """The weights as the model is computed with them."""
-        return xf.jit(self.recipe.numbers.computing)(self.params)
+        """All weights as the model is computed with them."""
+        return xf.jit(self.recipe.numbers.computing)(self.whole())
 
 
 def load(
@@ -60,56 +68,107 @@ def load(
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
     recipe = run.recipe(xf.device_count())
-    found = restore(Checkpoints(folder / "checkpoints"), recipe, step)
-    name = f"step {found.step} of {folder}"
-    return _usable(Trained(name, run, recipe, found.state.params, folder / "tokenizer"))
+    based = base.about(run, recipe)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = restore(
+        checkpoints, recipe, step, lambda extra: base.check_same(based, extra.get("base"))
+    )
+    name, params = f"step {found.step} of {folder}", found.state.params
+    frozen = base.load(run, recipe)
+    return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen))
 
 
-def load_published(folder: Path, source: str | None, pairs: Iterable[str], base: Run) -> Trained:
+def load_published(
+    folder: Path,
+    source: str | None,
+    pairs: Iterable[str],
+    defaults: Run,
+    adapter: Path | None = None,
+) -> Trained:
     """The weights in a folder in Hugging Face's format; its model and tokenizer are the run's.
 
     Args:
         folder: has config.json and safetensors.
         source: settings, see `config.read`.
         pairs: settings that differ from those.
-        base: the settings that neither gives, without the model.
+        defaults: the settings that neither gives, without the model.
+        adapter: a folder of adapters to begin with; None: the first step has new ones.
     """
     sizes = load_config(folder)
-    base = dataclasses.replace(base, train=dataclasses.replace(base.train, model=sizes))
-    run = config.read(source, pairs, base)
-    if run.train.model != sizes:
-        was, given = options.plain(sizes), options.plain(run.train.model)
-        differ = "; ".join(
-            f"train.model.{key} is {given[key]}, and there it is {was[key]}"
-            for key in was
-            if given[key] != was[key]
-        )
-        raise SettingError(
-            f"the model is that of {folder / 'config.json'}: {differ}. Leave these settings out"
-        )
+    tune, started = defaults.train.tune, None
+    if adapter is not None:
+        tune, started = adapters.load(adapter, sizes)
+    recipe = dataclasses.replace(defaults.train, model=sizes, tune=tune)
+    run = config.read(source, pairs, dataclasses.replace(defaults, train=recipe))
+    _check_left("model", sizes, run.train.model, folder / "config.json")
+    if adapter is not None:
+        _check_left("tune", tune, run.train.tune, adapter / adapters.CONFIG)
     data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
     run = dataclasses.replace(run, data=data, context=load_context(folder))
     recipe = run.recipe(xf.device_count())
-    shardings: Any = train.shardings(recipe)
-    _, params = hf.load(folder, recipe.numbers.weights, shardings.params)
-    return Trained(str(folder), run, recipe, params, folder)
+    if not recipe.has_base:
+        _, params = hf.load(folder, recipe.numbers.weights, base.every_sharding(recipe))
+        return Trained(str(folder), run, recipe, params, folder)
+    run = dataclasses.replace(run, base=str(folder.absolute()))
+    _, every = hf.load(folder, None, base.every_sharding(recipe))  # Frozen ones are kept so.
+    params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
+    return Trained(str(folder), run, recipe, params, folder, base.frozen(every, recipe))
+
+
+def _check_left(key: str, was: Any, now: Any, file: Path) -> None:
+    """Raise an error if settings in `train` are not those that a file gives."""
+    if was == now:
+        return
+    known, given = options.plain(was), options.plain(now)
+    differ = "; ".join(
+        f"train.{key}.{name} is {given[name]}, and there it is {known[name]}"
+        for name in known
+        if given[name] != known[name]
+    )
+    raise SettingError(f"train.{key} is that of {file}: {differ}. Leave these settings out")
+
+
+def _placed(params: Params, recipe: Recipe) -> Params:
+    """What is trained, on the devices."""
+    where: Any = train.shardings(recipe)
+    kept = xf.tree.map(lambda p: p.to(recipe.numbers.weights), params)
+    return xf.device_put(kept, where.params)
+
+
+def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
+    """What is trained of all weights, before the first step."""
+    where: Any = train.shardings(recipe)
+
+    def begin(params: Params) -> Params:
+        adapt = lora.adapters(recipe.model, recipe.tune, xf.random.key(run.seed))
+        found = lora.trained(params, recipe.model, recipe.tune, adapt)
+        return xf.tree.map(lambda p: p.to(recipe.numbers.weights), found)
+
+    return xf.jit(begin, out_shardings=where.params)(params)
 
 
 def _usable(trained: Trained) -> Trained:
     """The same; raises an error if weights are not finite."""
-    check_finite(trained.params, trained.name, "use an older checkpoint, with --step")
+    every = {"trained": trained.params, "base": trained.base}
+    check_finite(every, trained.name, "use an older checkpoint, with --step")
     return trained
 
 
-def import_published(source: Path, given: str | None = None, pairs: Iterable[str] = ()) -> Run:
+def import_published(
+    source: Path,
+    given: str | None = None,
+    pairs: Iterable[str] = (),
+    adapter: Path | None = None,
+) -> Run:
     """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0.
 
     Args:
         source: has config.json and safetensors.
         given: settings, see `config.read`.
         pairs: settings that differ from those; what neither gives is that of `config.TUNING`.
+        adapter: a folder of adapters in PEFT's format to begin with.
     """
-    trained = _usable(load_published(source, given, pairs, config.TUNING))
+    trained = _usable(load_published(source, given, pairs, config.TUNING, adapter))
     folder = Path(trained.run.folder)
     with owned(folder):
         _save_as_run(trained, source, folder)
@@ -122,7 +181,8 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         out_shardings=train.shardings(trained.recipe),
     )
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        extra = {"data": None, "run": options.plain(trained.run)}
+        run = options.plain(trained.run)
+        extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
         checkpoints.save(0, start(trained.params), extra)
     if (source / "tokenizer.json").exists():
         tokenizer.load(source).save(folder / "tokenizer")
@@ -139,4 +199,10 @@ def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None =
     """
     dtype = dtype or trained.recipe.numbers.arithmetic
     model, context = trained.recipe.model, max(trained.run.context, trained.run.data.seq)
-    hf.save(folder, model, trained.params, trained.tokenizer, dtype=dtype, context=context)
+    hf.save(folder, model, trained.whole(), trained.tokenizer, dtype=dtype, context=context)
+
+
+def export_adapters(trained: Trained, folder: Path) -> None:
+    """Write what is trained beside a base in PEFT's format."""
+    recipe, name = trained.recipe, trained.run.base or ""
+    adapters.save(folder, trained.params, recipe.model, recipe.tune, name)

@@ -165,8 +165,8 @@ def test_a_skipped_step_is_told(
 ) -> None:
     gradient = train.gradient
 
-    def poisoned(params: Any, batch: Any, recipe: train.Recipe) -> Any:
-        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe))
+    def poisoned(params: Any, batch: Any, recipe: train.Recipe, base: None) -> Any:
+        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe, base))
 
     monkeypatch.setattr(train, "gradient", poisoned)
     monkeypatch.setattr(fit, "_HOPELESS", 3)

@@ -32,8 +32,8 @@ def test_aot_compiles_the_step_of_fit(
     run = config.read(pairs=pairs.split())
     seen = []
 
-    def step(state: train.State, batch: train.Batch, *, recipe: train.Recipe) -> None:
-        seen.append(lower(state, batch, recipe=recipe).as_text())
+    def step(state: train.State, batch: train.Batch, base: None, *, recipe: train.Recipe) -> None:
+        seen.append(lower(state, batch, base, recipe=recipe).as_text())
         raise Seen("enough")
 
     lower = train.train_step.lower

@@ -1,0 +1,98 @@
+"""The weights that a run does not train: a folder in Hugging Face's format, which it refers to."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import xfunc as xf
+
+from . import hf, lora
+from .config import Run
+from .model import Params
+from .options import SettingError
+from .recipe import Recipe
+from .train import abstract_base
+
+
+class BaseChangedError(SettingError):
+    """The weights of a run's base are not those that it began with."""
+
+
+def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
+    """What a checkpoint says of the base, as plain values for JSON; None if it needs none."""
+    if not recipe.has_base:
+        return None
+    if run.base is None:
+        why = "data.kind is pairs" if recipe.pairs else "train.tune leaves weights as they are"
+        raise SettingError(
+            f"{why}, and there is no base: begin the run with import-hf, of the weights to tune"
+        )
+    return {"folder": run.base, "sha256": fingerprint(Path(run.base))}
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash of all weights in a folder, and of the config.json that says what they mean."""
+    files = sorted({*folder.glob("*.safetensors"), *folder.glob("config.json")})
+    if not files:
+        raise SettingError(
+            f"the base, {folder}, has no weights: set base to the folder with config.json and "
+            "safetensors files that the run was begun with"
+        )
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        sums = list(pool.map(_sum, files))
+    whole = "".join(f"{path.name} {found}\n" for path, found in zip(files, sums, strict=True))
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_same(now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -> None:
+    """Raise an error if the base is not that which a checkpoint was saved with; see `about`."""
+    if now is not None and saved is not None and now["sha256"] != saved["sha256"]:
+        raise BaseChangedError(
+            f"the weights in the base, {now['folder']}, are not those that the run began with: "
+            f"their sha256 is {now['sha256'][:16]}, and that of {saved['folder']} was "
+            f"{saved['sha256'][:16]}. Set base to a folder with those, or begin another run"
+        )
+
+
+def load(run: Run, recipe: Recipe) -> Params | None:
+    """The weights that are not trained, on the devices; None if all are."""
+    if not recipe.has_base or run.base is None:
+        return None
+    sizes, params = hf.load(run.base, None, every_sharding(recipe))
+    if sizes != recipe.model:
+        raise BaseChangedError(
+            f"the base, {run.base}, is of another model than the run: set base to the folder that "
+            "it was begun with"
+        )
+    return frozen(params, recipe)
+
+
+def every_sharding(recipe: Recipe) -> Params:
+    """Where each weight of the whole model lies."""
+    sharding = recipe.plan.sharding
+    assert sharding is not None
+    return sharding.params(tied=recipe.model.tied)
+
+
+def frozen(params: Params, recipe: Recipe) -> Params | None:
+    """What is not trained of all weights, in the dtype of the arithmetic."""
+    kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.pairs)
+    return xf.tree.map(
+        lambda leaf, wanted: leaf if leaf.dtype == wanted.dtype else _cast(leaf, wanted.dtype),
+        kept,
+        abstract_base(recipe),
+    )
+
+
+def _cast(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return xf.jit(lambda x: x.to(dtype))(leaf)

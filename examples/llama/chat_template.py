@@ -1,0 +1,193 @@
+"""Conversations as text, by the template that comes with a tokenizer.
+
+Templates are programs of others: they run in jinja's sandbox, with the functions that transformers
+gives them and nothing else.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .documents import DataError
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+FILE = "chat_template.jinja"
+_REFUSALS = (  # what a template may raise, given messages that it was not written for
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class TemplateError(DataError):
+    """There is no template, or it cannot write a conversation."""
+
+
+class Template:
+    """A chat template.
+
+    Args:
+        source: its text, in jinja.
+        special: the tokens that it may name, such as `bos_token`.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str] = {}):
+        self.source, self.special = source, dict(special)
+        self._environment = _environment()
+        try:
+            self._template = self._environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(
+                f"the chat template is not jinja: {error}. Give another one, with data.template"
+            ) from error
+
+    def render(
+        self, messages: Sequence[Message], *, prompt: bool = False, tools: Any = None
+    ) -> str:
+        """The text of a conversation; if `prompt`, with what comes before the next answer."""
+        return self._render(messages, prompt, tools)[0]
+
+    def answers(
+        self, messages: Sequence[Message], *, tools: Any = None, since: int = 0
+    ) -> tuple[str, list[Span], int]:
+        """The text of a conversation, and what of it the assistant says.
+
+        A template may mark that itself, by `{% generation %}`. Otherwise it is what follows on the
+        text of the messages before and on what opens an answer.
+
+        Args:
+            messages: the conversation.
+            tools: what the assistant may call.
+            since: the first message that counts.
+
+        Returns:
+            The text; from where to where the answers go, with what ends each of them; and how many
+            do not count, for the template writes them otherwise once others follow, such as
+            without their thoughts: a model never says what it would learn from them.
+        """
+        text, marked = self._render(messages, False, tools)
+        ours = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= since]
+        if marked and len(marked) == sum(m["role"] == "assistant" for m in messages):
+            return text, marked[len(marked) - len(ours) :], 0
+        if marked and not since:
+            return text, marked, 0
+        spans = []
+        for i in ours:
+            before = self.render(messages[:i], prompt=True, tools=tools)
+            whole = text if i + 1 == len(messages) else self.render(messages[: i + 1], tools=tools)
+            if text.startswith(whole) and whole.startswith(before) and len(whole) > len(before):
+                spans.append((len(before), len(whole)))
+        return text, spans, len(ours) - len(spans)
+
+    def _render(
+        self, messages: Sequence[Message], prompt: bool, tools: Any
+    ) -> tuple[str, list[Span]]:
+        values = {"messages": [*messages], "tools": tools, "documents": None}
+        tracker = self._environment.extensions[_Generation.identifier]
+        assert isinstance(tracker, _Generation)
+        try:
+            with tracker.tracking() as (parts, spans):
+                for part in self._template.generate(
+                    **values, add_generation_prompt=prompt, **self.special
+                ):
+                    parts.append(part)
+                return "".join(parts), list(spans)
+        except _REFUSALS as error:
+            raise TemplateError(f"the chat template refuses it: {error}") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`, as transformers has it: what is an answer."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja's)
+
+    def __init__(self, environment: jinja2.Environment):
+        super().__init__(environment)
+        self._parts: list[str] = []
+        self._spans: list[Span] = []
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    def _note(self, caller: Any) -> str:
+        text, begin = caller(), sum(map(len, self._parts))
+        self._spans.append((begin, begin + len(text)))
+        return text
+
+    @contextlib.contextmanager
+    def tracking(self) -> Iterator[tuple[list[str], list[Span]]]:
+        """The parts of the text so far, for the caller to fill, and what of it is marked."""
+        self._parts, self._spans = [], []
+        yield self._parts, self._spans
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def load(folder: Path, file: str | None = None) -> Template:
+    """The template of a tokenizer.
+
+    Args:
+        folder: has the tokenizer; the template is in `chat_template.jinja` there, or in
+            `tokenizer_config.json`.
+        file: has another template; None: that one.
+    """
+    settings = folder / "tokenizer_config.json"
+    try:
+        named = json.loads(settings.read_bytes()) if settings.is_file() else {}
+        source = _source(folder, file, named)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TemplateError(f"cannot read the chat template in {folder}: {error!r}") from error
+    if source is None:
+        raise TemplateError(
+            f"the tokenizer in {folder} has no chat template: set data.template to a file with "
+            "one, or use a tokenizer of a model that was trained on conversations"
+        )
+    texts = {key: named[key] for key in _SPECIAL if named.get(key) is not None}
+    special = {key: t["content"] if isinstance(t, dict) else t for key, t in texts.items()}
+    return Template(source, special)
+
+
+def _source(folder: Path, file: str | None, named: dict[str, Any]) -> str | None:
+    if file is not None:
+        return Path(file).expanduser().read_text("utf-8")
+    if (folder / FILE).is_file():
+        return (folder / FILE).read_text("utf-8")
+    found = named.get("chat_template")
+    if isinstance(found, list):  # of several, for tools and the like
+        found = {one["name"]: one["template"] for one in found}["default"]
+    return found

@@ -1,0 +1,182 @@
+"""Conversations and pairs of answers, from records to tokens.
+
+A record of `chat` has `messages`, or a `prompt` and a `completion`; one of `pairs` has a `prompt`,
+and a `chosen` and a `rejected` answer to it. Each of the latter is a text or a list of messages.
+Messages become text by the template of the tokenizer; a prompt and an answer that are texts follow
+on each other as they are, between the tokens that begin and end a document.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from . import chat_template
+from .chat_template import Message, Span, Template, TemplateError
+from .corpus import Example
+from .data_config import DataConfig
+from .documents import BadRecordError
+from .tokenizer import Tokenizer
+
+FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
+_MEND = ": mend it, or set data.skip_bad=true"
+
+
+class Encoder:
+    """What makes tokens of records.
+
+    Attributes:
+        settings: what decides, besides the tokenizer, which they are.
+        rewritten: of how many answers nothing is learned, see `Template.answers`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, config: DataConfig):
+        self._tokenizer, self._config, self.rewritten = tokenizer, config, 0
+        folder = tokenizer.files[0].parent
+        self._template: Template | TemplateError
+        try:
+            self._template = chat_template.load(folder, config.template)
+        except TemplateError as error:
+            if config.template is not None:
+                raise
+            self._template = error  # Records may need none.
+        found = self._template
+        source = [found.source, found.special] if isinstance(found, Template) else None
+        self.settings = [config.kind, config.seq, source]
+
+    def examples(self, row: Any, where: str) -> tuple[Example, ...]:
+        """What a record has to learn from: a conversation, or the two of a pair.
+
+        Raises:
+            BadRecordError: the record lacks something, or is longer than a row.
+        """
+        if not isinstance(row, dict):
+            raise BadRecordError(f"{where} is no object with fields", _MEND)
+        if self._config.kind == "pairs":
+            found = tuple(self._answered(row, field, where) for field in ("chosen", "rejected"))
+        elif row.get("messages") is not None:
+            found = (self._conversation(_messages(row, "messages", where), row, where),)
+        elif "messages" in row or "prompt" not in row:
+            raise _lacks(row, "messages", where, ", nor 'prompt' and 'completion'")
+        else:
+            found = (self._answered(row, "completion", where),)
+        if not all(any(example.learned[1:]) for example in found):
+            raise BadRecordError(f"{where} has an empty answer", _MEND)
+        if (size := sum(len(example.tokens) for example in found)) > self._config.seq:
+            raise BadRecordError(
+                f"{where} has {size} tokens, and a row {self._config.seq}",
+                ": raise data.seq, or leave such records out with data.skip_bad=true",
+            )
+        return found
+
+    def _answered(self, row: dict[str, Any], field: str, where: str) -> Example:
+        """A prompt with the answer in a field."""
+        for name in ("prompt", field):
+            if row.get(name) is None:
+                raise _lacks(row, name, where)
+        prompt, answer = row["prompt"], row[field]
+        if isinstance(prompt, str) and isinstance(answer, str):
+            return self._texts(prompt, answer)
+        before, after = (_messages(row, name, where) for name in ("prompt", field))
+        whole = [*before, *after]
+        return self._conversation(whole, row, where, since=len(before), field=field)
+
+    def _texts(self, prompt: str, answer: str) -> Example:
+        asked, said = self._tokenizer.encode([_clean(prompt), _clean(answer)])
+        begin, end = ([] if t is None else [t] for t in self._ends)
+        tokens = [*begin, *asked, *said, *end]
+        learned = len(tokens) - len(said) - len(end)
+        return Example(tokens, [i >= learned for i in range(len(tokens))] if said else [])
+
+    @property
+    def _ends(self) -> tuple[int | None, int | None]:
+        return self._tokenizer.begin, self._tokenizer.end
+
+    def _conversation(
+        self,
+        messages: Sequence[Message],
+        row: dict[str, Any],
+        where: str,
+        since: int = 0,
+        field: str = "messages",
+    ) -> Example:
+        if isinstance(self._template, TemplateError):
+            raise self._template
+        if not any(message["role"] == "assistant" for message in messages[since:]):
+            raise BadRecordError(f"{where} has no message of an assistant in {field!r}", _MEND)
+        try:
+            text, spans, left = self._template.answers(
+                messages, tools=row.get("tools"), since=since
+            )
+        except TemplateError as error:
+            raise BadRecordError(f"{where}: {error}", _MEND) from error
+        self.rewritten += left
+        return self.encode(text, spans)
+
+    def encode(self, text: str, spans: Sequence[Span]) -> Example:
+        """The tokens of a text in which special tokens count; those within spans are learned."""
+        found = self._with_special.encode(_clean(text), add_special_tokens=False)
+        begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+        learned = np.zeros(len(found.ids), np.bool_)
+        for first, last in spans:
+            learned |= (begins < last) & (ends > first)
+        return Example(found.ids, learned.tolist())
+
+    @functools.cached_property
+    def _with_special(self) -> tokenizers.Tokenizer:
+        made = tokenizers.Tokenizer.from_str(self._tokenizer.model.to_str())
+        made.encode_special_tokens = False
+        return made
+
+
+def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:
+    """The messages in a field; raises if there are none, or they are none."""
+    found = row[field]
+    if not isinstance(found, list | tuple) or not found:
+        what = "an empty list" if found == [] else f"a {type(found).__name__}"
+        raise BadRecordError(f"{where} has {what} for {field!r}, not a list of messages", _MEND)
+    for i, message in enumerate(found):
+        for name, kinds in (("role", str), ("content", str | list | None)):
+            place = f"{where}: {field}[{i}]"
+            if not isinstance(message, dict):
+                raise BadRecordError(f"{place} is a {type(message).__name__}, no object", _MEND)
+            if name not in message and not (name == "content" and "tool_calls" in message):
+                raise BadRecordError(f"{place} has no {name!r}", _MEND)
+            if not isinstance(message.get(name), kinds):
+                kind = type(message[name]).__name__
+                raise BadRecordError(f"{place} has a {kind} for {name!r}", _MEND)
+    return list(found)
+
+
+def _lacks(row: dict[str, Any], field: str, where: str, more: str = "") -> BadRecordError:
+    fields = ", ".join(row) or "none"
+    return BadRecordError(f"{where} has no {field!r}{more}; its fields are {fields}", _MEND)
+
+
+def _clean(text: str) -> str:
+    # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
+    return text.encode(errors="replace").decode()
+
+
+def split(
+    records: Iterable[tuple[Example, ...]], held_out: float
+) -> Iterator[tuple[tuple[Example, ...], bool]]:
+    """Each record, and whether it is held out from training, as `documents.split` does it.
+
+    Where that would be fewer than ten or so, they are the last ones, one at least.
+    """
+    records = iter(records)
+    first = list(itertools.islice(records, math.ceil(10 / held_out)))
+    if len(first) * held_out < 10:
+        kept = len(first) - max(1, round(len(first) * held_out))
+        yield from ((record, i >= kept) for i, record in enumerate(first))
+        return
+    for record in itertools.chain(first, records):
+        content = b"|".join(np.array(example.tokens, np.int64).tobytes() for example in record)
+        digest = blake2b(content, digest_size=8).digest()
+        yield record, int.from_bytes(digest) < held_out * 2**64

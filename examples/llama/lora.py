@@ -1,0 +1,221 @@
+"""Which weights are trained, and low-rank adapters for some of those that are not.
+
+All of it is a transform of the tree of parameters: `divide` makes two trees of it, of what is
+trained and of what is not, and `join` one again for the model. What is not trained is in no state,
+no gradient and no checkpoint, so that nothing can change it.
+
+Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; for the scale of
+`rank_stabilised`, Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA,
+2023.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import xfunc as xf
+from xfunc import NamedSharding, P
+
+from . import model
+from .linear import Adapted
+from .model import Config, Params
+
+FULL, LORA, FROZEN = "full", "lora", "frozen"
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Which weights are trained. By default all are; what no pattern names is frozen then.
+
+    Attributes:
+        lora: patterns of the weights that get adapters, such as layers.w*.
+        full: patterns of the weights that are trained themselves; null: all if none gets an
+            adapter, else none.
+        rank: of the adapters.
+        alpha: what their product is multiplied by, once divided by the rank.
+        rank_stabilised: whether it is divided by the root of the rank instead.
+    """
+
+    lora: tuple[str, ...] = ()
+    full: tuple[str, ...] | None = None
+    rank: int = 16
+    alpha: float = 32.0
+    rank_stabilised: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}: use 1 or more")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha is {self.alpha}: use a number above 0")
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter's two matrices is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+class Adapter(NamedTuple):
+    """What is trained in place of a weight, to which `scale * up @ down` is added.
+
+    Of stacked weights each has a first dimension more, over the layers.
+    """
+
+    down: Float[Tensor, "rank in"]
+    up: Float[Tensor, "out rank"]
+
+
+@functools.cache
+def roles(config: Config, tune: Tune) -> Params:
+    """What is done with each weight: a tree like the parameters, of FULL, LORA and FROZEN.
+
+    Raises:
+        ValueError: a pattern names nothing, or a weight that has no adapters, or both kinds name
+            one weight; or nothing is trained.
+    """
+    shapes = named(model.shapes(config))
+    full = ("*",) if tune.full is None and not tune.lora else tune.full or ()
+    adapted, trained = (_matching(kind, list(shapes)) for kind in (tune.lora, full))
+    if both := sorted(adapted & trained):
+        raise ValueError(f"{', '.join(both)}: both in lora and in full; leave it out of one")
+    if wrong := sorted(name for name in adapted if not _is_matrix(name, shapes[name])):
+        raise ValueError(
+            f"{', '.join(wrong)}: adapters are for the matrices of products; name it in full, "
+            "or leave it out of lora"
+        )
+    if not adapted | trained:
+        raise ValueError("nothing is trained: name weights in lora or full, such as layers.w*")
+    found = {name: LORA if name in adapted else FROZEN for name in shapes}
+    found |= dict.fromkeys(trained, FULL)
+    return nested(found)
+
+
+def named(tree: Params, path: str = "") -> dict[str, Any]:
+    """The weights of a tree of dictionaries by names such as `layers.wq`."""
+    found = {}
+    for key, one in tree.items():
+        found |= named(one, f"{path}{key}.") if isinstance(one, dict) else {f"{path}{key}": one}
+    return found
+
+
+def nested(weights: dict[str, Any]) -> Params:
+    """The tree that `named` took apart."""
+    found: Params = {}
+    for name, one in weights.items():
+        *outer, key = name.split(".")
+        functools.reduce(lambda tree, part: tree.setdefault(part, {}), outer, found)[key] = one
+    return found
+
+
+def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
+    found = set()
+    for pattern in patterns:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
+            raise ValueError(f"{pattern!r} names no weight: use some of {', '.join(names)}")
+        found |= matches
+    return found
+
+
+def _is_matrix(name: str, shape: xf.ShapeDtypeStruct) -> bool:
+    return name == "head" or (name.startswith("layers.") and len(shape.shape) == 3)
+
+
+def is_all(config: Config, tune: Tune) -> bool:
+    """Whether all weights are trained, so that nothing is frozen."""
+    return set(xf.tree.leaves(roles(config, tune))) == {FULL}
+
+
+# -- dividing and joining -----------------------------------------------------------------------
+
+
+def trained(tree: Params, config: Config, tune: Tune, adapt: Callable[[Any], Adapter]) -> Params:
+    """What is trained of a tree like the parameters: `adapt` makes the leaves of adapters."""
+    return _kept(tree, roles(config, tune), {FULL: lambda leaf: leaf, LORA: adapt})
+
+
+def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> Params | None:
+    """What is not trained of a tree like the parameters; if `whole`, that which is as well.
+
+    None if that is nothing.
+    """
+    kept = (FROZEN, LORA, FULL) if whole else (FROZEN, LORA)
+    return _kept(tree, roles(config, tune), dict.fromkeys(kept, lambda leaf: leaf)) or None
+
+
+def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
+    """The leaves whose role is in `made`; a mapping of which none are left goes too."""
+    if not isinstance(role, dict):
+        return made[role](tree)
+    inner = {key: one for key, one in role.items() if isinstance(one, dict) or one in made}
+    found = {key: _kept(tree[key], one, made) for key, one in inner.items()}
+    return {key: one for key, one in found.items() if not (isinstance(one, dict) and not one)}
+
+
+def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[Tensor], Adapter]:
+    """What makes an adapter of a weight, before the first step: nothing is added to it yet."""
+    count = xf.tree.leaves(roles(config, tune)).count(LORA)
+    keys = iter(xf.random.split(key, max(count, 1)))
+
+    def adapt(weight: Tensor) -> Adapter:
+        *lead, out, into = weight.shape
+        bound = into**-0.5  # as `torch.nn.Linear` draws its weights
+        shape = (*lead, tune.rank, into)
+        down = xf.random.uniform(next(keys), shape, torch.float32, -bound, bound)
+        return Adapter(down, torch.zeros((*lead, out, tune.rank), dtype=torch.float32))
+
+    return adapt
+
+
+def abstract(tune: Tune) -> Callable[[xf.ShapeDtypeStruct], Adapter]:
+    """What makes the shapes of an adapter of that of a weight; each lies like the weight."""
+
+    def adapt(weight: xf.ShapeDtypeStruct) -> Adapter:
+        *lead, out, into = weight.shape
+        down: Any = xf.ShapeDtypeStruct((*lead, tune.rank, into), weight.dtype)
+        up: Any = xf.ShapeDtypeStruct((*lead, out, tune.rank), weight.dtype)
+        if (where := weight.sharding) is None:
+            return Adapter(down, up)
+        assert isinstance(where, NamedSharding)
+        *first, rows, columns = (*where.spec, None, None, None)[: len(weight.shape)]
+        lies = P(*first, None, columns), P(*first, rows, None)
+        down, up = (
+            xf.ShapeDtypeStruct(a.shape, a.dtype, NamedSharding(where.mesh, spec))
+            for a, spec in zip((down, up), lies, strict=True)
+        )
+        return Adapter(down, up)
+
+    return adapt
+
+
+def join(trained: Params, frozen: Params | None, tune: Tune) -> Params:
+    """The parameters for the model, with `Adapted` weights where there are adapters."""
+    return trained if frozen is None else _joined(trained, frozen, tune.scale)
+
+
+def _joined(trained: Any, frozen: Any, scale: float) -> Any:
+    if isinstance(trained, Adapter):
+        return Adapted(frozen, trained.down, trained.up * scale)
+    if not isinstance(trained, dict):
+        return trained
+    found = dict(frozen)
+    for key, one in trained.items():
+        found[key] = _joined(one, frozen[key], scale) if key in frozen else one
+    return found
+
+
+def merged(params: Params) -> Params:
+    """Plain weights in place of `Adapted` ones, in the dtype of the adapters."""
+
+    def merge(leaf: Any) -> Tensor:
+        if not isinstance(leaf, Adapted):
+            return leaf
+        return (leaf.base.float() + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
+
+    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, Adapted))

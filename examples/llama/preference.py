@@ -1,0 +1,67 @@
+"""Training on pairs of answers, of which one is preferred, without a model of the reward.
+
+A row holds whole pairs: of its segments the odd ones are a prompt with the preferred answer, and
+each is followed by the same prompt with the other one. Only answers have targets.
+
+Source: Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
+Model, 2023.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from . import model
+from .model import Batch, Config, Params
+from .plan import Plan
+
+
+def loss(
+    params: Params, reference: Params, batch: Batch, config: Config, plan: Plan, beta: float
+) -> Float[Tensor, ""]:
+    """The sum over all pairs of `-log sigmoid(beta * margin)`.
+
+    The margin is by how much more the logarithm of the ratio of an answer's probabilities, by
+    `params` and by `reference`, is for the preferred answer than for the other one.
+
+    Args:
+        params: the weights.
+        reference: those to compare with, which get no gradient.
+        batch: rows of pairs.
+        config: the sizes.
+        plan: how the model is computed.
+        beta: how far the model may go from the reference: the less, the farther.
+    """
+    known = model.losses(params, batch, config, plan)
+    before = model.losses(reference, batch, config, plan).detach()
+    margins, real = _margins(before - known, batch)
+    return -F.logsigmoid(beta * margins).masked_fill(~real, 0.0).sum()
+
+
+def pair_count(batch: Batch) -> Float[Tensor, ""]:
+    """How many pairs a batch has; at least 1."""
+    return (_segments(batch).amax(1) // 2).sum().clamp(min=1).float()
+
+
+def _margins(
+    ratios: Float[Tensor, "batch seq"], batch: Batch
+) -> tuple[Float[Tensor, "batch pairs"], Bool[Tensor, "batch pairs"]]:
+    """By how much the preferred answer of each pair of a row is ahead, and which pairs there are.
+
+    `ratios` is of each target, and 0 where there is none.
+    """
+    segments = _segments(batch)
+    rows, seq = segments.shape
+    most = seq // 4 + 1  # An answer and what is before it are two tokens or more.
+    pair = (segments - 1).clamp(min=0) // 2
+    signed = torch.where(segments % 2 == 1, ratios, -ratios)
+    margins = ratios.new_zeros((rows, most)).scatter_add(1, pair.long(), signed)
+    number = torch.arange(most, device=segments.device)
+    return margins, number < segments.amax(1, keepdim=True) // 2
+
+
+def _segments(batch: Batch) -> Tensor:
+    if batch.segments is None:
+        raise ValueError("a batch of pairs has no segments: say which tokens are of which answer")
+    return batch.segments

@@ -1,0 +1,176 @@
+"""What is trained, and how."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from . import lora, model, optimizer
+from .lora import Adapter, Tune
+from .model import Params
+from .plan import Plan
+from .precision import PRECISIONS, Precision
+
+OPTIMIZERS = {
+    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
+    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
+}
+SCHEDULES = {
+    "cosine": optimizer.warmup_cosine,
+    "linear": optimizer.warmup_linear,
+    "wsd": optimizer.warmup_stable_decay,
+    "constant": optimizer.warmup_constant,
+}
+_OF_ADAMW = ("beta1", "beta2", "eps")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, and how.
+
+    Attributes:
+        model: the sizes.
+        steps: the length of the schedule.
+        plan: how the model is computed.
+        precision: what weights are kept in, and what is computed in. `float32`: all; `mixed`:
+            weights in float32, the model in bfloat16; `stochastic`, `compensated`: all in bfloat16
+            but the optimizer, whose updates are rounded at random, or whose rounding errors are
+            kept; `bfloat16`: the same without, where small updates are lost.
+        optimizer: what makes steps of gradients.
+        schedule: how the rate falls after `warmup` steps; `wsd`, it is stable, and falls in the
+            last steps, see `cooldown`; `constant`, it does not.
+        warmup: steps in which the rate rises to `peak_lr`.
+        peak_lr: the highest rate.
+        floor: the rate at the last step, as a part of the highest.
+        cooldown: the last part of the steps, in which the rate of `wsd` falls.
+        beta1: how much of its running mean of gradients `adamw` keeps from one step to the next.
+        beta2: how much of that of their squares.
+        eps: what `adamw` adds to the root of that before it divides.
+        weight_decay: what a step takes off each weight, as a part of it, times the rate.
+        decay_norms: whether it does from the scales of norms too.
+        decay_embeddings: whether it does from embeddings too; with them, where these are tied,
+            from the matrix that makes logits.
+        clip: the most that the norm of all gradients together may be.
+        tune: which weights are trained, and by which adapters.
+        dpo_beta: how much more likely than the base makes it an answer of a pair has to become, or
+            less, for the loss of pairs; see `data.kind`.
+        pairs: whether what is trained on are pairs of answers, one of which is preferred.
+        skip_bad: whether a step changes nothing whose loss or gradient is not finite or a spike.
+        spike: how many standard deviations above the mean of the last 50 or so the loss or the norm
+            of the gradient has to be for a spike; null: however high, it is none.
+    """
+
+    model: model.Config
+    steps: int
+    plan: Plan = Plan()
+    precision: str = "float32"
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    warmup: int = 50
+    peak_lr: float = 5e-3
+    floor: float = 0.1
+    cooldown: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.3
+    decay_norms: bool = False
+    decay_embeddings: bool = True
+    clip: float = 1.0
+    tune: Tune = Tune()
+    dpo_beta: float = 0.1
+    pairs: bool = False
+    skip_bad: bool = True
+    spike: float | None = None
+
+    def __post_init__(self) -> None:
+        tables = ("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)
+        for name, table in tables:
+            if getattr(self, name) not in table:
+                known = ", ".join(table)
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
+        for name, least in (("steps", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: use {least} or more")
+        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}: use a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay is {self.weight_decay}: use 0 or more")
+        for name, whole in (("floor", "rate"), ("cooldown", "steps")):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: use a part of the {whole}, from 0 to 1"
+                )
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
+        given = [x for x in _OF_ADAMW if getattr(self, x) != getattr(Recipe, x)]
+        if given and self.optimizer != "adamw":
+            raise ValueError(
+                f"{', '.join(given)}: of adamw alone, and the optimizer is {self.optimizer}. Leave "
+                "it out"
+            )
+        try:
+            lora.roles(self.model, self.tune)
+        except ValueError as error:
+            raise ValueError(f"tune: {error}") from None
+
+    @property
+    def numbers(self) -> Precision:
+        """What `precision` names."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there are weights that no step changes: those that are not trained, or those of
+        the model that pairs are compared with.
+        """
+        return self.pairs or not lora.is_all(self.model, self.tune)
+
+    def check_warmup(self) -> None:
+        """Raise an error if the schedule ends, or falls, before its warm-up ends."""
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"warmup is {self.warmup} steps of {self.steps}: make it shorter than the run"
+            )
+        stable = optimizer.stable_until(self.steps, self.cooldown)
+        if self.schedule == "wsd" and self.warmup > stable:
+            raise ValueError(
+                f"warmup is {self.warmup} steps of {self.steps}, and cooldown is {self.cooldown}, "
+                f"so that the rate falls from step {stable} on: make one of them shorter"
+            )
+
+    def rate(self, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
+        """The learning rate after so many updates."""
+        return SCHEDULES[self.schedule](
+            step,
+            peak=self.peak_lr,
+            warmup=self.warmup,
+            total=self.steps,
+            floor=self.floor,
+            cooldown=self.cooldown,
+        )
+
+    def update(
+        self, grads: Any, opt: Any, params: Params, lr: Float[Tensor, ""]
+    ) -> tuple[Params, Any]:
+        """The parameters after an update of the optimizer, and its state."""
+        options = {name: getattr(self, name) for name in _OF_ADAMW}
+        return OPTIMIZERS[self.optimizer][1](
+            grads,
+            opt,
+            params,
+            lr,
+            weight_decay=self.weight_decay,
+            decayed=lora.trained(
+                model.decayed(self.model, self.decay_norms, self.decay_embeddings),
+                self.model,
+                self.tune,
+                lambda yes: Adapter(yes, yes),
+            ),
+            **(options if self.optimizer == "adamw" else {}),
+        )

@@ -1,0 +1,306 @@
+"""Conversations and pairs: templates against transformers, what is learned, and bad records."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from examples.llama import binning, chat_template, conversations, tokenizer
+from examples.llama.data_config import DataConfig
+from examples.llama.documents import DataError
+from examples.llama.model import IGNORE
+from examples.llama.reader import Reader
+
+PLAIN = """{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+MARKED = """{% for message in messages %}
+{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}
+{%- endgeneration %}{% else %}{{ message.content + '<|im_end|>' }}{% endif %}
+{{ '\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+LIKE_LLAMA = """{{- bos_token }}
+{%- if tools %}{{- tools | tojson(indent=2) }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('no role ' + message.role) }}
+    {%- endif %}
+    {{- '[' + message['role'] + ']\\n\\n' + message['content'] | trim + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '[assistant]\\n\\n' }}{% endif %}"""
+THINKING = """{%- set ns = namespace(last=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}
+{%- endif %}{% endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' and loop.index0 > ns.last %}{{- '<think></think>' }}{% endif %}
+{{- message.content + '<|im_end|>' }}
+{%- if loop.index0 > 100 %}{% break %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+TEMPLATES = {"plain": PLAIN, "marked": MARKED, "llama": LIKE_LLAMA, "thinking": THINKING}
+TALK = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": " Is 2 < 3 & 4 > 3? "},
+    {"role": "assistant", "content": "Yes: é <|im_end|> 日本."},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "Bye bye"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with special tokens, and no template."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.train(["the cat and the dog say yes and bye " * 20], 290, folder)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def encoder(folder: Path, tmp_path: Path) -> Callable[..., conversations.Encoder]:
+    def make(template: str = PLAIN, seq: int = 200, **options: Any) -> conversations.Encoder:
+        file = tmp_path / "template.jinja"
+        file.write_text(template)
+        config = DataConfig(seq=seq, template=str(file), **{"kind": "chat", **options})
+        return conversations.Encoder(tokenizer.load(folder), config)
+
+    return make
+
+
+def learned(encoder: conversations.Encoder, row: dict[str, Any]) -> list[str]:
+    """The text of each stretch of a record's first text that is learned."""
+    example = encoder.examples(row, "line 1 of f")[0]
+    known = encoder._tokenizer.model
+    stretches: list[list[int]] = []
+    for before, token, yes in zip(
+        [False, *example.learned], example.tokens, example.learned, strict=False
+    ):
+        if yes:
+            stretches += [] if before else [[]]
+            stretches[-1].append(token)
+    return [known.decode(tokens, skip_special_tokens=False) for tokens in stretches]
+
+
+# -- templates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, [{"name": "é", "parameters": {"type": "<object>"}}]])
+def test_text_and_tokens_are_those_of_transformers(
+    folder: Path, encoder: Callable[..., conversations.Encoder], name: str, tools: Any
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.chat_template = TEMPLATES[name]
+    ours = encoder(TEMPLATES[name])
+    template = ours._template
+    assert isinstance(template, chat_template.Template)
+    template.special |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+    for messages in (TALK, TALK[:2], TALK[1:2]):
+        for prompt in (False, True):
+            how: dict[str, Any] = {"tools": tools, "add_generation_prompt": prompt}
+            text = theirs.apply_chat_template(messages, tokenize=False, **how)
+            assert template.render(messages, prompt=prompt, tools=tools) == text
+            expected = theirs.apply_chat_template(messages, return_dict=True, **how)["input_ids"]
+            assert list(ours.encode(text, []).tokens) == expected
+    if name == "marked":
+        found = theirs.apply_chat_template(
+            TALK, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+        )
+        example = ours.examples({"messages": TALK, "tools": tools}, "here")[0]
+        assert [int(yes) for yes in example.learned] == found["assistant_masks"]
+
+
+def test_the_template_of_a_tokenizer_is_found(folder: Path, tmp_path: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.chat_template = PLAIN
+    theirs.save_pretrained(tmp_path)
+    assert chat_template.load(tmp_path).source == PLAIN
+    assert chat_template.load(tmp_path).special["eos_token"] == "<|end_of_text|>"
+    (tmp_path / chat_template.FILE).unlink()
+    file = tmp_path / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    named = [{"name": "rag", "template": "x"}, {"name": "default", "template": MARKED}]
+    for given in (MARKED, named):
+        file.write_text(json.dumps(values | {"chat_template": given}))
+        assert chat_template.load(tmp_path).source == MARKED
+    tokenizer.load(tmp_path).save(tmp_path / "copy")
+    assert chat_template.load(tmp_path / "copy").source == MARKED
+
+
+def test_a_template_has_no_way_out() -> None:
+    for source in (
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ raise_exception('not so') }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+    ):
+        with pytest.raises(chat_template.TemplateError, match="the chat template refuses it: "):
+            chat_template.Template(source).render(TALK)
+    with pytest.raises(chat_template.TemplateError, match=r"is not jinja: .*\. Give another one"):
+        chat_template.Template("{% if %}")
+
+
+# -- what is learned ------------------------------------------------------------------------------
+
+
+def test_answers_are_learned_and_nothing_else(
+    encoder: Callable[..., conversations.Encoder],
+) -> None:
+    first, last = TALK[2]["content"], TALK[4]["content"]
+    ends = {"plain": "<|im_end|>\n", "marked": "<|im_end|>"}
+    for name, end in ends.items():
+        found = learned(encoder(TEMPLATES[name]), {"messages": TALK})
+        assert found == [first + end, last + end]
+    thinking = encoder(THINKING)
+    assert learned(thinking, {"messages": TALK}) == ["<think></think>Bye bye<|im_end|>"]
+    assert thinking.rewritten == 1
+    for template in (PLAIN, MARKED):
+        row = {"prompt": TALK[:4], "completion": TALK[4:]}
+        assert [text.strip() for text in learned(encoder(template), row)] == ["Bye bye<|im_end|>"]
+    made = encoder()
+    row = {"prompt": "say <|im_end|>", "completion": " yes"}
+    assert learned(made, row) == [" yes<|end_of_text|>"]
+    tokens = made.examples(row, "")[0].tokens
+    known = made._tokenizer
+    assert tokens == [
+        known.begin,
+        *known.encode(["say <|im_end|>", " yes"])[0],
+        *known.encode([" yes"])[0],
+        known.end,
+    ]
+
+
+def test_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
+    file, template = tmp_path / "chat.jsonl", tmp_path / "plain.jinja"
+    template.write_text(PLAIN)
+    draw = np.random.default_rng(0)
+    talks = [
+        [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "yes " * n}]
+        for i, n in enumerate(draw.integers(1, 8, 40).tolist())
+    ]
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    config = DataConfig(
+        (str(file),), kind="chat", template=str(template), tokenizer=str(folder), batch=3, seq=64
+    )
+    reader = Reader(config, tmp_path / "run", 300)
+    known, seen = tokenizer.load(folder).model, []
+    rows = reader._train.rows
+    for step in range(-(-rows // 3)):
+        batch = reader.batch(step)
+        assert batch.segments is not None
+        rows_of = zip(batch.tokens, batch.targets, batch.segments, strict=True)
+        for tokens, targets, segments in rows_of:
+            for number in range(1, int(segments.max()) + 1):
+                mine = segments == number
+                text = known.decode(tokens[mine].tolist(), skip_special_tokens=False)
+                answer = text.partition("assistant\n")[2]
+                aims = targets[mine]
+                assert (
+                    known.decode(aims[aims != IGNORE].tolist(), skip_special_tokens=False) == answer
+                )
+                assert torch.equal(
+                    aims[:-1][aims[:-1] != IGNORE], tokens[mine][1:][aims[:-1] != IGNORE]
+                )
+                seen.append(text)
+    assert len(set(seen)) == len(reader._corpus.train.ends) >= 30
+    assert "conversations to train on" in str(reader)
+    again = Reader(config, tmp_path / "run", 300)
+    assert torch.equal(reader.batch(7).tokens, again.batch(7).tokens)
+
+
+def test_best_fit() -> None:
+    sizes = np.random.default_rng(1).integers(1, 65, 500).tolist()
+    bins = binning.best_fit(sizes, 64)
+    assert sorted(item for found in bins for item in found) == list(range(500))
+    assert max(sum(sizes[i] for i in found) for found in bins) <= 64
+    assert len(bins) <= 1.1 * sum(sizes) / 64 + 1
+    assert binning.best_fit([64, 64, 1], 64) == [[0], [1], [2]]
+
+
+# -- bad records ----------------------------------------------------------------------------------
+
+ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "message"),
+    [
+        (
+            "chat",
+            {"text": "a"},
+            r"has no 'messages', nor 'prompt' and 'completion'; its fields are",
+        ),
+        ("chat", {"messages": None, "id": 1}, "has no 'messages', nor"),
+        ("chat", {"prompt": "a"}, "has no 'completion'; its fields are prompt"),
+        ("chat", {"messages": []}, "has an empty list for 'messages'"),
+        ("chat", {"messages": "a"}, "has a str for 'messages', not a list of messages"),
+        ("chat", {"messages": ["a"]}, r"messages\[0\] is a str, no object"),
+        ("chat", {"messages": [ASKED, {"role": "user"}]}, r"messages\[1\] has no 'content'"),
+        ("chat", {"messages": [{"content": "a"}]}, r"messages\[0\] has no 'role'"),
+        ("chat", {"messages": [ASKED | {"role": 3}]}, r"messages\[0\] has a int for 'role'"),
+        ("chat", {"messages": [ASKED]}, "has no message of an assistant in 'messages'"),
+        ("chat", {"messages": [ASKED, SAID | {"content": None}]}, "the chat template refuses it: "),
+        ("chat", {"prompt": "a", "completion": ""}, "has an empty answer"),
+        ("chat", {"prompt": "a", "completion": [SAID]}, "has a str for 'prompt', not a list of"),
+        ("chat", {"prompt": [SAID], "completion": [ASKED]}, "no message of an assistant in 'compl"),
+        (
+            "chat",
+            {"prompt": "a" * 90, "completion": "b"},
+            r"has \d+ tokens, and a row 64: raise data",
+        ),
+        ("chat", [1], "is no object with fields"),
+        (
+            "pairs",
+            {"prompt": "a", "chosen": "b"},
+            "has no 'rejected'; its fields are prompt, chosen",
+        ),
+        ("pairs", {"chosen": [SAID], "rejected": [SAID]}, "has no 'prompt'; its fields are chosen"),
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": 3}, "has a str for 'prompt', not a"),
+    ],
+)
+def test_bad_records(folder: Path, tmp_path: Path, kind: Any, record: Any, message: str) -> None:
+    file, template = tmp_path / "f.jsonl", tmp_path / "plain.jinja"
+    template.write_text(PLAIN)
+    good = {"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c"}
+    records = [*([good] * 3), record, good]
+    file.write_text("".join(json.dumps(r) + "\n" for r in records))
+    files = {"files": (str(file),), "template": str(template), "tokenizer": str(folder)}
+    config = DataConfig(kind=kind, **files, seq=64)
+    with pytest.raises(DataError, match=rf"line 4 of .*f\.jsonl:? .*{message}"):
+        Reader(config, tmp_path / "run", 300)
+    told: list[str] = []
+    reader = Reader(
+        DataConfig(kind=kind, **files, seq=64, skip_bad=True), tmp_path, 300, say=told.append
+    )
+    assert "1 records are left out: line 4 of " in told[-1]
+    assert len(reader._corpus.train.ends) == (6 if kind == "pairs" else 3)
+
+
+def test_what_conversations_need(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text(json.dumps({"messages": [ASKED, SAID]}) + "\n")
+    for options, message in (
+        ({}, "data.kind is chat, and data.tokenizer is null: give the tokenizer of the model"),
+        ({"tokenizer": str(folder)}, "has no chat template: set data.template to a file with one"),
+        ({"files": ("python-docs",)}, "data.kind is chat, and python-docs has no such records"),
+        ({"tokenizer": str(folder), "template": "none.jinja"}, "cannot read the chat template"),
+    ):
+        config = DataConfig(kind="chat", **{"files": (str(file),), **options})
+        with pytest.raises(DataError, match=message):
+            Reader(config, tmp_path / "run", 300)
