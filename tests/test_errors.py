@@ -16,7 +16,7 @@ from tests.support import error_cases
 from tests.support.error_cases import SECTIONS
 from tests.support.error_sections.case import Case
 from xfunc import errors
-from xfunc.backends.torch_xla.errors import compile_error
+from xfunc.backends.errors import compile_error
 
 CASES = [case for section in SECTIONS for case in section.cases]
 BUILTINS = {

@@ -17,17 +17,15 @@ from xfunc import (
     stages,
     tree,
 )
-from xfunc.backends.torch_xla.runtime import (
+from xfunc.backends.devices import (
+    block_until_ready,
+    default_backend,
     device_count,
+    device_get,
+    devices,
     memory_stats,
     process_count,
     process_index,
-)
-from xfunc.backends.torch_xla.transfer import (
-    block_until_ready,
-    default_backend,
-    device_get,
-    devices,
 )
 from xfunc.cache.programs import clear_caches, trace_count
 from xfunc.core.avals import ShapeDtypeStruct

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from xfunc.backends import active
 from xfunc.backends.torch_xla import runtime
 from xfunc.errors import fail, shown
 
@@ -27,6 +28,19 @@ def set_platform(platform: str) -> None:
         fail(ValueError, f"config.set_platform was given {shown(platform)}", "pass 'cpu' or 'tpu'.")
     _check_not_started("set_platform")
     os.environ["PJRT_DEVICE"] = platform.upper()
+
+
+def set_backend(name: str) -> None:
+    """Run programs by ``"torch_xla"`` (the default) or by ``"pjrt"``, JAX's runtime.
+
+    At any time: data is moved where a program needs it, and programs are kept for each of the two.
+    The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.
+
+    Raises:
+        ValueError: there is no backend of that name.
+        ImportError: what it needs is not installed (``pip install 'xfunc[pjrt]'``).
+    """
+    active.use(name)
 
 
 def set_cpu_devices(n: int) -> None:

@@ -20,7 +20,7 @@ import torch
 import xfunc as xf
 from xfunc.aot import cache, client, topology_of
 from xfunc.aot.request import Request
-from xfunc.backends.torch_xla.errors import compile_error
+from xfunc.backends.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
 
 V6E = topology_of("v6e-1")

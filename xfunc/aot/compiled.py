@@ -10,8 +10,8 @@ from xfunc.aot.client import result_of
 from xfunc.aot.request import request_for
 from xfunc.aot.result import Result
 from xfunc.aot.topology import Topology, topology_of, unknown
-from xfunc.backends.torch_xla.analysis import MemoryAnalysis
-from xfunc.backends.torch_xla.errors import compile_error, out_of_memory
+from xfunc.backends.analysis import MemoryAnalysis
+from xfunc.backends.errors import compile_error, out_of_memory
 from xfunc.backends.torch_xla.host_calls import refuse_host_calls
 from xfunc.backends.torch_xla.placement import traced_for
 from xfunc.backends.torch_xla.runtime import text_of

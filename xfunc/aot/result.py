@@ -11,7 +11,7 @@ from typing import Any
 
 from xfunc.aot.buffers import Buffer, largest_buffers, temporary_bytes
 from xfunc.aot.request import Request, restore_lines
-from xfunc.backends.torch_xla.analysis import MemoryAnalysis
+from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.hlo import Module, wire
 
 UNREADABLE = (

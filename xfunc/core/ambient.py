@@ -129,5 +129,16 @@ def modes() -> Hashable:
                 found = (found, device, torch.get_autocast_dtype(device))
     if torch._C._get_deterministic_algorithms():
         found = (found, "deterministic")
+    if _backend is not None:
+        found = (found, _backend)
     around = _thread.around
     return found if around is NOTHING or around == NOTHING else (found, around)
+
+
+_backend: str | None = None
+
+
+def note_backend(name: str | None) -> None:
+    """Programs run elsewhere than usual from here on; None: as usual."""
+    global _backend
+    _backend = name

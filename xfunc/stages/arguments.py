@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 
 from xfunc import tree
+from xfunc.backends import active
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy, literal
-from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import NUMBERS, aval_of
 from xfunc.errors import fail, shown
 from xfunc.torchlib import values
@@ -20,8 +19,6 @@ from xfunc.trace import tracing
 
 if TYPE_CHECKING:
     from xfunc.stages.staging import Staged
-
-_IS_XLA = operator.attrgetter("is_xla")
 
 
 def prepare(
@@ -50,16 +47,17 @@ def prepare(
                     "make the argument static.",
                 )
             if trace is None:
-                made.append(to_device(torch.tensor(x, dtype=dtype)))
+                made.append(active.runtime().to_device(torch.tensor(x, dtype=dtype)))
             else:
                 made.append(torch.full((), x, dtype=dtype, device=runtime.device()))
         elif isinstance(x, torch.Tensor):
             if trace is not None:
                 made.append(trace.lift(x))
             else:
-                if not _IS_XLA(x):
+                where = active.runtime()
+                if type(x) is not where.kind or not where.holds(x):
                     values.check_array(x, staged.name, staged.labels(structure)[i])
-                made.append(to_device(x))
+                made.append(where.to_device(x))
         elif staged.arrays_only:
             fail(
                 TypeError,

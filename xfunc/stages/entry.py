@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.executable import Executable
-from xfunc.backends.torch_xla.placement import hand_on_mesh, lie
-from xfunc.backends.torch_xla.uploads import all_to_device
+from xfunc.backends import active
+from xfunc.backends.protocol import Executable
+from xfunc.backends.torch_xla.placement import hand_on_mesh
 from xfunc.core.avals import Aval
 from xfunc.errors import fail
 from xfunc.program.bind import bind
@@ -68,7 +67,7 @@ class Entry:
             return leaves
         found = [held[c] if isinstance(c, int) else c for c in self.captures]
         if tracing.current() is None:
-            found = all_to_device(found)
+            found = active.runtime().all_to_device(found)
         return [*leaves, *found]
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,19 +86,23 @@ class Entry:
             self._consts = lowering.held()
         if self._consts:
             flat = [*flat, *self._consts]
-        if self.executable is None or runtime.device_count() > 1:
+        where = active.runtime()
+        several = where.device_count() > 1
+        if self.executable is None or several:
             lowering = self.program.lowering
-            self.executable = lowering.executable(self.donated, lie(flat))
+            self.executable = lowering.executable(self.donated, where.placements(flat))
             self._inputs = self.executable.inputs
         if self.donated:
-            outputs = self._run_donating(self.executable, flat)
+            outputs = self._run_donating(self.executable, flat, where.kind)
         else:
             outputs = self.executable([flat[i] for i in self._inputs])
-        if runtime.device_count() > 1:
+        if several:
             hand_on_mesh(flat, outputs)
         return outputs
 
-    def _run_donating(self, run: Executable, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _run_donating(
+        self, run: Executable, flat: list[torch.Tensor], kind: type[torch.Tensor]
+    ) -> list[torch.Tensor]:
         donated = self.donated
         if len(set(map(id, flat))) < len(flat):
             ids = [id(flat[i]) for i in donated]
@@ -113,7 +116,7 @@ class Entry:
         outputs = run([flat[i] for i in self._inputs])
         for i in donated:
             t = flat[i]
-            if type(t) is torch.Tensor:
+            if type(t) in (torch.Tensor, kind):
                 t.__class__ = _Donated
         return outputs
 

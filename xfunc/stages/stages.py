@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from xfunc import export, tree
+from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.protocol import Executable
 from xfunc.backends.torch_xla import stablehlo
-from xfunc.backends.torch_xla.analysis import MemoryAnalysis, Optimised, optimised
-from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.backends.torch_xla.placement import (
     Placement,
@@ -193,7 +193,7 @@ class Compiled:
 
     def _optimised(self) -> Optimised | None:
         parts = self.lowered.traced.parts
-        return optimised(_executable(parts)) if parts.lowering.outputs else None
+        return _executable(parts).optimised() if parts.lowering.outputs else None
 
     def as_text(self) -> str | None:
         """The HLO that the compiler made, after its optimisations.

@@ -18,7 +18,7 @@ import optree
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends import active
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.cache import identity, programs
 from xfunc.cache.changes import Changed
@@ -42,7 +42,6 @@ from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 
 _AVAL = operator.attrgetter("shape", "dtype")
-_IS_XLA = operator.attrgetter("is_xla")
 _TENSOR_ONLY = {torch.Tensor}
 
 
@@ -261,8 +260,9 @@ def run_staged(
         else:
             given: Any = (args, kwargs)
             leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
+        where = active.runtime()
         try:
-            ready = all(map(_IS_XLA, leaves))
+            ready = all(map(where.holds, leaves))
         except AttributeError:
             ready = False
         if not ready:
@@ -277,7 +277,7 @@ def run_staged(
         if entry is None:
             options = options._replace(effects_allowed=True)
             entry = staged.make(key, held, watched(leaves), options)
-        if entry.executable is None or runtime.device_count() > 1:
+        if entry.executable is None or where.device_count() > 1:
             result = _first_run(store, entry, leaves, held)
         else:
             result = entry.result(entry.run(leaves, held))

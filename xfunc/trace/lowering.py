@@ -12,24 +12,16 @@ from typing import Any
 import torch
 
 from xfunc import config
+from xfunc.backends import active
+from xfunc.backends.protocol import Executable, Runtime
 from xfunc.backends.torch_xla import recording, runtime
-from xfunc.backends.torch_xla.executable import Executable
-from xfunc.backends.torch_xla.host_calls import (
-    add_end,
-    available,
-    has_host_calls,
-    refuse_host_calls,
-)
-from xfunc.backends.torch_xla.lapack import use_lapack
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.placement import Placement, lie, prepare_to_run
+from xfunc.backends.torch_xla.placement import Placement
 from xfunc.backends.torch_xla.traced import as_said
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
-from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.passes.absent import drop_absent
-from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.torchlib import torch_functions
 from xfunc.trace import tracing
 from xfunc.trace.finalise import finished
@@ -56,6 +48,9 @@ class Lowering:
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
     _executables: dict[Any, Executable] = dataclasses.field(
+        default_factory=dict, repr=False, init=False
+    )
+    _held: dict[Runtime, tuple[torch.Tensor, ...]] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
 
@@ -85,34 +80,12 @@ class Lowering:
         flat = [*args, *self.held()]
         if trace is None:
             with lock:  # A backward pass comes here without passing a transform.
-                run = self.executable(donated, lie(flat))
+                run = self.executable(donated, active.runtime().placements(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
         outputs = runtime.user_computation(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs
-
-    def _compiled_form(
-        self, numbers: Sequence[int], placements: Sequence[Placement | None]
-    ) -> tuple[Any, bool]:
-        """The HLO to be compiled; its parameter k is parameter ``numbers[k]`` of `hlo`.
-
-        And whether it calls functions of Python.
-        """
-        tiles: list[Tiles | None] = [None] * len(numbers)
-        for k, p in zip(numbers, placements, strict=False):
-            tiles[k] = p and p.tiles
-        proto = finished(Module.from_bytes(self.hlo), tiles=tiles).proto
-        prepare_to_run(self.name, proto)
-        use_lapack(proto)
-        renumber_parameters(proto, numbers)
-        calls_host = has_host_calls(proto)
-        if calls_host:
-            if not available():
-                refuse_host_calls(proto, self.name, "on the running device")
-            add_end(proto)
-        hlo = Module(proto).to_bytes()
-        return runtime.computation(self.name, hlo), calls_host
 
     def is_unused(self, flat: int) -> bool:
         """Whether a flat input feeds the parameter that `with_parameter` adds."""
@@ -120,12 +93,16 @@ class Lowering:
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """The inputs behind the arguments: `consts`, and what feeds an unused parameter."""
-        if not self.is_unused(max(self.inputs)):
-            return self.consts
-        unused = torch.zeros((), dtype=torch.bool, device=runtime.device())
-        if tracing.current() is None:
-            runtime.settle([unused])
-        return (*self.consts, unused)
+        has_unused = self.is_unused(max(self.inputs))
+        if tracing.current() is not None:
+            if not has_unused:
+                return self.consts
+            return (*self.consts, torch.zeros((), dtype=torch.bool, device=runtime.device()))
+        where = active.runtime()
+        if where not in self._held:
+            unused = [torch.zeros((), dtype=torch.bool)] * has_unused
+            self._held[where] = tuple(map(where.to_device, (*self.consts, *unused)))
+        return self._held[where]
 
     def executable(
         self, donated: frozenset[int] = frozenset(), placements: Sequence[Placement | None] = ()
@@ -137,33 +114,23 @@ class Lowering:
             placements: how each flat input, those held too, lies on the devices; none given:
                 whole on each.
         """
-        key = (donated, placements, config.shard_as_in_scan) if placements else donated
+        where = active.runtime()
+        key = (where, donated)
+        if placements:
+            key = (*key, placements, config.shard_as_in_scan)
         found = self._executables.get(key)
         if found is None:
-            avals = [*self.avals, *(aval_of(t) for t in self.held())]
-            # See NOTE [donated buffers]: the last input comes first.
-            numbers = sorted(range(len(self.inputs)), key=lambda k: -self.inputs[k])
-            flat = [self.inputs[k] for k in numbers]
-            where = [placements[i] for i in flat] if placements else []
-            handle, calls_host = self._compiled_form(numbers, where)
-            found = self._executables[key] = Executable(
-                self.name,
-                handle,
-                [avals[i] for i in flat],
-                [k for k, i in enumerate(flat) if i in donated],
-                where,
-                calls_host,
+            tiles = (
+                [p and p.tiles for p in map(placements.__getitem__, self.inputs)]
+                if placements
+                else []
             )
-            found.inputs = tuple(flat[k] for k in found.order)
+            module = finished(Module.from_bytes(self.hlo), tiles=tiles)
+            avals = [*self.avals, *(aval_of(t) for t in self.held())]
+            found = where.load(self.name, module, self.inputs, avals, donated, placements)
+            self._executables[key] = found
             compiled()
         return found
-
-
-# NOTE [donated buffers]
-# XLA pairs donated parameters with results by their size, in the order of both. With new weights
-# and moments returned in the order in which the old ones were given, each takes the memory of its
-# own: otherwise all of them would be copied in each step. torch_xla numbers the parameters of what
-# it compiles from the last operand of a computation to the first.
 
 
 UNUSED = hlo_shape(Aval((), torch.bool))

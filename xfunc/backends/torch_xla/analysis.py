@@ -7,50 +7,22 @@ at all returns those of all programs alive: the optimised HLO, and how its buffe
 
 from __future__ import annotations
 
-import dataclasses
-
 from google.protobuf.message import DecodeError
 
+from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.torch_xla import recorder
-from xfunc.backends.torch_xla.executable import Executable
 from xfunc.hlo import Module, wire
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryAnalysis:
-    """The memory of a compiled program, in bytes; None where the compiler does not say.
+def optimised(graph: str) -> Optimised | None:
+    """A compiled program by its name: see NOTE [where compiled programs are found].
 
-    Attributes:
-        argument_size_in_bytes: of the arguments.
-        output_size_in_bytes: of the results, those that reuse an argument's memory included.
-        temp_size_in_bytes: of what lives only while the program runs.
-        alias_size_in_bytes: of the arguments whose memory results reuse.
-        host_temp_size_in_bytes: of what the program keeps in the memory of the host.
-        peak_memory_in_bytes: of all that is allocated while the program runs.
+    None: this device's client does not tell.
     """
-
-    argument_size_in_bytes: int | None = None
-    output_size_in_bytes: int | None = None
-    temp_size_in_bytes: int | None = None
-    alias_size_in_bytes: int | None = None
-    host_temp_size_in_bytes: int | None = None
-    peak_memory_in_bytes: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimised:
-    """A compiled program as XLA describes it."""
-
-    module: Module
-    memory: MemoryAnalysis
-
-
-def optimised(executable: Executable) -> Optimised | None:
-    """See NOTE [where compiled programs are found]; None: this device's client does not tell."""
     try:
         space = recorder.session().stop()
         for name, program in _programs(space):
-            if name.rsplit("(", 1)[0].rsplit(".", 1)[0] == executable.graph:
+            if name.rsplit("(", 1)[0].rsplit(".", 1)[0] == graph:
                 return _read(program)
     except (RuntimeError, DecodeError):  # The user's own session is open; or nothing to be read.
         return None

@@ -1,7 +1,4 @@
-"""`Executable`: a program that XLA has compiled, once, from its HLO, to be run ever after.
-
-It is the seam behind which another runtime would stand.
-"""
+"""`Executable`: a program that XLA has compiled, once, from its HLO, to be run ever after."""
 
 from __future__ import annotations
 
@@ -13,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xfunc.backends.torch_xla.errors import compile_error
+from xfunc.backends.analysis import Optimised
+from xfunc.backends.errors import compile_error
+from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.limits import check_maps, check_memory
 from xfunc.backends.torch_xla.runtime import (
     device_count,
@@ -100,6 +99,10 @@ class Executable:
         self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
         if self._calls_host:
             self._launch = _run_to_its_end
+
+    def optimised(self) -> Optimised | None:
+        """What XLA made of the program; None if the device's client does not tell."""
+        return analysis.optimised(self.graph)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""

@@ -152,7 +152,6 @@ class Registry:
     def __init__(self, api: int) -> None:
         functions = _Api.from_address(api)
         self._register = _FUNCTION(functions.handler_register)
-        self._error_create = _FUNCTION(functions.error_create)
 
     def register(self, name: str, handler: Any) -> None:
         """Let programs call a `HANDLER` by a name, which has none yet; it must live for ever."""
@@ -163,10 +162,19 @@ class Registry:
         error = self._register(ctypes.addressof(args))
         assert not error, f"XLA does not take {name} as a custom call"
 
-    def error(self, message: str) -> int:
-        """An error for a handler to return."""
-        args = _Error(_Error.code.offset + 4, None, message.encode(), _INTERNAL)
-        return self._error_create(ctypes.addressof(args))
+
+def error(frame: Frame, message: str) -> int:
+    """An error for a handler to return, of whoever called it."""
+    args = _Error(_Error.code.offset + 4, None, message.encode(), _INTERNAL)
+    create = _FUNCTION(_Api.from_address(frame.api).error_create)
+    return create(ctypes.addressof(args))
+
+
+def capsule(handler: Any) -> Any:
+    """A `HANDLER` as JAX registers it; it must live for ever."""
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (c_void_p, c_char_p, c_void_p)
+    return make(ctypes.cast(handler, c_void_p), None, None)
 
 
 def asks_for_metadata(frame: Frame) -> bool:

@@ -33,7 +33,8 @@ from xfunc.hlo.spmd.annotations import SHARDING
 Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Takes operands and results, and writes the results."""
 
-_TARGET = "xfunc_host_call"
+TARGET = "xfunc_host_call"
+"""What an instruction that calls a function states as its target."""
 _functions: dict[str, Function] = {}
 _DTYPES = {
     1: torch.bool,
@@ -101,7 +102,7 @@ def host_call(
 def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
     """Let an instruction call a registered function with its operands, whatever it did before."""
     proto.opcode = "custom-call"
-    proto.custom_call_target = _TARGET
+    proto.custom_call_target = TARGET
     proto.custom_call_api_version = ffi.API_VERSION
     proto.backend_config = f'{{name = "{name}"}}'.encode()
 
@@ -115,7 +116,7 @@ def _called(proto: pb.HloModuleProto) -> list[str]:
     """The names of the functions that a module calls."""
     every = (i for c in proto.computations for i in c.instructions)
     return [
-        i.backend_config.decode().split('"')[1] for i in every if i.custom_call_target == _TARGET
+        i.backend_config.decode().split('"')[1] for i in every if i.custom_call_target == TARGET
     ]
 
 
@@ -148,7 +149,7 @@ def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
 def _registry() -> ffi.Registry | None:
     found = ffi.registry()
     if found is not None:
-        found.register(_TARGET, _handler)
+        found.register(TARGET, handler)
         atexit.register(_stop)
     return found
 
@@ -159,18 +160,17 @@ def _registry() -> ffi.Registry | None:
 
 
 @ffi.HANDLER
-def _handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
+def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
     """What XLA calls. No exception may leave it."""
+    frame = pointer.contents
     try:
-        frame = pointer.contents
         if not ffi.asks_for_metadata(frame):
             _call(frame)
         return 0
     except BaseException as error:
         known = isinstance(error, Exception)
         failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
-        registry = _registry()
-        return registry.error(repr(error)) if registry and runtime.device_count() == 1 else 0
+        return ffi.error(frame, repr(error)) if runtime.device_count() == 1 else 0
 
 
 def _call(frame: ffi.Frame) -> None:

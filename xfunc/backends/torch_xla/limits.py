@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.backends.torch_xla.errors import out_of_memory
+from xfunc.backends.errors import out_of_memory
 from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]

@@ -114,10 +114,7 @@ def _use_all_devices() -> None:
 
 @functools.cache
 def device_count() -> int:
-    """The number of devices that programs run on, those of other processes among them.
-
-    Source: ``jax.device_count``.
-    """
+    """The number of devices that programs run on, those of other processes among them."""
     return xla()._xla_num_global_devices()
 
 
@@ -170,29 +167,17 @@ set_printer(text_of)
 
 
 def process_count() -> int:
-    """The number of processes that run programs together.
-
-    Source: ``jax.process_count``.
-    """
+    """The number of processes that run programs together."""
     return xla()._xla_get_num_processes()
 
 
 def process_index() -> int:
-    """The number of this process among those that run programs together.
-
-    Source: ``jax.process_index``.
-    """
+    """The number of this process among those that run programs together."""
     return xla()._xla_get_process_index()
 
 
 def memory_stats() -> dict[str, int] | None:
-    """What the memory of the device holds, in bytes: ``bytes_in_use`` and ``bytes_limit``.
-
-    None where the device's client does not tell: on the CPU, and where there are several devices
-    ("MemoryInfo not supported for SPMD", says torch_xla 2.9).
-
-    Source: ``jax.Device.memory_stats``.
-    """
+    """See `xfunc.memory_stats`."""
     if is_cpu() or device_count() > 1:
         return None
     found = xla()._xla_memory_info(str(device()))

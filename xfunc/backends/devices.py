@@ -1,0 +1,72 @@
+"""The devices that programs run on, and moving trees between them and the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.backends.active import runtime
+
+
+def devices() -> list[int]:
+    """The numbers of the devices that programs run on, as `make_mesh` takes them.
+
+    Source: ``jax.devices``.
+    """
+    return list(range(runtime().device_count()))
+
+
+def device_count() -> int:
+    """The number of devices that programs run on, those of other processes among them.
+
+    Source: ``jax.device_count``.
+    """
+    return runtime().device_count()
+
+
+def default_backend() -> str:
+    """What programs run on: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+
+    Source: ``jax.default_backend``.
+    """
+    return runtime().platform()
+
+
+def process_count() -> int:
+    """The number of processes that run programs together.
+
+    Source: ``jax.process_count``.
+    """
+    return runtime().process_count()
+
+
+def process_index() -> int:
+    """The number of this process among those that run programs together.
+
+    Source: ``jax.process_index``.
+    """
+    return runtime().process_index()
+
+
+def memory_stats() -> dict[str, int] | None:
+    """What the memory of the device holds, in bytes: ``bytes_in_use`` and ``bytes_limit``.
+
+    None where the device's client does not tell: on the CPU, and with torch_xla where there are
+    several devices ("MemoryInfo not supported for SPMD", says torch_xla 2.9).
+
+    Source: ``jax.Device.memory_stats``.
+    """
+    return runtime().memory_stats()
+
+
+def device_get(x: Any) -> Any:
+    """The tree with every tensor copied to the host."""
+    return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)
+
+
+def block_until_ready(x: Any) -> Any:
+    """Wait until everything that was launched has run; returns `x`."""
+    runtime().block()
+    return x

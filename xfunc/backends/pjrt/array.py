@@ -1,0 +1,177 @@
+"""`Array`: a tensor whose data a ``jax.Array`` holds.
+
+A program takes and returns ``jax.Array``s. For the user each is an `Array`: a tensor of the CPU, by
+its shape, dtype and device. Nothing is copied until torch computes with it: then it gets a copy of
+its own, which torch reads. As soon as torch may write to that copy (in place, through a view of it,
+through NumPy), the copy is what the tensor holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from xfunc.backends.pjrt import client
+
+_CPU = torch.device("cpu")
+
+
+class Data:
+    """What one or several `Array`s hold: a ``jax.Array``, or a tensor that torch may write to."""
+
+    __slots__ = ("_array", "_copy")
+
+    def __init__(self, array: Any):
+        self._array = array
+        self._copy: torch.Tensor | None = None
+
+    def array(self) -> Any:
+        """The data as a ``jax.Array``."""
+        if self._array is None:
+            assert self._copy is not None
+            return client.put(self._copy)
+        return self._array
+
+    def read(self) -> torch.Tensor:
+        """The data as a plain tensor, which nobody writes to."""
+        if self._copy is None:
+            self._copy = client.get(self._array)
+        return self._copy
+
+    def written(self) -> torch.Tensor:
+        """The data as a plain tensor, which holds it from now on."""
+        found = self.read()
+        self._array = None
+        return found
+
+
+def _unless_traced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Array`; what is being traced has torch's, which tell the trace."""
+    of_torch = getattr(torch.Tensor, method.__name__)
+
+    @functools.wraps(method)
+    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
+        traced = torch._C._is_torch_function_mode_enabled()
+        return (of_torch if traced else method)(self, *args, **kwargs)
+
+    return call
+
+
+class Array(torch.Tensor):
+    """A tensor that a program made, or that was given to one; see the module."""
+
+    is_pjrt = True
+    _data: Data
+
+    # Otherwise each look at a shape would take a microsecond. Modes see what is done all the same.
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SAME:
+            return wrap(args[0], args[0]._data)
+        held: dict[int, Array] = {}
+
+        def plain(x: Any) -> Any:
+            if type(x) is not Array:
+                return x
+            held[id(copy := x._data.read())] = x
+            return copy
+
+        args, kwargs = pytree.tree_map(plain, (tuple(args), kwargs or {}))
+        found = func(*args, **kwargs)
+        storages = {x._data.read().untyped_storage().data_ptr(): x for x in held.values()}
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        writes = {a.name for a in func._schema.arguments if a.is_write}
+        for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
+            if id(x) in held:
+                held[id(x)]._data.written()
+        for x in pytree.tree_leaves(found):
+            if isinstance(x, torch.Tensor) and id(x) not in held:
+                shared = storages.get(x.untyped_storage().data_ptr())
+                if shared is not None:
+                    shared._data.written()
+        return pytree.tree_map(lambda x: held.get(id(x), x), found)
+
+    # What reads memory, which is the copy's.
+
+    @_unless_traced
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.clone()
+
+    @_unless_traced
+    def tolist(self) -> Any:
+        return self._data.read().tolist()
+
+    @_unless_traced
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            return torch.empty(0, requires_grad=True).numpy()  # Raises: it requires a gradient.
+        return self._data.written().numpy()
+
+    @_unless_traced
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy().__array__(*args, **kwargs)
+
+    @_unless_traced
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._data.written().requires_grad_(self.requires_grad).__dlpack__(**kwargs)
+
+    @_unless_traced
+    def data_ptr(self) -> int:
+        return self._data.written().data_ptr()
+
+    @_unless_traced
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self._data.written().untyped_storage()
+
+    @_unless_traced
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
+
+    @_unless_traced
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self._plain().__deepcopy__(memo)
+
+    @_unless_traced
+    def __repr__(self, **kwargs: Any) -> str:
+        return repr(self._data.read() if self.grad_fn is None else self.clone())
+
+    @property
+    def data(self) -> torch.Tensor:
+        self._data.written()
+        return wrap(self, self._data)
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        self.detach().copy_(new)
+
+    def _plain(self) -> torch.Tensor:
+        """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
+        return self._data.read().clone().requires_grad_(self.requires_grad)
+
+
+def wrap(like: torch.Tensor, data: Data) -> Array:
+    """A tensor of this data, of the shape and dtype of another."""
+    found = torch.Tensor._make_wrapper_subclass(Array, like.shape, dtype=like.dtype, device=_CPU)
+    found._data = data
+    return found
+
+
+def make(array: Any, shape: Any, dtype: torch.dtype) -> Array:
+    """A tensor that a ``jax.Array`` of this shape and dtype holds."""
+    found = torch.Tensor._make_wrapper_subclass(Array, shape, dtype=dtype, device=_CPU)
+    found._data = Data(array)
+    return found
+
+
+def array_of(tensor: Array) -> Any:
+    """The data of a tensor, as a ``jax.Array``."""
+    return tensor._data.array()
+
+
+_SAME = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})

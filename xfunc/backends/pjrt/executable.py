@@ -1,0 +1,120 @@
+"""A program that JAX compiles and runs.
+
+NOTE [the way into JAX]: our program is put in the place of a trivial one that ``jax.export`` made;
+``jax.jit`` of the exported function compiles and calls it. JAX's own interface to its compiler
+changes with each release; this way has been the same since 0.7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.errors import compile_error
+from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt.array import Array, array_of, make
+from xfunc.backends.torch_xla.executable import failures
+from xfunc.core.avals import Aval
+from xfunc.hlo import Module
+
+_STABLEHLO = "1.9.0"
+"""The version that programs are handed to JAX in: newer releases read older versions."""
+
+
+class Executable:
+    """See `xfunc.backends.protocol.Executable`.
+
+    Args:
+        name: of the program.
+        module: its HLO.
+        inputs: the flat input that each parameter takes.
+        avals: of the parameters.
+        donated: parameters whose buffers the program may take over.
+        calls_host: whether it calls functions of Python.
+        upload: makes an `Array` of any other tensor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Module,
+        inputs: Sequence[int],
+        avals: Sequence[Aval],
+        donated: Sequence[int],
+        calls_host: bool,
+        upload: Callable[[torch.Tensor], Array],
+    ):
+        self.inputs = tuple(inputs)
+        self._name, self._upload, self._calls_host = name, upload, calls_host
+        outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
+        self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs]
+        shapes = [_shaped(a) for a in avals]
+        exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
+        self._run = client.jax().jit(exported.call, donate_argnums=tuple(donated), keep_unused=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            try:
+                self._compiled = self._run.lower(*shapes).compile()
+            except Exception as error:  # of many classes, by what goes wrong
+                raise compile_error(name, str(error)) from error
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on tensors, wherever they are."""
+        arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
+        failures.clear()
+        try:
+            found = self._run(*arrays)
+            if self._calls_host:
+                client.jax().block_until_ready(found)
+        except RuntimeError as error:
+            if failures:
+                raise failures[0] from None
+            raise compile_error(self._name, str(error)) from error
+        return [make(x, *aval) for x, aval in zip(found, self._outputs, strict=True)]
+
+    def optimised(self) -> Optimised:
+        """What XLA made of the program."""
+        (module,) = self._compiled.runtime_executable().hlo_modules()
+        found = self._compiled.memory_analysis()
+        sizes = {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}
+        read = Module.from_bytes(module.as_serialized_hlo_module_proto())
+        return Optimised(read, MemoryAnalysis(**sizes))
+
+
+def _shaped(aval: Aval) -> Any:
+    return client.jax().ShapeDtypeStruct(aval.shape, client.numpy_dtype(aval.dtype))
+
+
+def _exported(name: str, module: Module, avals: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """See NOTE [the way into JAX]."""
+    jax = client.jax()
+    from jax.extend import mlir
+
+    program = mlir.serialize_portable_artifact(mlir.hlo_to_stablehlo(module.to_bytes()), _STABLEHLO)
+    arguments = tuple(avals)
+    return dataclasses.replace(
+        _trivial(),
+        fun_name=name,
+        in_tree=jax.tree.structure((arguments, {})),
+        in_avals=tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals),
+        in_shardings_hlo=(None,) * len(avals),
+        out_tree=jax.tree.structure(list(outputs)),
+        out_avals=tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in outputs),
+        out_shardings_hlo=(None,) * len(outputs),
+        module_kept_var_idx=tuple(range(len(avals))),
+        mlir_module_serialized=program,
+    )
+
+
+@functools.cache
+def _trivial() -> Any:
+    jax = client.jax()
+    from jax import export
+
+    return export.export(jax.jit(lambda x: [x]))(jax.ShapeDtypeStruct((), bool))

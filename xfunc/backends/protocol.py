@@ -1,0 +1,108 @@
+"""The seam: what runs programs.
+
+torch_xla traces functions and gives their HLO. What runs it is a `Runtime`, of which there are two:
+`xfunc.backends.torch_xla.backend`, and JAX's in `xfunc.backends.pjrt.backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from xfunc.backends.analysis import Optimised
+from xfunc.core.avals import Aval
+from xfunc.hlo import Module
+
+
+class Executable(Protocol):
+    """A program that a runtime has compiled.
+
+    Attributes:
+        inputs: which of the flat inputs of the program it takes, in order.
+    """
+
+    inputs: tuple[int, ...]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""
+        ...
+
+    def optimised(self) -> Optimised | None:
+        """What the compiler made of the program; None if it does not tell."""
+        ...
+
+
+class Runtime(Protocol):
+    """Devices, the data on them, and programs that run there.
+
+    Attributes:
+        name: as `xfunc.config.set_backend` takes it.
+        kind: the class of its tensors.
+        holds: whether a tensor is data of its devices. Raises AttributeError for what is no tensor.
+    """
+
+    name: str
+    kind: type[torch.Tensor]
+    holds: Callable[[Any], bool]
+
+    def platform(self) -> str:
+        """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
+        ...
+
+    def device_count(self) -> int:
+        """The number of devices that programs run on, those of other processes among them."""
+        ...
+
+    def process_count(self) -> int:
+        """The number of processes that run programs together."""
+        ...
+
+    def process_index(self) -> int:
+        """The number of this process among those that run programs together."""
+        ...
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """See `xfunc.memory_stats`."""
+        ...
+
+    def block(self) -> None:
+        """Wait until everything that was launched has run."""
+        ...
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's value on the device (differentiable), in a buffer of its own.
+
+        Data that the runtime holds is handed back as it is.
+        """
+        ...
+
+    def all_to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """`to_device` of each, together."""
+        ...
+
+    def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """How data lies on the devices, as `load` takes it; () where there is one way only."""
+        ...
+
+    def load(
+        self,
+        name: str,
+        module: Module,
+        inputs: Sequence[int],
+        avals: Sequence[Aval],
+        donated: frozenset[int],
+        placements: Sequence[Any],
+    ) -> Executable:
+        """Compile a program.
+
+        Args:
+            name: of the program.
+            module: its HLO, which may be changed in place.
+            inputs: the flat input that each parameter of the module takes.
+            avals: of the flat inputs.
+            donated: flat inputs whose buffers the program may take over.
+            placements: of the flat inputs.
+        """
+        ...

@@ -1,0 +1,90 @@
+"""torch_xla as a runtime: its PJRT client, on the CPU or a TPU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.backends.torch_xla import runtime, uploads
+from xfunc.backends.torch_xla.executable import Executable
+from xfunc.backends.torch_xla.host_calls import (
+    add_end,
+    available,
+    has_host_calls,
+    refuse_host_calls,
+)
+from xfunc.backends.torch_xla.lapack import use_lapack
+from xfunc.backends.torch_xla.placement import Placement, lie, prepare_to_run
+from xfunc.core.avals import Aval
+from xfunc.hlo import Module
+from xfunc.hlo.edit import renumber_parameters
+
+
+class TorchXLA:
+    """See `xfunc.backends.protocol.Runtime`."""
+
+    name = "torch_xla"
+    kind = torch.Tensor
+    holds = staticmethod(operator.attrgetter("is_xla"))
+    device_count = staticmethod(runtime.device_count)
+    process_count = staticmethod(runtime.process_count)
+    process_index = staticmethod(runtime.process_index)
+    memory_stats = staticmethod(runtime.memory_stats)
+    block = staticmethod(runtime.block)
+    to_device = staticmethod(uploads.to_device)
+    all_to_device = staticmethod(uploads.all_to_device)
+    placements = staticmethod(lie)
+
+    def platform(self) -> str:
+        """``"cpu"`` or ``"tpu"``."""
+        return "cpu" if runtime.is_cpu() else "tpu"
+
+    def load(
+        self,
+        name: str,
+        module: Module,
+        inputs: Sequence[int],
+        avals: Sequence[Aval],
+        donated: frozenset[int],
+        placements: Sequence[Placement | None],
+    ) -> Executable:
+        """See `xfunc.backends.protocol.Runtime.load`."""
+        proto = module.proto
+        prepare_to_run(name, proto)
+        use_lapack(proto)
+        # See NOTE [donated buffers]: the last input comes first.
+        numbers = sorted(range(len(inputs)), key=lambda k: -inputs[k])
+        renumber_parameters(proto, numbers)
+        calls_host = has_host_calls(proto)
+        if calls_host:
+            if not available():
+                refuse_host_calls(proto, name, "on the running device")
+            add_end(proto)
+        flat = [inputs[k] for k in numbers]
+        found = Executable(
+            name,
+            runtime.computation(name, Module(proto).to_bytes()),
+            [avals[i] for i in flat],
+            [k for k, i in enumerate(flat) if i in donated],
+            [placements[i] for i in flat] if placements else [],
+            calls_host,
+        )
+        found.inputs = tuple(flat[k] for k in found.order)
+        return found
+
+
+# NOTE [donated buffers]
+# XLA pairs donated parameters with results by their size, in the order of both. With new weights
+# and moments returned in the order in which the old ones were given, each takes the memory of its
+# own: otherwise all of them would be copied in each step. torch_xla numbers the parameters of what
+# it compiles from the last operand of a computation to the first.
+
+
+_BACKEND = TorchXLA()
+
+
+def make_runtime() -> TorchXLA:
+    """The runtime of this process."""
+    return _BACKEND
