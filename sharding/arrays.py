@@ -19,7 +19,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     latest that fits. None: for a CPU tensor, and where no mesh fits.
 
     Raises:
-        ShardingError: the tensor is traced: how it is divided is chosen when the program is
+        ShardingError: the tensor is traced: its sharding is chosen when the program is
             compiled.
 
     Source: ``jax.Array.sharding``.

@@ -32,13 +32,12 @@ _NAME = "with_sharding_constraint"
 
 
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
-    """The same tree, divided over the devices as the shardings say.
+    """The same tree, sharded as given.
 
-    Inside of a program XLA divides what it is not told about as it thinks best; this tells it. The
-    gradient of each leaf is divided in the same way. Under `vmap` a sharding is that of one
-    example. The mapped axis is divided over the axes of `vmap`'s `spmd_axis_name`; without, XLA may
-    divide it as it likes, and so too dimensions of the entry ``P.UNCONSTRAINED``. Outside of a
-    traced function the data is moved.
+    Inside a program XLA chooses the sharding of each value; this fixes it, and that of the value's
+    gradient. Under `vmap` a sharding is that of one example. The mapped axis is sharded over
+    `vmap`'s `spmd_axis_name`; without one, XLA chooses how to shard it, as it does for dimensions
+    marked ``P.UNCONSTRAINED``. Outside a traced function the data is moved.
 
     Args:
         x: a tree of tensors and numbers.
@@ -65,7 +64,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint(Annotation):
-    """The primitive: one value, divided as `sharding` says."""
+    """The primitive: one value, sharded as `sharding` says."""
 
     sharding: NamedSharding
 
@@ -105,13 +104,13 @@ def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
 
 
 def device_put(x: Any, sharding: Any = None) -> Any:
-    """The tree with every tensor on the device, or divided among the devices of a mesh.
+    """The tree with every tensor on the device, or sharded over the devices of a mesh.
 
     Args:
         x: a tree of tensors and Python numbers, which become 0-d tensors. Tensors that are on the
-            devices already are divided anew; inside a traced function that is a constraint.
+            devices already are resharded; inside a traced function that is a constraint.
         sharding: a `NamedSharding`, a `PartitionSpec` where a mesh is in use, or a tree of them
-            that is a prefix of `x`; None: unchanged, and for a CPU tensor whole on each device.
+            that is a prefix of `x`; None: unchanged, and for a CPU tensor replicated.
 
     Raises:
         ShardingError: a sharding does not fit its array, or its mesh is not of these devices.

@@ -1,4 +1,4 @@
-"""`shard_as`: two values that XLA divides alike."""
+"""`shard_as`: two values that XLA shards alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xfunc.trace import tracing
 
 
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
-    """The same two values, which XLA divides over the devices alike, in whatever way.
+    """The same two values, with the same sharding, whichever XLA chooses.
 
     If it knows or finds out how one of them is divided, the other one is divided in that way. It is
     enough to use one of the results. Derivatives with respect to them are tied too. Where no value

@@ -60,7 +60,7 @@ def shard_map(
         out_specs: likewise, for the result. An axis that a spec does not name is one along which
             all devices return the same.
         axis_names: the axes of the mesh that it is manual over: collectives and specs may name
-            them. XLA divides what is done over the others, as it does outside. None: all axes.
+            them. XLA shards the work over the others, as it does outside. None: all axes.
         check_vma: whether to keep track of the axes along which each value varies: those in an
             input's spec, without those that a `psum` or the like sums over. Then it is an error
             that an output may vary along an axis which its spec does not name, and gradients taken

@@ -1,4 +1,4 @@
-"""`PartitionSpec`, `NamedSharding`: which axes of a mesh divide which dimensions of an array."""
+"""`PartitionSpec`, `NamedSharding`: over which axes of a mesh an array is sharded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xfunc.sharding.mesh import AbstractMesh, Mesh
 
 
 class _Unconstrained:
-    """In a constraint: XLA may divide the dimension as it likes."""
+    """In a constraint: XLA chooses how to shard the dimension."""
 
     def __reduce__(self) -> Any:
         return _unconstrained, ()
@@ -31,11 +31,11 @@ Entry = None | str | tuple[str, ...] | _Unconstrained
 
 
 class PartitionSpec(tuple[Entry, ...]):
-    """For each dimension of an array, the mesh axes that it is divided over.
+    """For each dimension of an array, the mesh axes that it is sharded over.
 
     An entry is the name of an axis; a tuple of names, the first of which is the slowest; None for a
-    dimension that is not divided; or, in a constraint, ``P.UNCONSTRAINED`` for one that XLA may
-    divide as it likes. Dimensions beyond the last entry are not divided, so None at the end says
+    dimension that is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` for one whose sharding
+    XLA chooses. Dimensions beyond the last entry are not sharded, so None at the end changes
     nothing: ``P("x") == P("x", None)``.
 
     Raises:
@@ -105,11 +105,11 @@ def names_of(entry: Entry) -> tuple[str, ...]:
 
 
 class NamedSharding:
-    """How an array lies on a mesh.
+    """How an array is laid out on a mesh.
 
     Args:
         mesh: the devices.
-        spec: for each dimension of an array, the axes that it is divided over.
+        spec: for each dimension of an array, the axes that it is sharded over.
 
     Raises:
         ShardingError: the spec names an axis that the mesh does not have, or one twice.

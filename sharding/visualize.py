@@ -32,14 +32,13 @@ def visualize_sharding(x: Any, sharding: Any = None) -> Picture:
     in a notebook as HTML, so nothing is printed there.
 
     Each cell is a part, with the numbers of the devices that hold it. Dimensions that are not
-    divided are left out; where more than two are divided, there is a table for each part of the
+    sharded are left out; where more than two are sharded, there is a table for each part of the
     first ones. Of very many parts, some are left out and shown as ``...``.
 
     Args:
         x: a tensor on the devices; or, with `sharding`, a shape, or a tensor or `ShapeDtypeStruct`
             of that shape.
-        sharding: how to divide it, a `NamedSharding` or a spec on the mesh in use. The mesh may be
-            an `AbstractMesh`.
+        sharding: a `NamedSharding`, or a spec on the mesh in use, which may be an `AbstractMesh`.
 
     Raises:
         ShardingError: the sharding does not fit the shape; or the tensor lies on no mesh, or is

@@ -52,18 +52,18 @@ def jit(
         donate_argnums: positions of arguments whose memory the program may reuse for its results;
             they can't be used afterwards.
         donate_argnames: names of such arguments.
-        in_shardings: how the arguments are divided among the devices of a mesh: a tree of
+        in_shardings: how the arguments are sharded over the devices of a mesh: a tree of
             `NamedSharding`, `PartitionSpec` (on the mesh in use) and None (as they are) that is a
-            prefix of the tuple of positional arguments that are not static. What is not divided yet
-            is; what is must be divided so.
-        out_shardings: how the result is divided, a prefix of its tree.
+            prefix of the tuple of positional arguments that are not static. An
+            argument that is not sharded yet is sharded so; one that is must have this sharding.
+        out_shardings: how the result is sharded, a prefix of its tree.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
         ValueError: a static argument is not hashable.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
-        ShardingError: a sharding does not fit its array, or an argument is divided otherwise.
+        ShardingError: a sharding does not fit its array, or an argument has another.
         TreeMismatchError: the shardings are no prefix.
 
     Source: ``jax.jit``.

@@ -41,8 +41,8 @@ def vmap(
         axis_size: size of the mapped axis; needed only if nothing is mapped over.
         axis_name: a name for the mapped axis. The examples then communicate along it with the
             collectives (`psum`, `all_gather`, ...), as devices do along an axis of a mesh.
-        spmd_axis_name: an axis of a mesh, or a tuple of axes, that divides the examples. A
-            `with_sharding_constraint` in `fun` divides the mapped axis over it; and a `shard_map`
+        spmd_axis_name: an axis of a mesh, or a tuple of axes, to shard the examples over. A
+            `with_sharding_constraint` in `fun` shards the mapped axis over it; and a `shard_map`
             there gives each device its part of the examples. They must name other axes.
 
     Raises:

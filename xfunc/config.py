@@ -19,7 +19,7 @@ hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 
 shard_as_in_scan: bool = True
-"""Whether the gradients of scans are divided among the devices like what they are gradients of."""
+"""Whether the gradients of scans are sharded like what they are gradients of."""
 
 
 def set_platform(platform: str) -> None:
