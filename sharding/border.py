@@ -16,7 +16,7 @@ from xfunc.hlo.spmd.groups import strip_groups
 from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
 from xfunc.sharding.manual import Region
 from xfunc.sharding.spec import PartitionSpec
-from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
+from xfunc.trace.lowering import UNUSED, Lowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def across(
     results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
     given, n = tuple(whole[: len(local.avals)]), len(whole)
     if not results:
-        return Lowering(name, b"", (), given, (), ())
+        return Lowering.empty(name, given)
     local = settled(local, region, ins)
     found = along(local, region, ins)
     if not region.is_whole and not region.is_trivial:
@@ -115,8 +115,7 @@ def across(
     module = b.build(body.build(body.tuple(left)))
     if not region.is_trivial and (not region.is_whole or region.axes != region.own):
         _mark_sources(module.proto, region)
-    hlo = module.to_bytes()
-    return with_parameter(Lowering(name, hlo, tuple(used), given, local.consts, results))
+    return Lowering.of(name, module, given, results, local.consts, used)
 
 
 def _entered(body: ComputationBuilder, x: Value, port: Port, region: Region) -> Value:

@@ -33,7 +33,7 @@ from xfunc.sharding.manual import Region
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering, with_parameter
+from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,5 +228,4 @@ def _lowered(
     b = Builder(name)
     body = b.computation(name)
     result = write(body, *(body.parameter(hlo_shape(a)) for a in avals))
-    hlo_bytes = b.build(body.build(body.tuple([result]))).to_bytes()
-    return with_parameter(Lowering(name, hlo_bytes, tuple(range(len(avals))), avals, (), (output,)))
+    return Lowering.of(name, b.build(body.build(body.tuple([result]))), avals, (output,))

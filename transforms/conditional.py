@@ -68,5 +68,4 @@ def conditional(
     chosen = entry.conditional(params[0], branches, operands)
     results = [entry.get_tuple_element(chosen, j) for j in range(len(outputs))]
     module = b.build(entry.build(entry.tuple(results)))
-    inputs = tuple(range(len(shapes)))
-    return Lowering(name, module.to_bytes(), inputs, tuple(avals), tuple(consts), tuple(outputs))
+    return Lowering.of(name, module, avals, outputs, consts)

@@ -26,7 +26,7 @@ from xfunc.program.bind import bind, zeros
 from xfunc.program.primitive import Dims, Pair, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering, with_parameter
+from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,7 +66,7 @@ class While:
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
-        return self.body.memo(key, lambda: with_parameter(self._lowering())).apply(args)
+        return self.body.memo(key, self._lowering).apply(args)
 
     def _lowering(self) -> Lowering:
         """One HLO ``While`` over the carries and all that the two functions read."""
@@ -104,9 +104,8 @@ class While:
 
         last = entry.while_(condition, body, state)
         root = entry.tuple([entry.get_tuple_element(last, i) for i in range(c)])
-        module = b.build(entry.build(root)).to_bytes()
-        inputs = tuple(range(len(shapes)))
-        return Lowering(self.name, module, inputs, self.avals, consts, self.outputs)
+        module = b.build(entry.build(root))
+        return Lowering.of(self.name, module, self.avals, self.outputs, consts)
 
     @property
     def _reads(self) -> list[set[int]]:

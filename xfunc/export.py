@@ -183,7 +183,7 @@ class Exported:
         # A program without arguments has a parameter that is not used.
         inputs = tuple(range(max(1, len(avals))))
         _check_program(Module.from_bytes(hlo), avals, outputs)
-        self._lowering = Lowering(self.name, hlo, inputs, avals, (), outputs)
+        self._lowering = Lowering.of(self.name, hlo, avals, outputs, inputs=inputs)
 
     @property
     def in_info(self) -> Any:

@@ -22,7 +22,7 @@ from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
-from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
+from xfunc.trace.lowering import UNUSED, Lowering
 from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
 
 if TYPE_CHECKING:
@@ -51,16 +51,9 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
         scan.unroll,
     )
     flat = (*avals[:c], *xs, *avals[x:])
-    return with_parameter(
-        Lowering(
-            scan.name,
-            loop_module(scan.name, body.module, spec).to_bytes(),
-            tuple(range(c + len(xs) + len(consts))),
-            flat,
-            body.consts,
-            (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:])),
-        )
-    )
+    outputs = (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:]))
+    module = loop_module(scan.name, body.module, spec)
+    return Lowering.of(scan.name, module, flat, outputs, body.consts)
 
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:

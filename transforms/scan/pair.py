@@ -12,7 +12,7 @@ from xfunc.program.bind import zeros
 from xfunc.program.primitive import Dims, Pair, Tensor
 from xfunc.program.program import Joint
 from xfunc.remat.split import Halves
-from xfunc.trace.lowering import UNUSED, Lowering, with_parameter
+from xfunc.trace.lowering import UNUSED, Lowering
 from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 
@@ -143,11 +143,9 @@ class ScanPair:
         flat = [*avals["carry"], *avals["xs"], *avals["const"]]
         name = f"{scan.name}.backward"
         if not outputs:
-            return Lowering(name, b"", (), tuple(flat), (), ()), [], []
-        hlo = loop_module(name, halves.backward.module, spec).to_bytes()
-        loop = with_parameter(
-            Lowering(name, hlo, tuple(range(len(flat))), tuple(flat), (), tuple(outputs))
-        )
+            return Lowering.empty(name, flat), [], []
+        module = loop_module(name, halves.backward.module, spec)
+        loop = Lowering.of(name, module, flat, outputs)
         return loop, [*sources["carry"], *sources["xs"], *sources["const"]], behind
 
     def _residual_carries(self) -> dict[int, tuple[str, int]]:

@@ -128,5 +128,4 @@ def _lowering(annotation: Annotation) -> Lowering:
     body = b.computation(annotation.name)
     values = [body.parameter(hlo_shape(a)) for a in annotation.avals]
     module = b.build(body.build(body.tuple(annotation.write(body, values))))
-    n = range(len(annotation.avals))
-    return Lowering(b.name, module.to_bytes(), tuple(n), annotation.avals, (), annotation.avals)
+    return Lowering.of(b.name, module, annotation.avals, annotation.avals)

@@ -145,7 +145,7 @@ def _lowered(
     outputs, hlo = done.stdout.split(b"\n", 1)
     given = tuple(a for a in avals if a is not None)
     found = tuple(Aval(tuple(s), getattr(torch, d)) for s, d in json.loads(outputs))
-    return Lowering(fun, hlo, tuple(range(len(given))), given, (), found)
+    return Lowering.of(fun, hlo, given, found)
 
 
 def _environment() -> dict[str, str]:

@@ -198,5 +198,5 @@ def _one_example(primitive: Among) -> Lowering:
     avals = (primitive.aval, Aval((), torch.int64))
     values = [body.parameter(hlo_shape(a)) for a in avals]
     out = body.custom_call("xfunc_named_axis", values, hlo_shape(primitive.outputs[0]))
-    hlo = b.build(body.build(body.tuple([out]))).to_bytes()
-    return Lowering(b.name, hlo, (0, 1), avals, (), primitive.outputs)
+    module = b.build(body.build(body.tuple([out])))
+    return Lowering.of(b.name, module, avals, primitive.outputs)

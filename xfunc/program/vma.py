@@ -253,9 +253,8 @@ def _lowering(primitive: Type | Linear) -> Lowering:
     values = [body.parameter(hlo_shape(a)) for a in primitive.operands]
     options = {} if isinstance(primitive, Type) else {"weak": primitive.weak, "at": primitive.at}
     result = mark(body, primitive.kind, values, primitive.axes, **options)
-    hlo = b.build(body.build(body.tuple([result]))).to_bytes()
-    n = range(len(values))
-    return Lowering(b.name, hlo, tuple(n), primitive.operands, (), primitive.outputs)
+    module = b.build(body.build(body.tuple([result])))
+    return Lowering.of(b.name, module, primitive.operands, primitive.outputs)
 
 
 regions.grad = lambda: autograd_grad if checked() else None

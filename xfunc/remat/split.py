@@ -17,7 +17,7 @@ from xfunc.hlo.passes.offload import brought, sent
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.remat.residuals import choose
-from xfunc.trace.lowering import Lowering, with_parameter
+from xfunc.trace.lowering import Lowering
 
 Source = tuple[Literal["input", "residual", "ct"], int]
 
@@ -88,13 +88,13 @@ def split(
     away = {k: w for k, w in enumerate(kept.values()) if w is not None}
     if away:
         forward = sent(forward, {n_outputs + k: w.dst for k, w in away.items()})
-    first = Lowering(
+    first = Lowering.of(
         forward.name,
-        forward.to_bytes(),
-        tuple(_skip_cts(params[p], n_inputs, n_avals) for p in forward_params),
+        forward,
         joint.avals[:n_inputs],
-        joint.consts,
         (*joint.outputs[:n_outputs], *(_aval(r) for r in residuals)),
+        joint.consts,
+        [_skip_cts(params[p], n_inputs, n_avals) for p in forward_params],
     )
     sources: list[Source] = []
     for p in backward_params:
@@ -105,7 +105,8 @@ def split(
             sources.append(("input", _skip_cts(k, n_inputs, n_avals)))
     sources.extend(("residual", k) for k in range(len(residuals)))
     inputs = [*backward_params, *kept]
-    hlo = b""
+    avals = [_aval(by_id[i]) for i in inputs]
+    second = Lowering.empty(f"{name}.backward", avals)
     if gradients:
         backward = extract(
             module,
@@ -117,16 +118,8 @@ def split(
         if away:
             n = len(backward_params)
             backward = brought(backward, {n + k: w.src for k, w in away.items()})
-        hlo = backward.to_bytes()
-    second = Lowering(
-        f"{name}.backward",
-        hlo,
-        tuple(range(len(inputs))),
-        tuple(_aval(by_id[i]) for i in inputs),
-        (),
-        joint.outputs[n_outputs:],
-    )
-    return Halves(with_parameter(first), with_parameter(second), tuple(sources), len(residuals))
+        second = Lowering.of(second.name, backward, avals, joint.outputs[n_outputs:])
+    return Halves(first, second, tuple(sources), len(residuals))
 
 
 def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
@@ -136,12 +129,11 @@ def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowe
     used = reachable(outputs)
     params = [p for p in entry.parameters if p.id in used]
     module = extract(joint.module, [o.id for o in outputs], [p.id for p in params], name=name)
-    inputs = tuple(
+    inputs = [
         _skip_cts(joint.inputs[p.parameter_number], n_inputs, len(joint.avals)) for p in params
-    )
-    outs = joint.outputs[:n_outputs]
-    avals = joint.avals[:n_inputs]
-    return with_parameter(Lowering(name, module.to_bytes(), inputs, avals, joint.consts, outs))
+    ]
+    avals, outs = joint.avals[:n_inputs], joint.outputs[:n_outputs]
+    return Lowering.of(name, module, avals, outs, joint.consts, inputs)
 
 
 def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:

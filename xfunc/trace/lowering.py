@@ -54,6 +54,40 @@ class Lowering:
         default_factory=dict, repr=False, init=False
     )
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        hlo: Module | bytes,
+        avals: Sequence[Aval],
+        outputs: Sequence[Aval],
+        consts: Sequence[torch.Tensor] = (),
+        inputs: Sequence[int] | None = None,
+    ) -> Lowering:
+        """That of a module, with at least one parameter: torch_xla applies no others.
+
+        Without `inputs`, the parameters are the flat inputs and `consts` in their order.
+        """
+        data = hlo.to_bytes() if isinstance(hlo, Module) else hlo
+        places = range(len(avals) + len(consts)) if inputs is None else inputs
+        made = cls(name, data, tuple(places), tuple(avals), tuple(consts), tuple(outputs))
+        return made if made.inputs or not outputs else made._with_parameter()
+
+    @classmethod
+    def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
+        """That of a function without results."""
+        return cls(name, b"", (), tuple(avals), (), ())
+
+    def _with_parameter(self) -> Lowering:
+        b = Builder(self.name)
+        body = b.computation(self.name)
+        body.parameter(UNUSED)
+        found = body.call(b.embed(self.module), [])
+        outputs = [body.get_tuple_element(found, k) for k in range(len(self.outputs))]
+        module = b.build(body.build(body.tuple(outputs)))
+        unused = len(self.avals) + len(self.consts)
+        return dataclasses.replace(self, hlo=module.to_bytes(), inputs=(unused,))
+
     @functools.cached_property
     def module(self) -> Module:
         """The HLO, parsed."""
@@ -88,7 +122,7 @@ class Lowering:
         return outputs
 
     def is_unused(self, flat: int) -> bool:
-        """Whether a flat input feeds the parameter that `with_parameter` adds."""
+        """Whether a flat input feeds the parameter that `Lowering.of` adds."""
         return flat >= len(self.avals) + len(self.consts)
 
     def held(self) -> tuple[torch.Tensor, ...]:
@@ -134,7 +168,7 @@ class Lowering:
 
 
 UNUSED = hlo_shape(Aval((), torch.bool))
-"""Shape of the parameter that `with_parameter` adds."""
+"""Shape of the parameter that `Lowering.of` adds to a module that has none."""
 
 
 class _Thread(threading.local):
@@ -167,7 +201,7 @@ def lower(
     """HLO of traced `outputs` as a function of bare placeholders, while the trace is open."""
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
-        return Lowering(name, b"", (), tuple(avals), (), ())
+        return Lowering.empty(name, avals)
     # First: a view whose base was changed is made again here, which must not happen in there.
     outputs = [as_said(o) for o in outputs]
     with recording.names_written():
@@ -177,23 +211,7 @@ def lower(
     inputs = [p if isinstance(p, int) else next(places) for p in parameters]
     hlo = drop_absent(hlo)
     _refuse_generator(name, hlo)
-    return with_parameter(
-        Lowering(name, hlo, tuple(inputs), tuple(avals), tuple(consts), out_avals)
-    )
-
-
-def with_parameter(lowering: Lowering) -> Lowering:
-    """The same function with at least one parameter: torch_xla applies no others."""
-    if lowering.inputs or not lowering.outputs:
-        return lowering
-    b = Builder(lowering.name)
-    body = b.computation(lowering.name)
-    body.parameter(UNUSED)
-    found = body.call(b.embed(lowering.module), [])
-    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
-    module = b.build(body.build(body.tuple(outputs)))
-    unused = len(lowering.avals) + len(lowering.consts)
-    return dataclasses.replace(lowering, hlo=module.to_bytes(), inputs=(unused,))
+    return Lowering.of(name, hlo, avals, out_avals, consts, inputs)
 
 
 def _refuse_generator(name: str, hlo: bytes) -> None:
