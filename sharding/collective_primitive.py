@@ -28,7 +28,7 @@ from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd import collectives as hlo
 from xfunc.program.bind import bind, zeros
 from xfunc.program.named_axes import TRANSPOSES
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.sharding.manual import Region
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
@@ -37,7 +37,7 @@ from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class Collective(Primitive):
     """A linear primitive; see `Primitive` for its methods.
 
     Attributes:

@@ -22,7 +22,7 @@ from typing import Any
 
 from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import Halves
@@ -38,7 +38,7 @@ Specs = tuple[PartitionSpec, ...]
 
 
 @dataclasses.dataclass(eq=False)
-class ShardMap:
+class ShardMap(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:

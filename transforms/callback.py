@@ -23,7 +23,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.ops.emit import instruction
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.transformed import Transform
@@ -145,23 +145,22 @@ def _seen(_: Tensor) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Call:
+class _Call(Primitive):
     """The primitive; see `Primitive`."""
 
     callback: Fun
     structure: tree.Structure
-    outputs: tuple[Aval, ...]
+    results: tuple[Aval, ...]
     method: str | None
     kind: str
-    has_rule: bool = False
+
+    @property
+    def outputs(self) -> tuple[Aval, ...]:
+        return self.results
 
     @property
     def name(self) -> str:
         return f"{self.kind} of {function_name(self.callback)}"
-
-    def below_gradient(self) -> _Call:
-        """What the levels below a gradient see of it."""
-        return self
 
     def run(self, operands: list[Tensor], results: list[Tensor]) -> None:
         """Call it, and write its results."""
@@ -235,7 +234,7 @@ class _Call:
             for a, d in zip(moved, dims, strict=True)
         ]
         wider = tuple(Aval((n, *o.shape), o.dtype) for o in self.outputs)
-        return bind(dataclasses.replace(self, outputs=wider), moved), [*outputs]
+        return bind(dataclasses.replace(self, results=wider), moved), [*outputs]
 
     def _no_derivative(self) -> NoReturn:
         _fail(

@@ -15,7 +15,7 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.checks import Fun, as_tensors, check_same
@@ -160,7 +160,7 @@ class CustomJvp(CustomFunction):
 
 
 @dataclasses.dataclass(eq=False)
-class JvpRule:
+class JvpRule(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:
@@ -190,8 +190,7 @@ class JvpRule:
         return self.primal.lowering.apply([args[i] for i in self.primal_uses])
 
     @property
-    def rule(self) -> _Rule:
-        """How the innermost level differentiates it."""
+    def rule(self) -> Rule:
         return _Rule(self)
 
     def of_push(
@@ -245,8 +244,8 @@ class JvpRule:
         )
 
 
-class _Rule:
-    """What `functorch.apply_here` needs."""
+class _Rule(Rule):
+    """Outputs and tangents by the rule, gradients by its transpose."""
 
     def __init__(self, primitive: JvpRule):
         self._primitive = primitive
@@ -255,17 +254,15 @@ class _Rule:
         p = self._primitive
         return bind(Call(p.push), p.of_push(args))[: len(p.outputs)]
 
-    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(args)
-
-    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
+    def gradients(
+        self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> tuple[Sequence[int], Sequence[Tensor]]:
         p = self._primitive
-        if all(c is None for c in cts):
-            return (None,) * len(kept)
-        found: dict[int, Tensor] = dict(zip(p.smooth, p.vjp(kept, cts, p.smooth), strict=True))
-        return tuple(found.get(i) for i in range(len(kept)))
+        return p.smooth, p.vjp(kept, cts, p.smooth)
 
-    def jvp(self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+    def jvp(
+        self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         return tuple(
             t if t is None else t.clone(memory_format=torch.contiguous_format)
             for t in self._primitive.jvp(kept, tangents)

@@ -17,7 +17,7 @@ from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
@@ -152,7 +152,7 @@ class LinearSolve(Transform):
 
 
 @dataclasses.dataclass(eq=False)
-class Solve:
+class Solve(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:

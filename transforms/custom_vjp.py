@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.checks import Fun, as_tensors, check_same
 from xfunc.torchlib import functorch
@@ -179,7 +179,7 @@ class CustomVjp(CustomFunction):
 
 
 @dataclasses.dataclass(eq=False)
-class VjpRule:
+class VjpRule(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:
@@ -219,8 +219,7 @@ class VjpRule:
         return _RulePair(self)
 
     @property
-    def rule(self) -> _Rule:
-        """How the innermost level differentiates it."""
+    def rule(self) -> Rule:
         return _Rule(self)
 
     def vjp(
@@ -287,8 +286,8 @@ def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
     return rule.bwd.batched((*(0 for _ in range(own)), *captured), n)
 
 
-class _Rule:
-    """What `functorch.apply_here` needs: the outputs and residuals, and what to do then."""
+class _Rule(Rule):
+    """Outputs and residuals, and what to do then."""
 
     def __init__(self, primitive: VjpRule):
         self._primitive = primitive
@@ -299,16 +298,15 @@ class _Rule:
     def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (*args, *outputs)
 
-    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
-        p = self._primitive
-        n = len(p.avals)
-        if all(c is None for c in cts):
-            return (None,) * n
-        grads = p.gradients(kept[:n], kept[n:], cts[: len(p.outputs)])
-        found: dict[int, Tensor] = dict(zip(p.wrt, grads, strict=True))
-        return tuple(found.get(i) for i in range(n))
+    def gradients(
+        self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> tuple[Sequence[int], Sequence[Tensor]]:
+        p, n = self._primitive, len(self._primitive.avals)
+        return p.wrt, p.gradients(kept[:n], kept[n:], cts[: len(p.outputs)])
 
-    def jvp(self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+    def jvp(
+        self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         return self._primitive.jvp((), ())
 
 

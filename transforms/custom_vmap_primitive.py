@@ -15,7 +15,7 @@ from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.checks import Fun, as_tensors, check_same
 from xfunc.stages.staging import Staged, call_in_trace
@@ -167,7 +167,7 @@ class Pushed:
 
 
 @dataclasses.dataclass(eq=False)
-class Mapped:
+class Mapped(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:
@@ -190,9 +190,6 @@ class Mapped:
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.program.lowering.apply(args)
-
-    def pair(self, wrt: tuple[bool, ...]) -> None:
-        return None
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]

@@ -21,7 +21,7 @@ import torch
 from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import Lowering
@@ -31,7 +31,7 @@ Uses = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(eq=False)
-class Switch:
+class Switch(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:

@@ -23,14 +23,14 @@ from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(eq=False)
-class While:
+class While(Primitive):
     """The primitive; see `Primitive` for its methods.
 
     Attributes:

@@ -22,7 +22,7 @@ import torch
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
@@ -31,7 +31,7 @@ from xfunc.transforms.scan.pair import ScanPair
 
 
 @dataclasses.dataclass(eq=False)
-class Scan:
+class Scan(Primitive):
     """The primitive: inputs are carries, xs, and the captures of the body."""
 
     body: Program

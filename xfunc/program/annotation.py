@@ -10,14 +10,14 @@ from xfunc.core.avals import Aval, batched, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import tied
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True)
-class Annotation:
+class Annotation(Primitive):
     """Base of the primitives; see `Primitive`.
 
     Equal annotations are lowered once. The derivatives of the values are annotated alike.

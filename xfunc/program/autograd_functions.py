@@ -20,7 +20,7 @@ import torch
 
 from xfunc.backends.torch_xla import runtime
 from xfunc.core.avals import Aval
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
@@ -136,10 +136,7 @@ class PairFunction(torch.autograd.Function):
         if all(c is None for c in given):
             return (None,) * (n + 1)
         grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
-        full: list[Tensor | None] = [None] * n
-        for i, g in zip(pair.wrt, grads, strict=True):
-            full[i] = g
-        return (None, *full)
+        return (None, *placed(n, pair.wrt, grads))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, application: Application, *args: Tensor) -> Any:
@@ -269,8 +266,6 @@ def _differentiable_backward(
         for i, (a, need) in enumerate(zip(args, ctx.needs_input_grad[1:], strict=True))
         if need and differentiable(a)
     )
-    full: list[Tensor | None] = [None] * len(args)
-    if wrt and any(c is not None for c in cts):
-        for i, g in zip(wrt, primitive.vjp(args, cts, wrt), strict=True):
-            full[i] = g
-    return (None, *full)
+    if not wrt or all(c is None for c in cts):
+        return (None,) * (len(args) + 1)
+    return (None, *placed(len(args), wrt, primitive.vjp(args, cts, wrt)))

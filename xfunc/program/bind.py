@@ -28,7 +28,7 @@ from xfunc.program.autograd_functions import (
     alive,
     apply,
 )
-from xfunc.program.primitive import Primitive, Tensor
+from xfunc.program.primitive import Primitive, Rule, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib import functorch, values
 from xfunc.trace import tracing
@@ -45,7 +45,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
-        trace.has_rule |= getattr(primitive, "has_rule", False)
+        trace.has_rule |= primitive.has_rule
     return outputs
 
 
@@ -72,37 +72,33 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     return list(apply(PrimitiveFunction, primitive, *args))
 
 
-def _rule_of(primitive: Any) -> Any:
+def _rule_of(primitive: Primitive) -> Rule | None:
     """How the innermost level differentiates a primitive with rules of its own, or inside it."""
     kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
-    if kind != functorch.VMAP and hasattr(primitive, "rule"):
-        return primitive.rule
-    if kind == functorch.GRAD and getattr(primitive, "has_rule", False):
+    if kind == functorch.VMAP:
+        return None
+    if primitive.rule is None and kind == functorch.GRAD and primitive.has_rule:
         return _Gradient(primitive)
-    return None
+    return primitive.rule
 
 
-class _Gradient:
+class _Gradient(Rule):
     """The rule of a primitive in which custom_vjp functions are called, at a gradient's level."""
 
-    def __init__(self, primitive: Any):
+    def __init__(self, primitive: Primitive):
         self._primitive = primitive
 
     def forward(self, *args: Tensor) -> list[Tensor]:
         return bind(self._primitive.below_gradient(), args)
 
-    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(args)
-
-    def backward(self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]) -> Any:
-        if all(c is None for c in cts):
-            return (None,) * len(kept)
+    def gradients(
+        self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> tuple[Sequence[int], Sequence[Tensor]]:
         wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
-        found: dict[int, Tensor] = dict(zip(wrt, self._primitive.vjp(kept, cts, wrt), strict=True))
-        return tuple(found.get(i) for i in range(len(kept)))
+        return wrt, self._primitive.vjp(kept, cts, wrt)
 
 
-class _Below:
+class _Below(Rule):
     """The rule of a primitive that the innermost level does not watch."""
 
     def __init__(self, primitive: Primitive):

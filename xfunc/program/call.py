@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.remat.split import Halves
 
 
-class Call:
+class Call(Primitive):
     """The primitive that applies a `Program`; see `Primitive` for its methods."""
 
     def __init__(
@@ -27,11 +27,9 @@ class Call:
 
     @property
     def has_rule(self) -> bool:
-        """Whether custom_vjp functions are called in it."""
         return self.program.has_rule
 
     def below_gradient(self) -> Call:
-        """What the levels below a gradient see of it."""
         return Call(self.program.below_gradient(), self._policy, self._barrier)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:

@@ -26,7 +26,7 @@ import torch
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.errors import CompileError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 
@@ -76,7 +76,7 @@ _RULE = "give it a rule with xf.custom_vjp, which serves for the first derivativ
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign:
+class Foreign(Primitive):
     """The primitive: a program that was made elsewhere; see `Primitive`."""
 
     lowering: Lowering

@@ -21,7 +21,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.hlo import Builder
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 
@@ -84,8 +84,10 @@ def named(name: str, size: int, numbers: Tensor) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Among:
+class Among(Primitive):
     """A primitive that is linear in the values of all examples; see `Primitive`.
+
+    It has no pair: at a vmap whose numbers are batched, that would be one of all examples.
 
     Attributes:
         kind: which one.
@@ -115,10 +117,6 @@ class Among:
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         # See NOTE [which vmap it is].
         return _one_example(self).apply(args)
-
-    def pair(self, wrt: tuple[bool, ...]) -> None:
-        """At a vmap whose numbers are batched, a pair would be of all examples."""
-        return None
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]

@@ -46,13 +46,70 @@ class Pair(Protocol):
         ...
 
 
+class Rule:
+    """How the innermost level of torch.func, a grad or jvp, differentiates a primitive.
+
+    What is below that level sees `forward`: see `xfunc.torchlib.functorch.apply_here`.
+    """
+
+    def forward(self, *args: Tensor) -> list[Tensor]:
+        """What is run below the level: the outputs, and what else is to be kept."""
+        raise NotImplementedError
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `gradients` and `jvp` receive."""
+        return tuple(args)
+
+    def gradients(
+        self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> tuple[Sequence[int], Sequence[Tensor]]:
+        """The inputs that have a gradient, and these; a cotangent is there."""
+        raise NotImplementedError
+
+    def backward(
+        self, n_inputs: int, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """A gradient for each input, or None."""
+        if all(c is None for c in cts):
+            return (None,) * n_inputs
+        return placed(n_inputs, *self.gradients(kept, cts))
+
+    def jvp(
+        self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """Tangents of what `forward` returns."""
+        raise NotImplementedError
+
+
+def placed(
+    n_inputs: int, wrt: Sequence[int], gradients: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """A gradient for each input: those of the inputs in `wrt`, else None."""
+    found: dict[int, Tensor] = dict(zip(wrt, gradients, strict=True))
+    return tuple(found.get(i) for i in range(n_inputs))
+
+
 class Primitive(Protocol):
-    """Something that `bind` can apply."""
+    """Something that `bind` can apply: the base of all primitives."""
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
         """Avals of the results."""
         ...
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether custom_vjp functions are called in it."""
+        return False
+
+    def below_gradient(self) -> Primitive:
+        """What the levels below a gradient see of it, if it `has_rule`."""
+        return self
+
+    @property
+    def rule(self) -> Rule | None:
+        """How the innermost level differentiates it; None: by `vjp` and `jvp`."""
+        return None
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         """Apply to plain tensors."""
@@ -60,7 +117,7 @@ class Primitive(Protocol):
 
     def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
         """The two passes for gradients with respect to the inputs marked; None: `vjp` serves."""
-        ...
+        return None
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]

@@ -25,7 +25,7 @@ from xfunc.core.locations import user_location
 from xfunc.hlo import Builder
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
@@ -116,7 +116,7 @@ def _here() -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Type:
+class Type(Primitive):
     """The primitive behind `witness`; see `Primitive`.
 
     Attributes:
@@ -139,9 +139,6 @@ class Type:
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> None:
-        return None
-
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor]:
@@ -157,7 +154,7 @@ class Type:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(Primitive):
     """The primitive behind `total`, `share` and casts: linear in a value, given witnesses.
 
     Attributes:

@@ -156,7 +156,8 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     Args:
         rule: has ``forward(*args)``, which is run below the level, and ``keep(args, outputs)``,
-            which says what ``backward(kept, cotangents)`` or ``jvp(kept, tangents)`` get.
+            which says what ``backward(len(args), kept, cotangents)`` or ``jvp(kept, tangents)``
+            get.
         args: of the innermost level.
 
     Unlike with torch's ``custom_function_call``, levels further down see what `forward` does, not
@@ -180,7 +181,7 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     def backward(ctx: Any, *cts: Tensor | None) -> Any:
         kept = [unwrap_if_dead(t) for t in ctx.saved_tensors]
-        return rule.backward(kept, [c if c is None else unwrap_if_dead(c) for c in cts])
+        return rule.backward(len(args), kept, [c if c is None else unwrap_if_dead(c) for c in cts])
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         return below_jvp(rule.jvp, ctx.saved_tensors, tangents)
