@@ -26,7 +26,7 @@ from xfunc.core.avals import Aval, hlo_shape
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd import collectives as hlo
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.named_axes import TRANSPOSES
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.sharding.manual import Region
@@ -97,7 +97,7 @@ class Collective(Primitive):
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor]:
-        return bind(self.transposed(), [zeros(self.outputs[0]) if (ct := cts[0]) is None else ct])
+        return bind(self.transposed(), [or_zeros(cts[0], self.outputs[0])])
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangent = tangents[0]

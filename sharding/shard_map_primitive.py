@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from xfunc.core.avals import Aval, aval_of
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.policies import everything_saveable
-from xfunc.remat.split import Halves
+from xfunc.remat.split import Halves, gathered
 from xfunc.sharding.border import Port, across, ways
 from xfunc.sharding.collective_primitive import Total
 from xfunc.sharding.manual import Region
@@ -183,31 +183,28 @@ class ShardMapPair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
         inputs = [*args, *self.halves.forward.consts]
-        flat = []
-        for kind, k in self.halves.sources:
-            if kind == "ct":
-                i = self.joint.cts[k]
-                port = Port(self.forwards.out_specs[i])
-                aval = port.outside(self.forwards.region, self.joint.outputs[i])
-                flat.append(zeros(aval) if (ct := cts[i]) is None else ct)
-            else:
-                flat.append(inputs[k] if kind == "input" else residuals[k])
+
+        def ct(k: int) -> Tensor:
+            i = self.joint.cts[k]
+            port = Port(self.forwards.out_specs[i])
+            return or_zeros(cts[i], port.outside(self.forwards.region, self.joint.outputs[i]))
+
+        flat = gathered(self.halves.sources, inputs, residuals, ct)
         key = ("shard_map backward", self.forwards.key, self.grad_specs)
         return self.joint.memo(key, self._backward).apply(flat)
 
     def _backward(self) -> Lowering:
         p, region = self.forwards, self.forwards.region
         differ, varies = ways(self.halves.forward, region, [*map(Port, p.in_specs)])
-        ins = []
-        for kind, k in self.halves.sources:
-            if kind == "residual":
-                k += self.n_outputs
-                ins.append(Port.row(region, differ[k], varies[k]))
-            elif kind == "ct":  # See NOTE [gradients across the border].
-                spec = p.out_specs[self.joint.cts[k]]
-                ins.append(Port(spec, share=region.size(region.missing(spec))))
-            else:  # Behind the inputs is what the forward pass holds by itself.
-                ins.append(Port(p.in_specs[k] if k < len(p.in_specs) else PartitionSpec()))
+        held = [Port(PartitionSpec())] * len(self.halves.forward.consts)
+        rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
+
+        def ct(k: int) -> Port:  # See NOTE [gradients across the border].
+            spec = p.out_specs[self.joint.cts[k]]
+            return Port(spec, share=region.size(region.missing(spec)))
+
+        residuals = [Port.row(region, *row) for row in rows]
+        ins = gathered(self.halves.sources, [*map(Port, p.in_specs), *held], residuals, ct)
         specs = [self.grad_specs[i] for i in self.wrt]
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
         return across(f"{p.name}.backward", self.halves.backward, region, ins, outs)

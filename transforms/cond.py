@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.avals import Aval, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
@@ -20,6 +20,7 @@ from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -98,19 +99,11 @@ class Choice(Transform):
             return self._eager(index, operands)
         found = [b.find(structure, avals_of(leaves), watched(leaves)) for b in self._branches]
         self._check_results([(e.out_tree, e.program.outputs) for e, _ in found])
-        flat = [index, *leaves]
-        place: dict[int, int] = {}  # Branches that capture the same tensor share an input.
-        uses = []
-        for entry, held in found:
-            captures = entry.inputs(leaves, held)[len(leaves) :]
-            for c in captures:
-                if id(c) not in place:
-                    place[id(c)] = len(flat)
-                    flat.append(c)
-            uses.append((*range(1, 1 + len(leaves)), *(place[id(c)] for c in captures)))
+        inputs = SharedInputs([index, *leaves])
+        own = range(1, 1 + len(leaves))
+        uses = tuple((*own, *inputs.add(entry, leaves, held)) for entry, held in found)
         programs = tuple(e.program for e, _ in found)
-        avals = tuple(map(aval_of, flat))
-        outs = bind(Switch(programs, tuple(uses), avals), flat)
+        outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
         return tree.unflatten(found[0][0].out_tree, outs)
 
     def _index(self, which: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.core.avals import Aval, aval_of, short
+from xfunc.core.avals import aval_of, short
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail, report
@@ -17,6 +17,7 @@ from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
 from xfunc.stages.options import Options
+from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch, values
@@ -167,15 +168,14 @@ def labelled(nondiff: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((f"nondiff_argnums[{i}]", x) for i, x in enumerate(nondiff))
 
 
-class Inputs:
-    """The flat inputs of several programs: arguments first, then what they capture, each once."""
+class Parts(SharedInputs):
+    """The parts of a function with a rule, and their flat inputs."""
 
     def __init__(self, leaves: Sequence[Tensor], name: str):
-        self.flat: list[Tensor] = list(leaves)
-        self._n, self._name = len(leaves), name
-        self._place: dict[int, int] = {}
+        super().__init__(leaves)
+        self._name = name
 
-    def add(
+    def add_part(
         self, staged: Staged, fun: Callable[..., Any], args: Any, nondiff: tuple[Any, ...]
     ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
@@ -183,17 +183,9 @@ class Inputs:
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
         options = Options(beside=labelled(nondiff), call=fun)
         entry, held = staged.find(structure, avals, options=options)
-        captures = entry.inputs([*leaves], held)[len(leaves) :]
-        check_captures(self._name, captures)
-        for c in captures:
-            if id(c) not in self._place:
-                self._place[id(c)] = len(self.flat)
-                self.flat.append(c)
-        return entry.program, entry.out_tree, tuple(self._place[id(c)] for c in captures)
-
-    @property
-    def avals(self) -> tuple[Aval, ...]:
-        return tuple(map(aval_of, self.flat))
+        uses = self.add(entry, leaves, held)
+        check_captures(self._name, [self.flat[i] for i in uses])
+        return entry.program, entry.out_tree, uses
 
 
 def check_captures(name: str, captures: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
@@ -21,7 +21,7 @@ from xfunc.remat.policies import everything_saveable
 from xfunc.stages.checks import Fun, as_tensors, check_same
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
-from xfunc.transforms.custom import CustomFunction, Inputs
+from xfunc.transforms.custom import CustomFunction, Parts
 
 
 def custom_jvp(
@@ -104,12 +104,14 @@ class CustomJvp(CustomFunction):
             return _eager(primal, push, leaves, structure, smooth)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
             return self._unwatched(primal, diff, nondiff)
-        inputs = Inputs(leaves, self.__name__)
-        f, out_tree, f_uses = inputs.add(
+        inputs = Parts(leaves, self.__name__)
+        f, out_tree, f_uses = inputs.add_part(
             self._part(self._primal_fun, "primal"), primal, diff, nondiff
         )
         given = diff, [aval_of(leaves[i]) for i in smooth]
-        g, g_tree, g_uses = inputs.add(self._part(self._rules[0], "rule"), push, given, nondiff)
+        g, g_tree, g_uses = inputs.add_part(
+            self._part(self._rules[0], "rule"), push, given, nondiff
+        )
         rule_tree = g_tree.children()[0]
         check_same(
             tree.unflatten(rule_tree, g.outputs[: rule_tree.num_leaves]),
@@ -198,7 +200,7 @@ class JvpRule(Primitive):
     ) -> list[Tensor]:
         """The inputs of `push`; a tangent None is zero."""
         given = tangents or (None,) * len(args)
-        dots = [zeros(args[i]) if (t := given[i]) is None else t for i in self.smooth]
+        dots = [or_zeros(given[i], args[i]) for i in self.smooth]
         return [*args[: self.n_args], *dots, *(args[i] for i in self.push_uses)]
 
     @property

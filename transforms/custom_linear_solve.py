@@ -15,12 +15,13 @@ from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
+from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -107,27 +108,20 @@ class LinearSolve(Transform):
         for f, operator in zip(self._solvers, operators, strict=False):
             parts.append(self._part(f, operator, "transpose" if len(parts) == 2 else "solve"))
         structure, avals = tree.structure(((b,), {})), avals_of(leaves)
-        flat, uses, programs, out_trees = list(leaves), [], [], []
-        place: dict[int, int] = {}
+        inputs, uses, programs, out_trees = SharedInputs(leaves), [], [], []
         for part in parts:
             entry, held = part.find(structure, avals)
             has_aux = self._has_aux and part is not parts[0]
             self._check(entry.out_tree, entry.program.outputs, b, part.name, has_aux)
             if tracing.current() is None:  # under `disable_jit`: moved, with their derivatives
                 held = [x.to(runtime.device()) for x in held]
-            captures = entry.inputs(leaves, held)[n:]
-            for c in captures:
-                if id(c) not in place:
-                    place[id(c)] = len(flat)
-                    flat.append(c)
-            uses.append((*range(n), *(place[id(c)] for c in captures)))
+            uses.append((*range(n), *inputs.add(entry, leaves, held)))
             programs.append(entry.program)
             out_trees.append(entry.out_tree)
         primitive = Solve(
-            self.__name__, tuple(programs), tuple(uses), n, self._symmetric,
-            tuple(map(aval_of, flat)),
-        )  # fmt: skip
-        return tree.unflatten(out_trees[1], bind(primitive, flat))
+            self.__name__, tuple(programs), tuple(uses), n, self._symmetric, inputs.avals
+        )
+        return tree.unflatten(out_trees[1], bind(primitive, inputs.flat))
 
     def _part(self, solver: Solver, operator: Fun, role: str) -> Staged:
         def solved(b: Any) -> Any:
@@ -212,7 +206,7 @@ class Solve(Primitive):
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor]:
         n = self.n
-        given = [zeros(o) if c is None else c for o, c in zip(self.outputs, cts, strict=True)]
+        given = list(map(or_zeros, cts, self.outputs))
         ys = bind(self.transposed(), [*given[:n], *args[n:]])[:n]
         found = dict(enumerate(ys))
         held = tuple(i for i in dict.fromkeys(self.held) if i in wrt)
@@ -224,9 +218,7 @@ class Solve(Primitive):
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         n = self.n
-        right = [
-            zeros(a) if t is None else t for a, t in zip(self.avals, tangents[:n], strict=False)
-        ]
+        right = list(map(or_zeros, tangents[:n], self.avals))
         moving = [k for k, i in enumerate(self.held) if tangents[i] is not None]
         if moving:
             pushed = self.programs[0].pushforward(tuple(n + k for k in moving))
@@ -291,7 +283,7 @@ class _SolvePair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
         p, n = self.primitive, self.primitive.n
-        given = [zeros(o) if c is None else c for o, c in zip(p.outputs, cts, strict=True)][:n]
+        given = list(map(or_zeros, cts[:n], p.outputs))
         ys = p.transposed().emit([*given, *args[n:]])[:n]
         found = [ys[i] for i in self.own]
         if self.through is None:

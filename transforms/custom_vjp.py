@@ -14,7 +14,7 @@ from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
@@ -23,7 +23,7 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.custom import CustomFunction, Inputs
+from xfunc.transforms.custom import CustomFunction, Parts
 
 
 def custom_vjp(
@@ -106,8 +106,8 @@ class CustomVjp(CustomFunction):
             return _eager(primal, fwd, bwd, leaves, structure)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
             return self._unwatched(primal, diff, nondiff)
-        inputs = Inputs(leaves, self.__name__)
-        add = inputs.add
+        inputs = Parts(leaves, self.__name__)
+        add = inputs.add_part
         f, out_tree, f_uses = add(self._part(self._primal_fun, "primal"), primal, diff, nondiff)
         g, g_tree, g_uses = add(self._part(self._rules[0], "fwd"), fwd, diff, nondiff)
         fwd_tree, res_tree = g_tree.children()
@@ -239,7 +239,7 @@ class VjpRule(Primitive):
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """The inputs of `bwd`."""
-        full = [zeros(o) if c is None else c for o, c in zip(self.outputs, cts, strict=True)]
+        full = list(map(or_zeros, cts, self.outputs))
         return [*residuals, *full, *(args[i] for i in self.bwd_uses)]
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:

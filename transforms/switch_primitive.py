@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import Aval, batched
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import everything_saveable
+from xfunc.remat.split import gathered
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.conditional import Arm, conditional
 
@@ -212,7 +213,7 @@ class SwitchPair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
         outputs = self.joints[0].outputs
-        given = [zeros(outputs[i]) if (ct := cts[i]) is None else ct for i in self.cts]
+        given = [or_zeros(cts[i], outputs[i]) for i in self.cts]
         consts = [t for h in self._halves for t in h.forward.consts]
         loop = self.joints[0].memo(("switch backward", *self._key), self._backward)
         return loop.apply([*args, *residuals, *given, *consts])
@@ -227,14 +228,10 @@ class SwitchPair:
         for j, h, u, slots in zip(
             self.joints, self._halves, self.uses, self._slots_of, strict=True
         ):
-            inputs = []
-            for kind, k in h.sources:
-                if kind == "ct":
-                    inputs.append(first_ct + self.cts.index(j.cts[k]))
-                elif kind == "residual":
-                    inputs.append(n + slots[k])
-                else:
-                    inputs.append(u[k] if k < len(u) else first_const + k - len(u))
+            consts = range(first_const, first_const + len(h.forward.consts))
+            cts = [first_ct + self.cts.index(i) for i in j.cts]
+            residuals = [n + s for s in slots]
+            inputs = gathered(h.sources, [*u, *consts], residuals, cts.__getitem__)
             own: dict[int, int] = {u[i]: g for g, i in enumerate(j.wrt)}
             arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in self.wrt)))
             avals += [Aval(tuple(t.shape), t.dtype) for t in h.forward.consts]

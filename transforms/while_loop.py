@@ -19,6 +19,7 @@ from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -92,19 +93,13 @@ class WhileLoop(Transform):
             hint="return a value of the same structure, shapes and dtypes; convert `init` if its "
             "dtype was not meant.",
         )
-        flat, n = list(carry), len(carry)
-        place: dict[int, int] = {}  # What both functions capture is one input.
-        uses = []
-        for entry, held in ((test, test_held), (step, step_held)):
-            captures = entry.inputs(list(carry), held)[n:]
-            for c in captures:
-                if id(c) not in place:
-                    place[id(c)] = len(flat)
-                    flat.append(c)
-            uses.append((*range(n), *(place[id(c)] for c in captures)))
-        avals = tuple(map(aval_of, flat))
-        loop = While(test.program, step.program, uses[0], uses[1], avals, user_location())
-        return tree.unflatten(carry_tree, bind(loop, flat))
+        inputs, own = SharedInputs(carry), range(len(carry))
+        test_uses = (*own, *inputs.add(test, carry, test_held))
+        step_uses = (*own, *inputs.add(step, carry, step_held))
+        loop = While(
+            test.program, step.program, test_uses, step_uses, inputs.avals, user_location()
+        )
+        return tree.unflatten(carry_tree, bind(loop, inputs.flat))
 
     def _check_condition(
         self, out_tree: tree.Structure, outputs: Sequence[Aval], name: str

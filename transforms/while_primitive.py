@@ -22,7 +22,7 @@ from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
 from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.torchlib.batching import at_dim
@@ -167,7 +167,7 @@ class While(Primitive):
                 *avals[:c], *(avals[i] for i in carried), *avals[c:], *(avals[i] for i in consts)
             ),
         )  # fmt: skip
-        dots = [zeros(args[i]) if (t := tangents[i]) is None else t for i in carried]
+        dots = [or_zeros(tangents[i], args[i]) for i in carried]
         of_consts = [t for t in (tangents[i] for i in consts) if t is not None]
         outs = bind(inner, [*args[:c], *dots, *args[c:], *of_consts])
         out_dots = iter(outs[c:])

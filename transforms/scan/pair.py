@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.program.annotation import Tie
-from xfunc.program.bind import zeros
+from xfunc.program.bind import or_zeros
 from xfunc.program.primitive import Dims, Pair, Tensor
 from xfunc.program.program import Joint
-from xfunc.remat.split import Halves
+from xfunc.remat.split import Halves, Source, gathered
 from xfunc.trace.lowering import UNUSED, Lowering
 from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
@@ -59,21 +59,18 @@ class ScanPair:
         key = ("scan backward", self.scan.policy, missing, *self.scan.shape)
         loop, sources, ties = self.joint.memo(key, lambda: self._backward_loop(missing))
         inputs = [*args, *self.halves.forward.consts]
-        flat = []
-        for kind, i in sources:
-            if kind == "ct":
-                ct = cts[i]
-                flat.append(zeros(self.joint.outputs[i]) if ct is None else ct)
-            else:
-                flat.append(inputs[i] if kind == "input" else residuals[i])
-        grads = loop.apply(flat)
+
+        def ct(i: int) -> Tensor:
+            return or_zeros(cts[i], self.joint.outputs[i])
+
+        grads = loop.apply(gathered(sources, inputs, residuals, ct))
         for k, i in ties:
             grads[k] = tied(grads[k], args[i], Tie.emit)
         return grads
 
     def _backward_loop(
         self, missing: tuple[bool, ...]
-    ) -> tuple[Lowering, list[tuple[str, int]], list[tuple[int, int]]]:
+    ) -> tuple[Lowering, list[Source], list[tuple[int, int]]]:
         """The reversed loop, where its inputs come from, and the ties behind it.
 
         A tie is the number of a result and the argument that it is the gradient of.
@@ -81,7 +78,7 @@ class ScanPair:
         scan, joint, halves = self.scan, self.joint, self.halves
         c, x = scan.n_carry, scan.n_carry + scan.n_xs
         carried = [i for i in joint.wrt if i < c]
-        sources: dict[str, list[tuple[str, int]]] = {
+        sources: dict[str, list[Source]] = {
             "carry": [("ct", i) for i in carried],
             "xs": [],
             "const": [],
@@ -92,7 +89,7 @@ class ScanPair:
             "const": [],
         }
 
-        def fed(role: str, source: tuple[str, int], aval: Aval) -> Role:
+        def fed(role: str, source: Source, aval: Aval) -> Role:
             sources[role].append(source)
             avals[role].append(stacked(aval, scan.length) if role == "xs" else aval)
             return (role, len(sources[role]) - 1)
@@ -148,7 +145,7 @@ class ScanPair:
         loop = Lowering.of(name, module, flat, outputs)
         return loop, [*sources["carry"], *sources["xs"], *sources["const"]], behind
 
-    def _residual_carries(self) -> dict[int, tuple[str, int]]:
+    def _residual_carries(self) -> dict[int, Source]:
         """The carries that are residuals themselves, and which ones."""
         forward = self.halves.forward
         results = forward.module.entry.root.operands[self.n_outputs :]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import Aval
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.remat.policies import Policy
@@ -110,7 +110,7 @@ class Scan(Primitive):
         ]  # fmt: skip
         body = self.body.derive(("scan jvp", c, self.n_xs, wrt), push.name, fn, order)
         inner = self.with_body(body, c + n_carry, self.n_xs + n_xs)
-        dots = [zeros(args[i]) if (t := tangents[i]) is None else t for i in wrt]
+        dots = [or_zeros(tangents[i], args[i]) for i in wrt]
         flat = [
             *args[:c], *dots[:n_carry], *args[c:x], *dots[n_carry : n_carry + n_xs],
             *args[x:], *dots[n_carry + n_xs :],
@@ -151,7 +151,7 @@ class Scan(Primitive):
         inner = self.with_body(back, n_ct + n_sum, x + len(y_cts))
         inner = dataclasses.replace(inner, reverse=not self.reverse)
         flat = [
-            *(zeros(args[i]) if (t := cts[i]) is None else t for i in smooth),
+            *(or_zeros(cts[i], args[i]) for i in smooth),
             *(zeros(args[i]) for i in wrt_ks),
             *carries, *args[c:x], *(t for t in (cts[i] for i in y_cts) if t is not None),
             *args[x:],

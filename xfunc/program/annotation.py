@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from xfunc.core.avals import Aval, batched, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import tied
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib.batching import at_dim
@@ -59,7 +59,7 @@ class Annotation(Primitive):
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor]:
         found = self.derivatives(cts)
-        return [zeros(args[i]) if (t := found[i]) is None else t for i in wrt]
+        return [or_zeros(found[i], args[i]) for i in wrt]
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         dots = [

@@ -121,6 +121,11 @@ def differentiations(args: Sequence[Tensor]) -> int:
     return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
 
 
+def or_zeros(x: Tensor | None, aval: Any) -> Tensor:
+    """A tangent or a cotangent; None is zero."""
+    return zeros(aval) if x is None else x
+
+
 def zeros(aval: Any) -> Tensor:
     """Zeros on the device: a constant in a trace."""
     return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=runtime.device())

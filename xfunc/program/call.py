@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xfunc.core.avals import Aval
-from xfunc.program.bind import bind, zeros
+from xfunc.program.bind import bind, or_zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import Policy, everything_saveable
-from xfunc.remat.split import Halves
+from xfunc.remat.split import Halves, gathered
 
 
 class Call(Primitive):
@@ -91,16 +91,12 @@ class CallPair:
     ) -> list[Tensor]:
         joint, halves = self._joint, self.halves
         inputs = [*args, *halves.forward.consts]
-        flat: list[Tensor] = []
-        for kind, k in halves.sources:
-            if kind == "input":
-                flat.append(inputs[k])
-            elif kind == "residual":
-                flat.append(residuals[k])
-            else:
-                ct = cts[joint.cts[k]]
-                flat.append(zeros(joint.outputs[joint.cts[k]]) if ct is None else ct)
-        return halves.backward.apply(flat)
+
+        def ct(k: int) -> Tensor:
+            i = joint.cts[k]
+            return or_zeros(cts[i], joint.outputs[i])
+
+        return halves.backward.apply(gathered(halves.sources, inputs, residuals, ct))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallPair, Dims, Dims, Dims]:
         inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)

@@ -8,7 +8,8 @@ it needs it receives as an input or computes again.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
 
 from xfunc.core.avals import Aval
 from xfunc.hlo import Instruction
@@ -20,6 +21,7 @@ from xfunc.remat.residuals import choose
 from xfunc.trace.lowering import Lowering
 
 Source = tuple[Literal["input", "residual", "ct"], int]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +39,18 @@ class Halves:
     backward: Lowering
     sources: tuple[Source, ...]
     n_residuals: int
+
+
+def gathered(
+    sources: Iterable[Source], inputs: Sequence[T], residuals: Sequence[T], ct: Callable[[int], T]
+) -> list[T]:
+    """What the flat inputs of a backward half are, each from its source."""
+    found: dict[str, Callable[[int], T]] = {
+        "input": inputs.__getitem__,
+        "residual": residuals.__getitem__,
+        "ct": ct,
+    }
+    return [found[kind](k) for kind, k in sources]
 
 
 def split(
