@@ -16,8 +16,9 @@ from xfunc.core.locations import in_autograd_function
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
 from xfunc.program.bind import bind
+from xfunc.program.exchanges import Exchange, Gather, Scatter
 from xfunc.program.named_axes import NamedAxis
-from xfunc.sharding.collective_primitive import Collective, Maximum, place
+from xfunc.sharding.collective_primitive import Collective, place
 from xfunc.sharding.manual import Region
 
 Tensor = torch.Tensor
@@ -37,9 +38,8 @@ class MeshAxes:
     def place(self) -> Tensor:
         return place(self.region, self.names)
 
-    def apply(self, kind: str, x: Tensor, perm: tuple[tuple[int, int], ...] = ()) -> Tensor:
-        make = Maximum if kind == "pmax" else Collective
-        return bind(make(kind, aval_of(x), self.region, self.names, perm), [x])[0]
+    def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
+        return bind(Collective(exchange, aval_of(x), self.region, self.names), [x])[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,36 +72,37 @@ class Axes:
             found = found * p.size + p.place()
         return found
 
-    def combine(self, kind: str, x: Tensor) -> Tensor:
+    def combine(self, exchange: Exchange, x: Tensor) -> Tensor:
         """The sum or the maximum."""
         for p in self.parts:
-            x = p.apply(kind, x)
+            x = p.apply(exchange, x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """All arrays, stacked on a new axis 0."""
         ndim = x.ndim
         for p in reversed(self.parts):
-            x = p.apply("all_gather", x)
+            x = p.apply(Gather(), x)
         return x.flatten(0, x.ndim - ndim - 1) if len(self.parts) > 1 else x
 
     def scatter(self, rows: Tensor) -> Tensor:
         """The row, of the sum of all, of one's own place."""
         for p in self.parts[:-1]:
-            rows = p.apply("psum_scatter", rows.unflatten(0, (p.size, rows.shape[0] // p.size)))
-        return self.parts[-1].apply("psum_scatter", rows)
+            rows = p.apply(Scatter(), rows.unflatten(0, (p.size, rows.shape[0] // p.size)))
+        return self.parts[-1].apply(Scatter(), rows)
 
-    def exchange(self, kind: str, x: Tensor, perm: tuple[tuple[int, int], ...] = ()) -> Tensor:
+    def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
         """``all_to_all`` or ``ppermute``."""
         first, *rest = self.parts
         if rest:
             names = [n for p in self.parts for n in p.names]
             fail(
                 ShardingError,
-                f"{kind} over {tuple(names)} is over several axes, of which some are of a vmap",
+                f"{exchange.name} over {tuple(names)} is over several axes, of which some are of a "
+                "vmap",
                 "exchange along one axis after the other.",
             )
-        return first.apply(kind, x, perm)
+        return first.apply(exchange, x)
 
 
 def axes_of(name: str, axis_name: Any) -> Axes:

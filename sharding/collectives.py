@@ -20,6 +20,7 @@ from xfunc import tree
 from xfunc.core.avals import NUMBERS, short
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
+from xfunc.program.exchanges import Maximum, Permute, Sum, ToAll
 from xfunc.sharding.axes import Axes, axes_of
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 
@@ -172,7 +173,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     """
     axes = axes_of("ppermute", axis_name)
     pairs = _pairs(perm, axes.size)
-    return _each("ppermute", lambda t: axes.exchange("ppermute", t, pairs), x)
+    return _each("ppermute", lambda t: axes.apply(Permute(pairs), t), x)
 
 
 def all_to_all(
@@ -200,7 +201,7 @@ def all_to_all(
         concat = _dimension(name, "concat_axis", concat_axis, t)
         _check_parts(name, "split_axis", split, t, n, tiled)
         rows = _cut(t, split, n) if tiled else t.movedim(split, 0)
-        got = axes.exchange(name, rows)
+        got = axes.apply(ToAll(), rows)
         return _merged(got, concat) if tiled else got.movedim(0, concat)
 
     return _each(name, one, x)
@@ -226,7 +227,7 @@ def _sum(name: str, x: Any, axes: Axes) -> Any:
     def one(t: Any) -> Any:
         if type(t) in NUMBERS:
             return t * axes.size
-        return axes.combine("psum", t.to(torch.int64) if t.dtype == torch.bool else t)
+        return axes.combine(Sum(), t.to(torch.int64) if t.dtype == torch.bool else t)
 
     return _each(name, one, x, numbers=True)
 
@@ -248,7 +249,7 @@ def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor],
                 f"{name} was given {short(t)}: complex numbers have no order",
                 "take t.abs().",
             )
-        return turned(axes.combine("pmax", turned(t)))
+        return turned(axes.combine(Maximum(), turned(t)))
 
     return _each(name, one, x, numbers=True)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind, or_zeros
+from xfunc.program.exchanges import Sum
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.policies import everything_saveable
@@ -144,7 +145,7 @@ class ShardMap(Primitive):
 
 
 def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
-    return bind(Total("psum", aval_of(g), region, axes), [g])[0] if axes else g
+    return bind(Total(Sum(), aval_of(g), region, axes), [g])[0] if axes else g
 
 
 @dataclasses.dataclass(eq=False)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
@@ -23,6 +22,7 @@ from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
 from xfunc.program.bind import bind, or_zeros
+from xfunc.program.own_pair import OwnPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program, differentiable, reached
 from xfunc.torchlib.batching import at_dim
@@ -115,14 +115,13 @@ class While(Primitive):
     # -- rules ----------------------------------------------------------------------------------
 
     def pair(self, wrt: tuple[bool, ...]) -> Pair:
-        return _NoPair(self, tuple(i for i, b in enumerate(wrt) if b))
+        marked = tuple(i for i, b in enumerate(wrt) if b)
+        smooth = tuple(i for i, o in enumerate(self.outputs) if differentiable(o))
+        return OwnPair(self, marked, smooth, len(self.outputs))
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor]:
-        self.refuse()
-
-    def refuse(self) -> NoReturn:
         fail(
             UnsupportedOpError,
             f"a gradient is asked for through while_loop of {self.body.name}, whose number of "
@@ -176,12 +175,12 @@ class While(Primitive):
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
-        inner, placed = self._batched(dims, n)
+        inner, placed, out_dims = self.mapped(dims, n)
         moved = [at_dim(a, d, p, n) for a, d, p in zip(args, dims, placed, strict=True)]
-        return bind(inner, moved), list(placed[: len(self.outputs)])
+        return bind(inner, moved), list(out_dims)
 
-    def _batched(self, dims: Dims, n: int) -> tuple[While, Dims]:
-        """The loop of the batch, and where its inputs have their batch dimensions."""
+    def mapped(self, dims: Dims, n: int) -> tuple[While, Dims, Dims]:
+        """The loop of the batch; where its inputs and outputs have their batch dimensions."""
         carries, reads = range(len(self.outputs)), self._reads
         tested = {self.cond_uses[j] for j in self.cond.lowering.dependencies[0]}
         mapped = {i for i, d in enumerate(dims) if d is not None}
@@ -197,7 +196,7 @@ class While(Primitive):
         steps = self.body.batched(tuple(placed[i] for i in self.body_uses), n)
         if tested & mapped:
             test = self.cond.batched(tuple(placed[i] for i in self.cond_uses), n)
-            return self._masked(test, steps, n, avals), placed
+            return self._masked(test, steps, n, avals), placed, placed[: len(self.outputs)]
         kept = tuple(i in mapped for i in carries)
 
         def fn(*flat: Tensor) -> list[Tensor]:
@@ -205,7 +204,8 @@ class While(Primitive):
             return [o if keep else o[0] for o, keep in zip(outs, kept, strict=True)]
 
         body = self.body.derive(("while batched", steps, kept), steps.name, fn, steps.avals)
-        return dataclasses.replace(self, body=body, avals=avals), placed
+        inner = dataclasses.replace(self, body=body, avals=avals)
+        return inner, placed, placed[: len(self.outputs)]
 
     def _masked(self, test: Program, steps: Program, n: int, avals: tuple[Aval, ...]) -> While:
         """The loop over a batch whose examples are done at different times."""
@@ -228,27 +228,3 @@ class While(Primitive):
         body = self.body.derive(("while masked", test, steps), steps.name, step, order)
         uses = (*self.body_uses, *self.cond_uses)
         return dataclasses.replace(self, cond=cond, body=body, body_uses=uses, avals=avals)
-
-
-@dataclasses.dataclass(eq=False)
-class _NoPair:
-    """What stands for the two passes of a loop that has no backward pass."""
-
-    loop: While
-    wrt: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        self.n_outputs = len(self.loop.outputs)
-        self.cts = tuple(i for i, o in enumerate(self.loop.outputs) if differentiable(o))
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.loop.emit(args)
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        self.loop.refuse()
-
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
-        loop, placed = self.loop._batched(dims, n)
-        return _NoPair(loop, self.wrt), placed, placed[: self.n_outputs], (0,) * len(self.wrt)

@@ -10,7 +10,8 @@ from xfunc.core.avals import Aval, batched, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import tied
 from xfunc.program.bind import bind, or_zeros, zeros
-from xfunc.program.primitive import Dims, Primitive, Tensor
+from xfunc.program.own_pair import OwnPair
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
@@ -52,8 +53,14 @@ class Annotation(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> AnnotationPair:
-        return AnnotationPair(self, tuple(i for i, b in enumerate(wrt) if b))
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        marked = tuple(i for i, b in enumerate(wrt) if b)
+        return OwnPair(self, marked, marked, len(self.avals))
+
+    def mapped(self, dims: Dims, n: int) -> tuple[Annotation, Dims, Dims]:
+        """The annotation of a batch, which comes first everywhere."""
+        first = (0,) * len(self.avals)
+        return self.batched(n), first, first
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -73,35 +80,6 @@ class Annotation(Primitive):
     ) -> tuple[list[Tensor], list[int | None]]:
         moved = [at_dim(a, d, 0, n) for a, d in zip(args, dims, strict=True)]
         return bind(self.batched(n), moved), [0] * len(args)
-
-
-@dataclasses.dataclass(frozen=True)
-class AnnotationPair:
-    """Reverse mode of first order: see `Pair`."""
-
-    annotation: Annotation
-    wrt: tuple[int, ...]
-
-    @property
-    def cts(self) -> tuple[int, ...]:
-        return self.wrt
-
-    @property
-    def n_outputs(self) -> int:
-        return len(self.annotation.avals)
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.annotation.emit(args)
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        return self.annotation.vjp(args, cts, self.wrt)
-
-    def batched(self, dims: Dims, n: int) -> tuple[AnnotationPair, Dims, Dims, Dims]:
-        inner = AnnotationPair(self.annotation.batched(n), self.wrt)
-        first = (0,) * self.n_outputs
-        return inner, first, first, (0,) * len(self.wrt)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,8 @@ from xfunc.core.locations import user_location
 from xfunc.hlo import Builder
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
-from xfunc.program.primitive import Dims, Primitive, Tensor
+from xfunc.program.own_pair import OwnPair
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
@@ -188,8 +189,8 @@ class Linear(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> LinearPair:
-        return LinearPair(self)
+    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+        return OwnPair(self)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -207,40 +208,18 @@ class Linear(Primitive):
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
-        inner, wanted = self.batched(dims, n)
+        inner, wanted, _ = self.mapped(dims, n)
         moved = [at_dim(*x, n) for x in zip(args, dims, wanted, strict=True)]
         return bind(inner, moved), [0]
 
-    def batched(self, dims: Dims, n: int) -> tuple[Linear, Dims]:
-        """The primitive of a batch, and where each operand has its batch dimension."""
+    def mapped(self, dims: Dims, n: int) -> tuple[Linear, Dims, Dims]:
+        """The primitive of a batch; where operands and result have their batch dimensions."""
         wanted = (0, *(None if d is None else 0 for d in dims[1:]))
         first, *rest = batched(self.operands, wanted, n)
         # What differs along an axis that divides the examples is not about one of them.
         axes = tuple(a for a in self.axes if a not in axes_of(n))
         inner = dataclasses.replace(self, axes=axes, aval=first, witnesses=tuple(rest))
-        return inner, wanted
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearPair:
-    """Reverse mode of first order: see `Pair`."""
-
-    primitive: Linear
-    wrt: tuple[int, ...] = (0,)
-    cts: tuple[int, ...] = (0,)
-    n_outputs: int = 1
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.primitive.emit(args)
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        return self.primitive.vjp(args, cts, self.wrt)
-
-    def batched(self, dims: Dims, n: int) -> tuple[LinearPair, Dims, Dims, Dims]:
-        inner, wanted = self.primitive.batched(dims, n)
-        return LinearPair(inner), wanted, (0,), (0,)
+        return inner, wanted, (0,)
 
 
 @functools.lru_cache(maxsize=4096)

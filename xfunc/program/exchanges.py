@@ -1,0 +1,162 @@
+"""What devices, or the examples of a batch, make of the values of all of them: one class for each.
+
+All but the maximum are linear in the values of all devices together, and are differentiated as
+such:
+
+===========  ======================================  ===========
+class        what a device gets                      its transpose
+===========  ======================================  ===========
+`Sum`        the sum                                 `Sum`
+`Gather`     all arrays, stacked on a new axis 0     `Scatter`
+`Scatter`    row k of the sum, k being its place     `Gather`
+`ToAll`      row k of the array of each, stacked     `ToAll`
+`Permute`    the array of another one, or zeros      `Permute` back
+`Maximum`    the elementwise maximum
+===========  ======================================  ===========
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.hlo.spmd import collectives as hlo
+from xfunc.hlo.spmd.collectives import Groups
+from xfunc.program.primitive import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Base of the classes.
+
+    Attributes:
+        name: of the public function.
+        before: the axis of the argument before which the batch of a vmap goes.
+        after: likewise of the result.
+        is_shared: whether all get the same.
+    """
+
+    name: ClassVar[str]
+    before: ClassVar[int] = 0
+    after: ClassVar[int] = 0
+    is_shared: ClassVar[bool] = False
+
+    def result(self, shape: Shape, size: int) -> Shape:
+        """The shape of the result, in a group of a size."""
+        return shape
+
+    def transposed(self) -> Exchange | None:
+        """What takes a cotangent of the result to one of the argument; None: it is not linear."""
+        return self
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        """Add it to what a device computes."""
+        raise NotImplementedError
+
+    def of_all(self, x: Tensor) -> Tensor:
+        """What the values along axis 0 make; along axis 0 if they differ."""
+        raise NotImplementedError
+
+
+class Sum(Exchange):
+    """``psum``."""
+
+    name, is_shared = "psum", True
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.all_reduce(body, x, groups, "add")
+
+    def of_all(self, x: Tensor) -> Tensor:
+        return x.sum(0, dtype=x.dtype)
+
+
+class Maximum(Exchange):
+    """``pmax``."""
+
+    name, is_shared = "pmax", True
+
+    def transposed(self) -> None:
+        return None
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.all_max(body, x, groups)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        return x.amax(0)
+
+
+class Gather(Exchange):
+    """``all_gather``."""
+
+    name, after, is_shared = "all_gather", 1, True
+
+    def result(self, shape: Shape, size: int) -> Shape:
+        return (size, *shape)
+
+    def transposed(self) -> Exchange:
+        return Scatter()
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.all_gather(body, x, groups)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        return x.clone()  # torch would take the argument itself for what it was before.
+
+
+class Scatter(Exchange):
+    """``psum_scatter``."""
+
+    name, before = "psum_scatter", 1
+
+    def result(self, shape: Shape, size: int) -> Shape:
+        return shape[1:]
+
+    def transposed(self) -> Exchange:
+        return Gather()
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.reduce_scatter(body, x, groups)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        return x.sum(0, dtype=x.dtype)
+
+
+class ToAll(Exchange):
+    """``all_to_all``."""
+
+    name, before, after = "all_to_all", 1, 1
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.all_to_all(body, x, groups)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Permute(Exchange):
+    """``ppermute``.
+
+    Attributes:
+        perm: pairs of places in the group, from and to.
+    """
+
+    perm: tuple[tuple[int, int], ...]
+    name = "ppermute"
+
+    def transposed(self) -> Exchange:
+        return Permute(tuple((target, source) for source, target in self.perm))
+
+    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+        return hlo.collective_permute(body, x, groups, self.perm)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        sources = {target: source for source, target in self.perm}
+        nothing = torch.zeros_like(x[0])
+        rows = [x[sources[k]] if k in sources else nothing for k in range(x.shape[0])]
+        return torch.stack(rows)

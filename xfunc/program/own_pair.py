@@ -1,0 +1,50 @@
+"""The pair of a primitive whose own `vjp` serves as its backward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from xfunc.program.primitive import Dims, Tensor
+
+
+class Mappable(Protocol):
+    """A primitive that has one of its own kind for a batch."""
+
+    def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        """See `Primitive`."""
+        ...
+
+    def vjp(
+        self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
+    ) -> list[Tensor]:
+        """See `Primitive`."""
+        ...
+
+    def mapped(self, dims: Dims, n: int) -> tuple[Mappable, Dims, Dims]:
+        """The primitive of a batch; where arguments and outputs have their batch dimensions."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPair:
+    """Reverse mode of first order, which keeps nothing: see `Pair`."""
+
+    primitive: Mappable
+    wrt: tuple[int, ...] = (0,)
+    cts: tuple[int, ...] = (0,)
+    n_outputs: int = 1
+
+    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
+        return self.primitive.emit(args)
+
+    def backward(
+        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        return self.primitive.vjp(args, cts, self.wrt)
+
+    def batched(self, dims: Dims, n: int) -> tuple[OwnPair, Dims, Dims, Dims]:
+        inner, arg_dims, out_dims = self.primitive.mapped(dims, n)
+        pair = dataclasses.replace(self, primitive=inner)
+        return pair, arg_dims, out_dims, tuple(arg_dims[i] for i in self.wrt)
