@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -518,6 +520,62 @@ def test_clearing() -> None:
     assert xf.trace_count(f) == 0
     assert f(vector()).tolist() == [2.0, 4.0, 6.0]
     assert f.cache_info().traces == 1
+
+
+def test_lists_that_functions_appended_to_die_with_them() -> None:
+    class Note:
+        pass
+
+    def make() -> tuple[Callable[[torch.Tensor], torch.Tensor], list[Note]]:
+        log: list[Note] = []
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            log.append(Note())
+            return x * 2
+
+        return f, log
+
+    def used() -> list[weakref.ref[Note]]:
+        f, log = make()
+        for _ in range(3):  # In which it is traced once.
+            assert xf.jit(f)(vector()).tolist() == [2.0, 4.0, 6.0]
+        return [weakref.ref(n) for n in log]
+
+    notes = [n for _ in range(50) for n in used()]
+    assert len(notes) == 50
+    gc.collect()
+    gc.collect()  # What the first let go, the second finds.
+    assert [n() for n in notes] == [None] * 50
+
+
+def test_the_number_of_objects_that_were_changed_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from xfunc.cache import volatile
+
+    monkeypatch.setattr(volatile, "MOST", 3)
+    logs: list[list[int]] = [[] for _ in range(5)]
+    for log in logs:
+
+        def f(x: torch.Tensor, log: list[int] = log) -> torch.Tensor:
+            log.append(1)
+            return x * 2
+
+        xf.jit(lambda x, f=f: f(x))(vector())
+    assert 0 < volatile.count() <= 3
+
+
+def test_clearing_forgets_the_code_that_was_traced() -> None:
+    from xfunc.core import locations
+    from xfunc.trace import scopes
+
+    lowered = xf.jit(double).lower(vector())
+    assert "test_cache.py" in lowered.as_text()
+    xf.clear_caches()
+    tables = (locations._is_user_code, scopes._stamps, scopes._origins, scopes._kept)
+    assert [len(t) for t in tables] == [0] * 4
+    assert "multiply" in lowered.as_text()  # without its lines
+    assert "test_cache.py" in xf.jit(double).lower(vector()).as_text()
 
 
 def test_the_least_recently_used_program_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,13 @@ class ClassState:
             end_watches()
         return kinds
 
+    def forget_changes(self) -> None:
+        """Let what has changed count again."""
+        if self._volatile:
+            self._volatile.clear()
+            self._own = self._state = None
+            end_watches()
+
     def own(self) -> State:
         """The state of the class alone: other classes count by identity."""
         if self._own is None or not self._same():
@@ -183,6 +190,12 @@ def known(cls: type) -> ClassState:
         if len(_classes) > _MAX_CLASSES:
             _classes.popitem(last=False)
     return found
+
+
+def forget_changes() -> None:
+    """Let all attributes of classes count by value again."""
+    for state in list(_classes.values()):
+        state.forget_changes()
 
 
 def state_of(cls: type) -> State | None:

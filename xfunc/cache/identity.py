@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from xfunc.cache import changes, classes
+from xfunc.cache import changes, classes, volatile
 from xfunc.cache.changes import Changed
 from xfunc.cache.own_classes import Same
-from xfunc.cache.valuation import Walk, is_atom, volatile
-from xfunc.cache.watch import Watch, end_watches
+from xfunc.cache.valuation import Walk, is_atom
+from xfunc.cache.watch import Watch
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
@@ -52,17 +52,15 @@ def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hasha
     held = {key: content for key, (_, content) in before.items()}
     now = {key: content for key, (_, content) in places_of(fun).items()}
     found, kinds = changes.between(held, now, held.keys() & now.keys())
-    volatile.update({key: before[key][0] for key in found})
     if found:
-        end_watches()
-    return kinds | Changed.VOLATILE if any(key in volatile for key in before) else kinds
+        volatile.mark({key: before[key][0] for key in found})
+    return kinds | Changed.VOLATILE if any(map(volatile.is_marked, before)) else kinds
 
 
 def let_change(fun: Any) -> bool:
     """Mark all places that a function holds as volatile; whether there are any."""
     places = places_of(fun)
-    volatile.update({key: owner for key, (owner, _) in places.items()})
-    end_watches()
+    volatile.mark({key: owner for key, (owner, _) in places.items()})
     return bool(places)
 
 
@@ -193,8 +191,8 @@ def root_of(fun: Any) -> Any:
 
 def forget_changes() -> None:
     """Let places that have changed count by value again."""
-    volatile.clear()
-    end_watches()
+    volatile.forget()
+    classes.forget_changes()
 
 
 def frozen(fun: Any) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xfunc.cache.identity import forget_changes, root_of, skeleton
 from xfunc.cache.misses import Key, difference, differences
+from xfunc.core import locations
 from xfunc.core.guards import Guard, Guarded
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
@@ -85,6 +86,7 @@ class FunctionCache:
         self.entries.clear()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
+        self.globals = None
 
 
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()
@@ -111,12 +113,22 @@ def _code(fun: Any) -> Any:
     return getattr(fun, "__code__", fun)
 
 
+_also_cleared: list[Callable[[], None]] = [locations.forget]
+
+
 def clear_caches() -> None:
     """Forget all programs, compiled or not, and reset all counters."""
     with _guard:
         for cache in _functions.values():
             cache.clear()
         forget_changes()
+    for clear in _also_cleared:
+        clear()
+
+
+def clear_with_caches(clear: Callable[[], None]) -> None:
+    """Let `clear_caches` call this too: of tables that grow with the code that is traced."""
+    _also_cleared.append(clear)
 
 
 def trace_count(fun: Any) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc.cache import classes, watch
+from xfunc.cache import classes, volatile, watch
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -39,11 +39,6 @@ _FIXED = (
     *(types.GenericAlias, types.UnionType),
 )
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-# See NOTE [volatile places] in `xfunc.cache.changes`: (id of the owner, attribute or None) -> the
-# owner, kept alive.
-volatile: dict[tuple[int, str | None], Any] = {}
 
 
 class Walk:
@@ -141,7 +136,7 @@ class Walk:
             named = {**named, **{n: getattr(x, n) for n in slots if hasattr(x, n)}}
         before, self.refuses = self.refuses, False
         try:
-            if self.places is None and not volatile:
+            if self.places is None and not volatile.count():
                 return tuple([(n, self._attribute(v)) for n, v in named.items()])
             return tuple([(n, self.place(x, n, [v], attribute=True)) for n, v in named.items()])
         finally:
@@ -159,13 +154,13 @@ class Walk:
         self, owner: Any, label: str | None, contents: Iterable[Any], attribute: bool = False
     ) -> Hashable:
         """The value of what stands in a place that could be changed."""
-        key = (id(owner), label)
-        if key in volatile:
+        mark = volatile.mark_of(owner, label)
+        if mark is not None:
             self.skipped = True
-            return Same(owner)
+            return mark
         contents = list(contents)
         if self.places is not None:
-            self.places[key] = (owner, tuple(map(_as_it_is, contents)))
+            self.places[id(owner), label] = (owner, tuple(map(_as_it_is, contents)))
         return self._attribute(contents[0]) if attribute else self.all(contents)
 
 

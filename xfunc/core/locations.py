@@ -58,6 +58,11 @@ def in_user_code(code: types.CodeType) -> bool:
     return known
 
 
+def forget() -> None:
+    """Forget the code objects that were asked about."""
+    _is_user_code.clear()
+
+
 def in_user_file(file: str) -> bool:
     """Whether a source file is the user's rather than a library's under it."""
     # Without a virtual environment, third-party packages lie below the standard library.

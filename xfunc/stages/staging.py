@@ -140,13 +140,14 @@ class Staged:
             options: those that the key is made of.
         """
         key = Key(*key_parts)
-        run = [options.call or self.fun]
+        run, fixed = [options.call or self.fun], options.fixed
+        allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
         later = identity.frozen(run[0])
         store, name = self.cache, self.name
         _check_no_recursion(self, key)
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
-        labels = self.labels(key.tree, options.fixed)
+        labels = self.labels(key.tree, fixed)
         for a, label in zip(avals, labels, strict=True):
             values.check_array(a, self.name, label)
         out_tree: list[tree.Structure] = []
@@ -155,10 +156,10 @@ class Staged:
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             store.traces += 1
             full = list(leaves)
-            for i, x in options.fixed:
+            for i, x in fixed:
                 full.insert(i, x)
             args, kwargs = tree.unflatten(key.tree, full)
-            with effects.collected(options.effects_allowed) as found:
+            with effects.collected(allowed) as found:
                 outs, structure = tree.flatten(run[0](*args, **kwargs))
             out_tree[:], had[:] = [structure], found.effects
             return [*as_outputs(name, outs, structure), *found.tensors]

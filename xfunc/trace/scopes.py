@@ -16,6 +16,7 @@ times what a stamp does, so there are some inside of named scopes only.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from xfunc.backends.torch_xla import recording
+from xfunc.cache.programs import clear_with_caches
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
 from xfunc.hlo import Module
@@ -101,7 +103,8 @@ class Origin(NamedTuple):
     scope: str
 
 
-_origins: list[Origin] = []  # A stamp is a number, which is a place in this list.
+_numbers = itertools.count()
+_origins: dict[int, Origin] = {}  # by number, which is the stamp
 # Code by identity (a code object's hash runs over all of it), and by instruction (a frame finds its
 # line by counting). None: not the user's code.
 _stamps: dict[int, dict[tuple[int, str], str] | None] = {}
@@ -136,8 +139,9 @@ class Stamps:
         key = (frame.f_lasti, scope)
         prefix = known.get(key)
         if prefix is None:
-            prefix = known[key] = f"{len(_origins)}|"
-            _origins.append(Origin(code, *key))
+            number = next(_numbers)
+            _origins[number] = Origin(code, *key)
+            prefix = known[key] = f"{number}|"
         if functorch.is_wrapped(tensor):
             self._put(tensor, prefix)
         elif tensor.is_xla:
@@ -173,6 +177,16 @@ def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
     return found
 
 
+def forget() -> None:
+    """Forget what code was traced; what was made of it no longer tells scopes and lines."""
+    _stamps.clear()
+    _origins.clear()
+    _kept.clear()
+
+
+clear_with_caches(forget)
+
+
 def resolve(module: Module, lines: bool = True) -> Module:
     """The module with scope and, if asked for, file and line in the place of its stamps."""
     proto = pb.HloModuleProto()
@@ -194,6 +208,9 @@ def resolve(module: Module, lines: bool = True) -> Module:
 
 def _meaning(stamp: str) -> tuple[str, str, int]:
     """What goes before the name of an operation, file and line."""
-    code, instruction, scope = _origins[abs(int(stamp))]
+    origin = _origins.get(abs(int(stamp)))
+    if origin is None:  # forgotten since the program was traced
+        return "", "", 0
+    code, instruction, scope = origin
     prefix = f"transpose({scope.rstrip('/')})/" if stamp.startswith("-") else scope
     return prefix, code.co_filename, line_of(code, instruction)
