@@ -24,11 +24,11 @@ from examples.llama.model import PUBLISHED, attend, mlp, rms_norm, shapes
 from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.core.avals import Aval
-from xfunc.hlo import Instruction, Module
+from xfunc.hlo import Instruction, Module, opcodes
 from xfunc.hlo.estimate.cost import costs, roofline
 from xfunc.hlo.passes.offload import is_on_host
 from xfunc.program.program import Joint, Program
-from xfunc.remat.joint_graph import FREE, joint_graph
+from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Policy, everything_saveable
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def work(module: Module) -> tuple[float, float, float]:
     products = total = 0
     seconds = 0.0
     for i in _varying(module):
-        if i.opcode in FREE or i.opcode == "custom-call":  # that sends to the host and back
+        if i.opcode in opcodes.FREE or i.opcode == "custom-call":  # that sends to the host and back
             continue
         own = known[i.id].flops + known[i.id].transcendentals
         products += own * (i.opcode == "dot")

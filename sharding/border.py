@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.core.locations import Location
 from xfunc.errors import ShardingError, fail, report
-from xfunc.hlo import Builder, ComputationBuilder, Module, Value
+from xfunc.hlo import Builder, ComputationBuilder, Module, Value, opcodes
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd import vma
 from xfunc.hlo.spmd.collectives import all_reduce, without_sums
@@ -152,18 +152,6 @@ def _without_ties(local: Lowering) -> Module:
     return module
 
 
-# NOTE [what may be done in partly manual regions]: the partitioner ends the process where it meets
-# a manual value in an operation that it has no rule for. These were tried.
-_DIVISIBLE = frozenset(
-    "abs add and atan2 bitcast-convert broadcast call cbrt ceil clamp compare complex concatenate "
-    "conditional constant convert convolution cosine divide dot dynamic-slice "
-    "dynamic-update-slice erf exponential exponential-minus-one floor gather get-tuple-element "
-    "imag iota is-finite log log-plus-one logistic maximum minimum multiply negate not opt-barrier "
-    "or pad parameter popcnt power real reduce reduce-window remainder reshape reverse "
-    "round-nearest-afz round-nearest-even rsqrt scatter select select-and-scatter shift-left "
-    "shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tan tanh "
-    "transpose tuple while xor all-reduce reduce-scatter collective-permute".split()
-)
 _BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
@@ -181,7 +169,7 @@ def _check_operations(local: Lowering) -> None:
             seen.update(c.id for c in new)
             todo += new
             what = i.proto.custom_call_target or i.opcode
-            if i.opcode in _DIVISIBLE or what in _BORDERS or what.startswith(vma.TARGET):
+            if i.opcode in opcodes.PARTITIONABLE or what in _BORDERS or what.startswith(vma.TARGET):
                 continue
             fail(
                 ShardingError,

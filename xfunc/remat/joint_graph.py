@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Collection
 
-from xfunc.hlo import Instruction, Module
+from xfunc.hlo import Instruction, Module, opcodes
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.instances import holding
 from xfunc.hlo.passes.common import reachable
@@ -20,23 +20,6 @@ from xfunc.hlo.passes.simplify import simplify
 from xfunc.hlo.spmd.annotations import is_tie
 from xfunc.hlo.spmd.groups import calls_automatic_tie, without_ties
 from xfunc.trace.lowering import Lowering
-
-FREE = frozenset(
-    "reshape transpose broadcast convert bitcast bitcast-convert iota constant".split()
-)
-ELEMENTWISE = frozenset(
-    "abs add and atan2 cbrt ceil clamp compare complex cosine divide erf exponential "
-    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply "
-    "negate not or power real remainder round-nearest-afz round-nearest-even rsqrt select "
-    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh "
-    "xor".split()
-)
-# What must not run twice: random state, messages between devices, input and output.
-_ONCE = frozenset(
-    "rng rng-get-and-update-state all-reduce all-gather reduce-scatter all-to-all "
-    "ragged-all-to-all collective-permute collective-broadcast all-reduce-start all-gather-start "
-    "collective-permute-start send recv infeed outfeed".split()
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,7 +128,7 @@ def joint_graph(
     def is_for_a_tie(tie: Instruction) -> bool:
         """Whether the backward pass needs what a gradient is tied to for nothing else."""
         i = tie.operands[1]
-        while i.opcode in FREE and i.operands:
+        while i.opcode in opcodes.FREE and i.operands:
             (i,) = i.operands
         if tie.id not in backward or (i.id in params and params[i.id] not in unavailable):
             return False
@@ -167,4 +150,4 @@ def joint_graph(
 
 
 def _runs_once(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in _ONCE or (i.custom_call_has_side_effect and not is_tie(i))
+    return i.opcode in opcodes.ONCE or (i.custom_call_has_side_effect and not is_tie(i))

@@ -16,14 +16,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from xfunc.errors import fail, report, shown
-from xfunc.hlo import Instruction
+from xfunc.hlo import Instruction, opcodes
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.estimate.cost import Cost, costs, roofline
 from xfunc.hlo.instances import holding
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
-from xfunc.remat.joint_graph import ELEMENTWISE, FREE, JointGraph
-
-_HEAVY = frozenset(("dot", "convolution"))
+from xfunc.remat.joint_graph import JointGraph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +101,7 @@ def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> di
             before, after = i.operands[0].bytes, i.bytes
             if before < after:
                 narrow[i.id] = before / after
-        elif i.opcode in ELEMENTWISE or i.opcode == "broadcast":
+        elif i.opcode in opcodes.ELEMENTWISE or i.opcode == "broadcast":
             whole = [narrow.get(o.id, 1.0) for o in i.operands if o.bytes >= i.bytes]
             if whole and max(whole) < 1:
                 narrow[i.id] = max(whole)
@@ -121,7 +119,7 @@ def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Nod
     return Node(
         i.id,
         i.bytes,
-        0.0 if i.opcode in FREE or not again else roofline(cost),
+        0.0 if i.opcode in opcodes.FREE or not again else roofline(cost),
         tuple(dict.fromkeys(o.id for o in i.operands)),
         at_hand=i.id in graph.at_hand or i.id not in graph.varies,
         keepable=not i.shape.is_tuple,
@@ -132,4 +130,4 @@ def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Nod
 
 
 def _is_heavy(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in _HEAVY
+    return i.opcode in opcodes.PRODUCTS

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xfunc.hlo import Instruction
-from xfunc.remat.joint_graph import ELEMENTWISE, FREE, JointGraph
+from xfunc.hlo import Instruction, opcodes
+from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import Offload, Policy
 
 Kept = dict[int, Offload | None]
@@ -47,7 +47,9 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
 
     def is_free(i: Instruction) -> bool:
         """Whether recomputing costs nothing and keeps no more bytes than keeping it would."""
-        if i.opcode not in FREE and (i.id in graph.in_forward or i.opcode not in ELEMENTWISE):
+        if i.opcode not in opcodes.FREE and (
+            i.id in graph.in_forward or i.opcode not in opcodes.ELEMENTWISE
+        ):
             return False
         missing = {o.id: o for o in i.operands if is_missing(o)}.values()
         if not all(_is_kept(o, answer) for o in missing):

@@ -3,8 +3,9 @@
 NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
 passes between them is never written to memory. Here an elementwise operation, or one that moves
 elements, has no memory if all its users are such operations. If there are several users each
-computes it again; but what takes long (`_SLOW`) is computed once, and written. What reads more than
-`_MOST_READS` arrays is written in any case. So is a reduction, and what it reduces, as on the CPU.
+computes it again; but what takes long (`opcodes.SLOW`) is computed once, and written. What reads
+more than `_MOST_READS` arrays is written in any case. So is a reduction, and what it reduces, as on
+the CPU.
 A matrix product takes operands whose last two dimensions are exchanged. Tuples, barriers and
 reshapes are other names for the memory of their operands. Constants are not counted.
 
@@ -18,6 +19,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from xfunc.hlo import opcodes
 from xfunc.hlo.module import Computation, Instruction
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import is_pair
@@ -86,23 +88,9 @@ def leaves(value: Value) -> Iterator[tuple[Buffer, ...]]:
             yield from leaves(element)
 
 
-_SLOW = frozenset(
-    "atan2 cbrt cosine divide erf exponential exponential-minus-one log log-plus-one logistic "
-    "power remainder rsqrt sine sqrt tan tanh".split()
-)
-_ELEMENTWISE = _SLOW | frozenset(
-    "abs add and bitcast-convert ceil clamp compare complex convert copy count-leading-zeros floor "
-    "imag is-finite maximum minimum multiply negate not or popcnt real reduce-precision "
-    "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
-    "shift-right-logical sign subtract xor".split()
-)
-_MOVES = frozenset(
-    "bitcast broadcast concatenate dynamic-slice gather iota pad reshape reverse slice "
-    "transpose".split()
-)
-_FUSES = _ELEMENTWISE | _MOVES
+_ELEMENTWISE = opcodes.ELEMENTWISE | opcodes.ENCODINGS
+_FUSES = _ELEMENTWISE | opcodes.MOVES
 _JOINS = _FUSES | {"dynamic-update-slice"}  # what may compute its operands itself
-_IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
 _MOST_READS = 16
 
 
@@ -146,7 +134,7 @@ class _Walk:
     def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
         made = _written(i.shape, i)
         places: tuple[Buffer, ...] = ()
-        if i.opcode in _IN_PLACE:
+        if i.opcode in opcodes.IN_PLACE:
             places = next(leaves(operands[0]))
         elif i.opcode in _ELEMENTWISE or i.opcode == "reshape":
             places = reads
@@ -235,6 +223,6 @@ def _fused(computation: Computation) -> set[int]:
             continue
         users = [u.opcode for u in i.users]
         once = len(users) == 1 and users[0] != "broadcast"
-        if _JOINS.issuperset(users) and (once or i.opcode not in _SLOW):
+        if _JOINS.issuperset(users) and (once or i.opcode not in opcodes.SLOW):
             found.add(i.id)
     return found

@@ -12,7 +12,7 @@ import math
 import re
 from typing import NamedTuple
 
-from xfunc.hlo import wire
+from xfunc.hlo import opcodes, wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 
@@ -40,25 +40,6 @@ class Cost:
 
 def _fields(c: Cost) -> tuple[int, int, int]:
     return c.flops, c.transcendentals, c.bytes_accessed
-
-
-_FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast opt-barrier after-all partition-id "
-    "replica-id".split()
-)
-_MOVES = frozenset(
-    "broadcast reshape transpose slice concatenate pad reverse copy gather iota "
-    "dynamic-slice dynamic-update-slice bitcast-convert custom-call rng-bit-generator all-gather "
-    "all-to-all collective-permute copy-start copy-done send send-done recv recv-done infeed "
-    "outfeed domain rng-get-and-update-state".split()
-)
-_TRANSCENDENTAL = frozenset(
-    "exponential exponential-minus-one log log-plus-one logistic power sqrt cbrt rsqrt tanh sine "
-    "cosine tan atan2 erf".split()
-)
-_PER_ELEMENT = frozenset(
-    "reduce map sort select-and-scatter reduce-window all-reduce reduce-scatter scatter".split()
-)
 
 
 def cost(module: Module) -> Cost:
@@ -109,7 +90,7 @@ def roofline(cost: Cost, chip: str = "v6e") -> float:
 
 def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:
     op = i.opcode
-    if op in _FREE:
+    if op in opcodes.COUNTED_AS_NOTHING:
         return Cost()
     called = [known[c] for c in i.proto.called_computation_ids]
     if op == "call":
@@ -128,12 +109,12 @@ def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:
         return moved + Cost(flops=2 * _size(i.shape) * terms)
     if op == "convolution":
         return moved + Cost(flops=_convolution(i))
-    if op in _PER_ELEMENT and called:
+    if op in opcodes.COUNTED_PER_ELEMENT and called:
         inner = dataclasses.replace(called[0], bytes_accessed=0)
         return moved + inner * _applications(i)
-    if op in _MOVES:
+    if op in opcodes.COUNTED_AS_MOVES:
         return moved
-    if op in _TRANSCENDENTAL:
+    if op in opcodes.TRANSCENDENTAL:
         return moved + Cost(transcendentals=_size(i.shape))
     return moved + Cost(flops=_size(i.shape))
 

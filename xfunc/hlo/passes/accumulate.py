@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.edit import copied, fill, fresh_ids, instruction, with_id
 
 NARROW = (pb.BF16, pb.F16)
-_COARSE = frozenset(
-    "dot convolution atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one "
-    "logistic power remainder rsqrt sine sqrt tan tanh".split()
-)
-_ACCUMULATING = ("reduce", "reduce-window", "scatter", "select-and-scatter")
 
 
 def accumulate_wide(proto: pb.HloModuleProto) -> None:
@@ -46,13 +42,13 @@ def _combines(c: pb.HloComputationProto) -> bool:
 
 
 def _accumulates(i: pb.HloInstructionProto, combiners: set[int]) -> bool:
-    if i.opcode not in _ACCUMULATING or i.shape.element_type not in NARROW:
+    if i.opcode not in opcodes.ACCUMULATING or i.shape.element_type not in NARROW:
         return False
     return i.called_computation_ids[-1] in combiners
 
 
 def _is_coarse(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in _COARSE and i.shape.element_type == pb.F16
+    return i.opcode in opcodes.COARSE and i.shape.element_type == pb.F16
 
 
 def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:

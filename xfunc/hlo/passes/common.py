@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.edit import fresh_ids, instruction
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import verify
-
-_SIDE_EFFECTS = frozenset("send send-done recv recv-done infeed outfeed".split())
 
 
 def dead_code_elimination(module: Module) -> Module:
@@ -154,7 +153,7 @@ def _live(c: Computation, known: dict[int, bool]) -> set[int]:
 
 def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
     """Whether an instruction does more than to return a value; `known` tells it of computations."""
-    if i.opcode in _SIDE_EFFECTS or i.proto.custom_call_has_side_effect:
+    if i.opcode in opcodes.TRANSFERS or i.proto.custom_call_has_side_effect:
         return True
     for c in i.called_computations:
         if c.id not in known:

@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, renamed
 from xfunc.hlo.module import Module
 from xfunc.hlo.spmd.annotations import is_pair, is_region
-
-_RUN = frozenset(("call", "while", "conditional"))
 
 
 def inline_calls(module: Module) -> Module:
@@ -43,7 +42,9 @@ def inline_calls(module: Module) -> Module:
         flat[key] = _Caller(computations, ids).flat(computations[key])
         for i in flat[key].instructions:
             if i.called_computation_ids:
-                (todo.extend if i.opcode in _RUN else applied.update)(i.called_computation_ids)
+                (todo.extend if i.opcode in opcodes.RUNS else applied.update)(
+                    i.called_computation_ids
+                )
     for c in reversed(module.proto.computations):  # callers before callees
         if c.id in applied:
             applied.update(k for i in c.instructions for k in i.called_computation_ids)

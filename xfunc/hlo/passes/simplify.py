@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.edit import fill
 from xfunc.hlo.module import Module
 from xfunc.hlo.passes import scalars
@@ -52,19 +53,6 @@ def _bodies(c: pb.HloComputationProto) -> Iterator[int]:
     for i in c.instructions:
         if i.opcode in ("while", "conditional"):
             yield from i.called_computation_ids
-
-
-# What computes the same from the same operands, wherever and whenever.
-_PURE = frozenset(
-    "abs add and atan2 bitcast bitcast-convert broadcast cbrt ceil clamp compare complex "
-    "concatenate constant convert convolution copy cosine count-leading-zeros divide dot "
-    "dynamic-slice dynamic-update-slice erf exponential exponential-minus-one fft floor gather "
-    "get-tuple-element imag iota is-finite log log-plus-one logistic map maximum minimum multiply "
-    "negate not or pad popcnt power real reduce reduce-precision reduce-window remainder reshape "
-    "reverse round-nearest-afz round-nearest-even rsqrt scatter select select-and-scatter "
-    "shift-left shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tan "
-    "tanh transpose xor".split()
-)
 
 
 class _Value:
@@ -109,7 +97,7 @@ class _Simpler:
             if value.operands != before and value.proto is i:
                 value.proto = _copy(i)
                 value.proto.operand_ids[:] = value.operands
-            if value.timeless and value.opcode in _PURE:
+            if value.timeless and value.opcode in opcodes.PURE:
                 other = self._first.setdefault(self._same.key(value.proto, value.operands), key)
         if other is not None and other != key:
             self.stands_for[key] = other

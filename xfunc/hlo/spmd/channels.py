@@ -9,8 +9,9 @@ from __future__ import annotations
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.instances import holding, separate
-from xfunc.hlo.spmd.collectives import AXES, COLLECTIVES
+from xfunc.hlo.spmd.collectives import AXES
 
 
 def renumber_channels(proto: pb.HloModuleProto) -> None:
@@ -33,4 +34,4 @@ def renumber_channels(proto: pb.HloModuleProto) -> None:
 
 
 def _is_collective(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in COLLECTIVES
+    return i.opcode in opcodes.COLLECTIVES

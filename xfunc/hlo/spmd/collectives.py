@@ -30,10 +30,6 @@ Of another instruction: the axes along which its result differs from device to d
 DEVICES = "xfunc_devices"
 """Frontend attribute of what leaves a manual region: the number of devices of its mesh."""
 
-COLLECTIVES = frozenset(
-    "all-reduce all-gather reduce-scatter all-to-all collective-permute".split()
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Groups:

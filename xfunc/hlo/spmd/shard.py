@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import wire
+from xfunc.hlo import opcodes, wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair
@@ -154,14 +154,6 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
     return found
 
 
-_ELEMENTWISE = frozenset(
-    "abs add and atan2 bitcast-convert cbrt ceil clamp compare complex convert copy cosine "
-    "count-leading-zeros divide erf exponential exponential-minus-one floor imag is-finite log "
-    "log-plus-one logistic maximum minimum multiply negate not opt-barrier or popcnt power real "
-    "reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
-    "shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor all-reduce "
-    "pad slice reverse concatenate dynamic-slice dynamic-update-slice".split()
-)
 """What keeps the division of every dimension whose size it keeps."""
 
 
@@ -201,7 +193,7 @@ class _Walk:
             return _annotated(i, of)
         if all(d is None for d in of):
             return None
-        if i.opcode in _ELEMENTWISE:
+        if i.opcode in opcodes.PER_SHARD:
             axes = _kept(i, of, dims)
         else:
             arrays = [d if isinstance(d, tuple) else None for d in of]
@@ -238,7 +230,7 @@ class _Walk:
                 of = self.found.get(i.id)
                 if i.opcode == "tuple" and isinstance(of, list):
                     wanted = of
-                elif i.opcode in _ELEMENTWISE and isinstance(of, tuple):
+                elif i.opcode in opcodes.PER_SHARD and isinstance(of, tuple):
                     wanted = [of if o.shape.dims == i.shape.dims else None for o in i.operands]
                 elif i.opcode == "while":
                     wanted = [of]

@@ -14,9 +14,10 @@ from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.spmd.annotations import is_region
-from xfunc.hlo.spmd.collectives import AXES, COLLECTIVES
+from xfunc.hlo.spmd.collectives import AXES
 
 Axes = frozenset[str]
 Varying: TypeAlias = "Axes | tuple[Varying, ...]"
@@ -133,7 +134,7 @@ class Walk:
                 return self._every
         found = all_axes(tuple(operands))
         said = i.proto.frontend_attributes.map.get(AXES)
-        if i.opcode in COLLECTIVES:
+        if i.opcode in opcodes.COLLECTIVES:
             axes = frozenset((said or "").split(","))
             # A permutation has no groups: all devices have to be there.
             if around[1] & (self._every if i.opcode == "collective-permute" else axes):

@@ -1,0 +1,94 @@
+"""Opcodes of HLO, in sets by what matters to those who look at a program."""
+
+from __future__ import annotations
+
+
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# ------------------------------------------------------------------ operations on each element
+
+CHEAP = _set(
+    "abs add and ceil clamp compare complex floor imag is-finite maximum minimum multiply negate "
+    "not or real round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+    "shift-right-logical sign subtract xor"
+)
+TRANSCENDENTAL = _set(
+    "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt "
+    "sine sqrt tan tanh"
+)
+SLOW = TRANSCENDENTAL | _set("divide remainder")
+ELEMENTWISE = CHEAP | SLOW
+"""Of numbers, whose results are other numbers."""
+ENCODINGS = _set("bitcast-convert convert copy count-leading-zeros popcnt reduce-precision")
+"""Of each element too: the same numbers otherwise, or what is asked of their bits."""
+COARSE = _set("dot convolution remainder") | TRANSCENDENTAL
+"""What XLA computes in a narrow type as it is, with an error of more than rounding."""
+
+# ---------------------------------------------------------------------------- moving elements
+
+INDEXED = _set("dynamic-slice dynamic-update-slice gather")
+MOVES = _set(
+    "bitcast broadcast concatenate dynamic-slice gather iota pad reshape reverse slice transpose"
+)
+"""What can be computed where it is used, in a fusion."""
+FREE = _set("reshape transpose broadcast convert bitcast bitcast-convert iota constant")
+"""What costs nothing to compute again."""
+IN_PLACE = _set("dynamic-update-slice scatter")
+"""What may write into its first operand."""
+COUNTED_AS_MOVES = (MOVES - {"bitcast"}) | _set(
+    "copy dynamic-update-slice bitcast-convert custom-call rng-bit-generator all-gather all-to-all "
+    "collective-permute copy-start copy-done send send-done recv recv-done infeed outfeed domain "
+    "rng-get-and-update-state"
+)
+"""What XLA's analysis of costs takes for memory traffic alone."""
+COUNTED_AS_NOTHING = _set(
+    "parameter constant tuple get-tuple-element bitcast opt-barrier after-all partition-id "
+    "replica-id"
+)
+
+# ----------------------------------------------------------------------- products, reductions
+
+PRODUCTS = _set("dot convolution")
+ACCUMULATING = _set("reduce reduce-window scatter select-and-scatter")
+COUNTED_PER_ELEMENT = ACCUMULATING | _set("map sort all-reduce reduce-scatter")
+
+# ----------------------------------------------------------------- devices, effects and state
+
+COLLECTIVES = _set("all-reduce all-gather reduce-scatter all-to-all collective-permute")
+TRANSFERS = _set("send send-done recv recv-done infeed outfeed")
+"""What has side effects by itself."""
+ONCE = COLLECTIVES | _set(
+    "rng rng-get-and-update-state ragged-all-to-all collective-broadcast all-reduce-start "
+    "all-gather-start collective-permute-start send recv infeed outfeed"
+)
+"""What must not run twice: random state, messages between devices, input and output."""
+RUNS = _set("call while conditional")
+"""What runs the computations that it calls, rather than applying them to elements."""
+
+# ------------------------------------------------------------------------- groups of several
+
+PURE = (
+    ELEMENTWISE
+    | ENCODINGS
+    | MOVES
+    | INDEXED
+    | PRODUCTS
+    | ACCUMULATING
+    | _set("constant fft get-tuple-element map sort")
+)
+"""What gives the same for the same operands, and does nothing else."""
+PER_SHARD = (
+    ELEMENTWISE
+    | ENCODINGS
+    | _set("opt-barrier all-reduce pad slice reverse concatenate")
+    | _set("dynamic-slice dynamic-update-slice")
+)
+"""What is sharded like its operands, apart from the axes along which it mixes elements."""
+PARTITIONABLE = (
+    (PURE - _set("bitcast copy count-leading-zeros fft map reduce-precision"))
+    | RUNS
+    | _set("opt-barrier parameter tuple all-reduce reduce-scatter collective-permute")
+)
+"""What XLA's partitioner divides in a region that is manual over some axes only."""
