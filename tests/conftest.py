@@ -4,12 +4,16 @@ The tests in ``tests/sharding`` run on 8 virtual devices, all others on one. A p
 number of devices for good, so each kind is a run of its own, and ``python -m tests`` is both.
 pytest by itself takes those in ``tests/sharding`` if it is given nothing else, and the others
 otherwise.
+
+Of a table marked ``sampled(n)``, an n-th runs each day: see `tests.support.day`.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+
+from tests.support.day import DAY, is_due
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
@@ -24,10 +28,12 @@ LEFT_OUT = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--devices", choices=("1", "8"), help="only the tests for so many devices")
+    parser.addoption("--all", action="store_true", help="every case of the tables that are sampled")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the number of devices, and the tests that are for it."""
+    config.addinivalue_line("markers", "sampled(days): each case runs once in so many days")
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
     sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
@@ -54,7 +60,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if collection_path == SHARDED and SHARDED not in map(Path, config.args) else None
+    return True if collection_path == SHARDED else None  # what is named as an argument is not asked
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"tables are sampled for TESTS_DAY={DAY}; --all runs all of them"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not due today, unless it is asked for by name."""
+    chosen = config.option.keyword or getattr(config.option, "lf", False)
+    if config.getoption("--all") or chosen or any("::" in arg for arg in config.args):
+        return
+    due, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        (due if mark is None or is_due(item.name, *mark.args) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = due
 
 
 def pytest_terminal_summary(

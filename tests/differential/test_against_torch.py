@@ -6,18 +6,16 @@ transforms. A failing program is shown as text that runs, made as small as it fa
 
 from __future__ import annotations
 
-import datetime
-
 import pytest
 
 import xfunc as xf
+from tests.support.day import DAY
 from tests.support.differential.eager.compare import Outcome, outcome
 from tests.support.differential.eager.constructs import CONSTRUCTS
 from tests.support.differential.eager.generate import HEADER, Program, generate
 from tests.support.differential.eager.minimise import minimised
 
 CHUNK = 20
-TODAY = datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def failures(programs: list[Program]) -> list[Program]:
@@ -43,7 +41,7 @@ def test_the_same_programs_each_time(first: int) -> None:
 def test_other_programs_each_day() -> None:
     """None may fail, or end the process."""
     chunks = [range(n, n + CHUNK) for n in range(0, 200, CHUNK)]
-    found = [p for chunk in chunks for p in failures([generate(TODAY, n) for n in chunk])]
+    found = [p for chunk in chunks for p in failures([generate(DAY, n) for n in chunk])]
     if found:
         names = ", ".join(p.name for p in found)
         text = "\n".join(map(shown, found[:3]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 import zipfile
@@ -12,12 +11,12 @@ import torch
 
 import xfunc as xf
 from tests.support import mutations
+from tests.support.day import DAY
 from xfunc.hlo import InvalidHloError, Module, verify
 
 
 def test_nothing_damaged_is_taken_for_what_was_written() -> None:
-    seed = datetime.date.today().toordinal()
-    assert mutations.search(600, seed) == [], f"python -m tests.support.mutations 600 {seed}"
+    assert mutations.search(600, DAY) == [], f"python -m tests.support.mutations 600 {DAY}"
 
 
 def test_a_process_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -5,16 +5,14 @@ bool, which change from day to day: after fifteen days, each has run in all of i
 ``python -m benchmarks operations`` runs all at once.
 """
 
-import datetime
-
 import pytest
 
 from benchmarks import operations
+from tests.support.day import DAY
 
 SMOOTH = ["float64", "float32", "complex64", "bfloat16", "float16"]
 EXACT = ["int64", "bool"]
 TRANSFORMS = ["jit", "vmap", "grad", "vmap(grad)", "jvp", "grad(grad)", "vjp"]
-TODAY = datetime.datetime.now(datetime.UTC).date().toordinal()
 
 
 def chosen_on(day):
@@ -30,14 +28,12 @@ def examined(day, part):
 
 
 def test_fifteen_days_take_every_operation_in_every_dtype():
-    taken = {
-        (name, d) for day in range(TODAY, TODAY + 15) for name, ds in chosen_on(day) for d in ds
-    }
+    taken = {(name, d) for day in range(DAY, DAY + 15) for name, ds in chosen_on(day) for d in ds}
     assert taken == {(name, d) for name in operations.entries() for d in operations.DTYPES}
 
 
 @pytest.mark.parametrize("part", [0, 1])
-@pytest.mark.parametrize("day", [pytest.param(TODAY, id=f"day-{TODAY}")])
+@pytest.mark.parametrize("day", [pytest.param(DAY, id=f"day-{DAY}")])
 def test_operations_of_the_day_are_right_or_refused_by_name(day, part):
     found = operations.measure(examined(day, part))
     assert sum(f.status == "right" for f in found) > 500
