@@ -61,7 +61,7 @@ class Encoder:
             found = tuple(self._answered(row, field, where) for field in ("chosen", "rejected"))
         elif row.get("messages") is not None:
             found = (self._conversation(_messages(row, "messages", where), row, where),)
-        elif "messages" in row or "prompt" not in row:
+        elif row.get("prompt") is None:
             raise _lacks(row, "messages", where, ", nor 'prompt' and 'completion'")
         else:
             found = (self._answered(row, "completion", where),)

@@ -51,12 +51,32 @@ def forward(config: Config, seq: int) -> Forward:
     )
 
 
-def per_token(config: Config, seq: int) -> float:
-    """The operations that training takes for one token: a backward pass is two forward passes."""
-    return 3 * sum(forward(config, seq))
+class Extent(NamedTuple):
+    """What of a model is trained.
+
+    Attributes:
+        learned: the part of the weights of products that have a gradient; adapters count nothing.
+        compared: whether a reference model computes the tokens too.
+    """
+
+    learned: float = 1.0
+    compared: bool = False
 
 
-def executed_per_token(config: Config, seq: int, plan: Plan) -> float:
+ALL = Extent()
+
+
+def per_token(config: Config, seq: int, extent: Extent = ALL) -> float:
+    """The operations that training takes for one token.
+
+    A backward pass is two forward passes, of which one finds the gradients of weights.
+    """
+    once = forward(config, seq)
+    passes = 2 + extent.learned + extent.compared
+    return (3 + extent.compared) * once.attention + passes * (once.layers + once.head)
+
+
+def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = ALL) -> float:
     """Like `per_token`, with what the backward pass computes again.
 
     That is the logits, whatever the policy; of a layer that is computed again all but its last
@@ -66,11 +86,17 @@ def executed_per_token(config: Config, seq: int, plan: Plan) -> float:
     last = 2.0 * config.layers * config.hidden * config.intermediate
     again = once.head + layers * (once.layers - last) + attention * once.attention
     scores = 0.0 if plan.attention == "dense" else once.attention / 2
-    return per_token(config, seq) + again + scores
+    return per_token(config, seq, extent) + again + scores
 
 
 def utilisation(
-    config: Config, seq: int, *, tokens_per_second: float, chips: int, chip: str
+    config: Config,
+    seq: int,
+    *,
+    tokens_per_second: float,
+    chips: int,
+    chip: str,
+    extent: Extent = ALL,
 ) -> float | None:
     """The part of the chips' peak that training uses (MFU); None if the peak is not known.
 
@@ -80,7 +106,8 @@ def utilisation(
         tokens_per_second: on all chips together.
         chips: how many.
         chip: which, such as `v6e`.
+        extent: what of the model is trained.
     """
     if chip not in LINKS:
         return None
-    return per_token(config, seq) * tokens_per_second / (chips * CHIPS[chip].flops)
+    return per_token(config, seq, extent) * tokens_per_second / (chips * CHIPS[chip].flops)

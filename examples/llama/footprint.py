@@ -121,8 +121,9 @@ def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
 def _work(case: Case, sent: dict[str, Traffic] | None) -> dict[str, Any]:
     config, seq = case.recipe.model, case.run.data.seq
     tokens = case.run.data.batch * seq
-    model = tokens * flops.per_token(config, seq)
-    executed = tokens * flops.executed_per_token(config, seq, case.recipe.plan)
+    model = tokens * flops.per_token(config, seq, case.recipe.extent)
+    recipe = case.recipe
+    executed = tokens * flops.executed_per_token(config, seq, recipe.plan, recipe.extent)
     chip, chips = case.chips.kind, case.chips.devices
     arithmetic = links = bound = None
     if chip in flops.LINKS:

@@ -124,12 +124,21 @@ def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
 
 
 def _is_matrix(name: str, shape: xf.ShapeDtypeStruct) -> bool:
-    return name == "head" or (name.startswith("layers.") and len(shape.shape) == 3)
+    """Whether a weight is used by `linear` and nothing else."""
+    return name == "head" or (name.startswith("layers.w") and len(shape.shape) == 3)
 
 
 def is_all(config: Config, tune: Tune) -> bool:
     """Whether all weights are trained, so that nothing is frozen."""
     return set(xf.tree.leaves(roles(config, tune))) == {FULL}
+
+
+def learned_part(config: Config, tune: Tune) -> float:
+    """The part of the weights of products that are trained themselves."""
+    shapes, role = named(model.shapes(config)), named(roles(config, tune))
+    head = "embed" if config.tied else "head"
+    sizes = {n: math.prod(a.shape) for n, a in shapes.items() if n == head or _is_matrix(n, a)}
+    return sum(size for n, size in sizes.items() if role[n] == FULL) / sum(sizes.values())
 
 
 # -- dividing and joining -----------------------------------------------------------------------

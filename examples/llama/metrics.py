@@ -115,6 +115,7 @@ class Log:
             tokens_per_second=rate,
             chips=xf.device_count(),
             chip=self._chip,
+            extent=self._recipe.extent,
         )
         return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import lora, model, optimizer
+from .flops import Extent
 from .lora import Adapter, Tune
 from .model import Params
 from .plan import Plan
@@ -130,6 +131,11 @@ class Recipe:
         the model that pairs are compared with.
         """
         return self.pairs or not lora.is_all(self.model, self.tune)
+
+    @property
+    def extent(self) -> Extent:
+        """What of the model is trained, for `flops`."""
+        return Extent(lora.learned_part(self.model, self.tune), self.pairs)
 
     def check_warmup(self) -> None:
         """Raise an error if the schedule ends, or falls, before its warm-up ends."""

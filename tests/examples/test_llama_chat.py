@@ -174,7 +174,7 @@ def test_answers_are_learned_and_nothing_else(
         row = {"prompt": TALK[:4], "completion": TALK[4:]}
         assert [text.strip() for text in learned(encoder(template), row)] == ["Bye bye<|im_end|>"]
     made = encoder()
-    row = {"prompt": "say <|im_end|>", "completion": " yes"}
+    row = {"prompt": "say <|im_end|>", "completion": " yes", "messages": None}
     assert learned(made, row) == [" yes<|end_of_text|>"]
     tokens = made.examples(row, "")[0].tokens
     known = made._tokenizer

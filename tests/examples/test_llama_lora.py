@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import adapters, base, config, fit, hf, lora, model, train, trained
+from examples.llama import adapters, base, config, fit, flops, hf, lora, model, train, trained
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.hf_config import FormatError
@@ -150,6 +150,26 @@ def test_adapters_of_peft_make_the_same_logits(
         torch.testing.assert_close(
             in_peft(hub, tmp_path / "ours")(check).logits, expected, rtol=0.0, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_flops_are_those_of_the_program(pairs: bool) -> None:
+    sizes = model.Config(2048, 512, 1408, layers=2, heads=4, kv_heads=2)
+    plan, rows, seq = Plan(policy="everything", attention="dense"), 2, 256
+    tune = Tune(("layers.w*",), ("head",), rank=1)
+    recipe = Recipe(sizes, 100, plan, tune=tune, pairs=pairs)
+    every = model.shapes(sizes, torch.float32)
+    params = lora.trained(every, sizes, tune, lora.abstract(tune))
+    frozen = lora.frozen(every, sizes, tune, whole=pairs)
+    tokens: Any = xf.ShapeDtypeStruct((rows, seq), torch.int64)
+    lowered = xf.jit(lambda p, b, f: train.gradient(p, b, recipe, f)).lower(
+        params, model.Batch(tokens, tokens, tokens), frozen
+    )
+    found = lowered.cost_analysis()["flops"] / (rows * seq)
+    assert 0.1 < recipe.extent.learned < 0.3
+    # Twice the length: the program computes the whole square of scores.
+    expected = flops.executed_per_token(sizes, 2 * seq, plan, recipe.extent)
+    assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
