@@ -26,6 +26,7 @@ BUILTINS = {
     "TreeMismatchError": TypeError,
     "UnsupportedOpError": NotImplementedError,
     "ShardingError": ValueError,
+    "ShapeError": ValueError,
     "CompileError": RuntimeError,
     "OutOfMemoryError": errors.CompileError,
     "DamagedCheckpointError": ValueError,

@@ -9,6 +9,8 @@ from typing import Any
 from xfunc.hlo import Module
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
+from xfunc.symbolic.abstract import is_symbolic, symbolic_hlo, symbolic_result
+from xfunc.symbolic.fit import SymbolicModule
 
 
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -16,20 +18,33 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
     0-d tensors; leaves that are no arrays (None, strings, flags in an object) are as they are.
+    Shapes with a `Dim` in them give results with sizes computed from it.
+
+    Raises:
+        ShapeError: a size of the result is no polynomial of the Dims.
 
     Source: ``jax.eval_shape``.
     """
+    if is_symbolic(args, kwargs):
+        return symbolic_result(fun, args, kwargs)
     return stages.trace(Staged(fun), args, kwargs).out_info
 
 
-def make_hlo(fun: Callable[..., Any]) -> Callable[..., Module]:
+def make_hlo(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A function that returns the HLO of `fun` for given arguments; ``print`` shows it.
+
+    Arguments with a `Dim` in their shapes give the HLO of all sizes: ``f32[B,S-1,4096]``.
+
+    Raises:
+        ShapeError: what the function does for other sizes is not one program.
 
     The counterpart of ``jax.make_jaxpr``.
     """
 
     @functools.wraps(fun)
-    def make(*args: Any, **kwargs: Any) -> Module:
+    def make(*args: Any, **kwargs: Any) -> Module | SymbolicModule:
+        if is_symbolic(args, kwargs):
+            return symbolic_hlo(fun, args, kwargs)
         return stages.trace(Staged(fun, arrays_only=True), args, kwargs).lower().module
 
     return make

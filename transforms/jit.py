@@ -23,6 +23,7 @@ from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
+from xfunc.symbolic.dynamic import Dynamic
 from xfunc.trace import tracing
 
 Nums = int | Sequence[int] | None
@@ -38,6 +39,8 @@ def jit(
     donate_argnames: Names = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    dynamic_shapes: Any = None,
+    buckets: Any = None,
 ) -> Any:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
@@ -57,6 +60,12 @@ def jit(
             prefix of the tuple of positional arguments that are not static. An
             argument that is not sharded yet is sharded so; one that is must have this sharding.
         out_shardings: how the result is sharded, a prefix of its tree.
+        dynamic_shapes: which dimensions of the arguments vary: a prefix tree of the tuple of
+            positional arguments, or of a dict of arguments by name. It has None for what does not
+            vary, or a tuple with a `Dim` (or what is computed from such), a number or None for each
+            dimension. One program then serves all sizes of a bucket, with the exact results.
+        buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
+            of these by `Dim`.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
@@ -64,7 +73,8 @@ def jit(
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
         ShardingError: a sharding does not fit its array, or an argument has another.
-        TreeMismatchError: the shardings are no prefix.
+        TreeMismatchError: the shardings, or the dynamic shapes, are no prefix.
+        ShapeError: an argument does not have the size that `dynamic_shapes` declares.
 
     Source: ``jax.jit``.
     """
@@ -77,12 +87,15 @@ def jit(
             donate_argnames=donate_argnames,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
+            dynamic_shapes=dynamic_shapes,
+            buckets=buckets,
         )
     return Jit(
         fun,
         (static_argnums, static_argnames),
         (donate_argnums, donate_argnames),
         (in_shardings, out_shardings),
+        (dynamic_shapes, buckets),
     )
 
 
@@ -95,6 +108,7 @@ class Jit(Transform):
         static: tuple[Nums, Names],
         donate: tuple[Nums, Names],
         shardings: tuple[Any, Any],
+        dynamic: tuple[Any, Any] = (None, None),
     ):
         self._static = _resolve(fun, *static)
         self._donate = _resolve(fun, *donate)
@@ -115,6 +129,14 @@ class Jit(Transform):
         super().__init__(fun, options, "jit")
         self.__name__ = self.__qualname__ = function_name(fun)
         self._staged = Staged(fun, value=self, arrays_only=True)
+        shapes, buckets = dynamic
+        if shapes is None and buckets is not None:
+            fail(
+                ValueError,
+                f"jit({function_name(fun)}) has buckets, and no dimension that varies",
+                "declare dynamic_shapes.",
+            )
+        self._dynamic = None if shapes is None else Dynamic(self._staged, shapes, buckets)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         if is_eager():
@@ -127,12 +149,15 @@ class Jit(Transform):
         if tracing.current() is not None or is_eager():
             return self.apply(*args, **kwargs)
         try:
-            if self._is_plain:
+            if self._is_plain and self._dynamic is None:
                 return run_staged(self._staged, args, kwargs)
             args, kwargs, options = self._split(args, kwargs)
             if self._in is not None:
                 args = as_arguments(args, self._wanted(args), self._staged, kwargs)
-            result = run_staged(self._staged, args, kwargs, options)
+            if self._dynamic is not None:
+                result = self._dynamic.run(args, kwargs, options)
+            else:
+                result = run_staged(self._staged, args, kwargs, options)
             return result if self._out is None else self._noted(result)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
@@ -245,10 +270,11 @@ class Jit(Transform):
         self._staged.cache.clear()
 
     def explain(self) -> str:
-        """Hits, misses, and why the last call that missed did so."""
+        """Hits, misses, and why the last call that missed did so; the buckets that were used."""
         info, why = self.cache_info(), self._staged.cache.last_miss
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
-        return f"{self._staged.name}: {counts}\nlast miss: {why}"
+        text = f"{self._staged.name}: {counts}\nlast miss: {why}"
+        return text if self._dynamic is None else f"{text}\n{self._dynamic.explain()}".rstrip()
 
 
 def _resolve(

@@ -61,6 +61,7 @@ from xfunc.sharding import (
     visualize_sharding,
     with_sharding_constraint,
 )
+from xfunc.symbolic.dim import Dim
 from xfunc.symbolic.ladder import buckets
 from xfunc.tools.memory_report import memory_report
 from xfunc.tools.modules import functional
@@ -108,6 +109,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbstractMesh",
+    "Dim",
     "Mesh",
     "NamedSharding",
     "P",

@@ -53,6 +53,10 @@ class ShardingError(XfuncError, ValueError):
     """A sharding does not fit its mesh or its array."""
 
 
+class ShapeError(XfuncError, ValueError):
+    """A size is not what `dynamic_shapes` declares."""
+
+
 class UnsupportedOpError(XfuncError, NotImplementedError):
     """An operation that cannot be traced."""
 

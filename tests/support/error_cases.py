@@ -18,6 +18,7 @@ from tests.support.error_sections.others import OTHERS
 from tests.support.error_sections.purity import LEAKS, PURITY
 from tests.support.error_sections.reading import READING
 from tests.support.error_sections.shardings import SHARDINGS
+from tests.support.error_sections.sizes import SIZES
 from tests.support.error_sections.trees import TREES
 from tests.support.error_sections.unsupported import UNSUPPORTED
 
@@ -62,6 +63,7 @@ SECTIONS = [
     TREES,
     UNSUPPORTED,
     SHARDINGS,
+    SIZES,
     COMPILATION,
     MEMORY,
     DAMAGED,

@@ -12,6 +12,10 @@ import torch
 from xfunc.hlo import Shape
 
 
+class SymbolicSize:
+    """A size that is not known yet: see `xfunc.symbolic.dim`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ShapeDtypeStruct:
     """The shape and dtype (and, on a mesh, the sharding) of an array that need not exist."""
@@ -21,7 +25,8 @@ class ShapeDtypeStruct:
     sharding: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        sizes = (d if isinstance(d, SymbolicSize) else int(d) for d in self.shape)
+        object.__setattr__(self, "shape", tuple(sizes))
 
     @property
     def ndim(self) -> int:

@@ -12,7 +12,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import optree
 import torch
@@ -204,6 +204,18 @@ class Staged:
         return entry
 
 
+class Runnable(Protocol):
+    """What `first_run` runs: an `Entry`, or what stands for one."""
+
+    def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Call the program."""
+        ...
+
+    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+        """The tree of results."""
+        ...
+
+
 def definition(fun: Any) -> Location | None:
     """Where a function is written."""
     code = getattr(identity.root_of(fun), "__code__", None)
@@ -279,12 +291,19 @@ def run_staged(
             options = options._replace(effects_allowed=True)
             entry = staged.make(key, held, watched(leaves), options)
         if entry.executable is None or where.device_count() > 1:
-            result = _first_run(store, entry, leaves, held)
+            result = first_run(store, entry, leaves, held)
         else:
             result = entry.result(entry.run(leaves, held))
-        if _thread.inspect is not None:
-            _thread.inspect(staged.name, options.call or staged.fun, args, kwargs, result)
+        inspected(staged, args, kwargs, options, result)
         return result
+
+
+def inspected(
+    staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, result: Any
+) -> None:
+    """Show the result of a run to what `inspect_results` installed."""
+    if _thread.inspect is not None:
+        _thread.inspect(staged.name, options.call or staged.fun, args, kwargs, result)
 
 
 def inspect_results(inspect: Inspect | None) -> Inspect | None:
@@ -302,9 +321,14 @@ def _structure_of_leaves(n: int) -> tree.Structure:
     return tree.structure(((0,) * n, {}))
 
 
-def _first_run(
-    store: FunctionCache, entry: Entry, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]
+def first_run(
+    store: FunctionCache,
+    entry: Runnable,
+    leaves: list[torch.Tensor],
+    held: Sequence[torch.Tensor],
 ) -> Any:
+    """Run an entry that may have to be compiled; counts that."""
+
     def count() -> None:
         store.compiles += 1
 

@@ -8,6 +8,7 @@ checked by a probe that it was not found from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
-from xfunc.symbolic.polynomial import Env, Ratio, Size, value
+from xfunc.symbolic.polynomial import Env, Polynomial, Ratio, Size, value
+from xfunc.symbolic.printing import text_of
 from xfunc.symbolic.probes import probes
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
@@ -71,6 +73,19 @@ class SymbolicModule:
         """The shape of an instruction's result."""
         return _shaped(i.proto.shape, iter(self.dims(i)))
 
+    def is_plain(self, env: Env) -> bool:
+        """Whether all dimensions that depend on sizes are larger than 1 at some."""
+        return all(d.at(env) > 1 for d in self._varying)
+
+    @functools.cached_property
+    def _varying(self) -> set[Polynomial]:
+        dims = (d for numbers in self.numbers.values() for d in numbers["dims"])
+        return {d for d in dims if isinstance(d, Polynomial)}
+
+    def __str__(self) -> str:
+        """HLO text, with symbols in the place of sizes."""
+        return text_of(self)
+
     def at(self, env: Env, module: Module) -> SymbolicModule:
         """The same about another module of the function, traced at sizes of its own.
 
@@ -101,26 +116,54 @@ def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
         NoFit: there is none.
     """
     traced: dict[tuple[int, ...], Module] = {}
+    fixed = {n: r.min for n, r in box.ranges.items() if r.min == r.max}
+    varying = Box({n: r for n, r in box.ranges.items() if n not in fixed})
 
     def at(env: Env) -> Module:
-        key = tuple(env[name] for name in box.ranges)
+        key = tuple(env[name] for name in varying.ranges)
         if key not in traced:
-            traced[key] = trace(env)
+            traced[key] = trace({**fixed, **env})
         return traced[key]
 
     error: NoFit | None = None
     for highest in (1, 2):
-        chosen = probes(box, highest)
+        chosen = probes(varying, highest)
         if chosen is None:
             break
         envs, basis = chosen
         try:
-            return _fitted([at(e) for e in envs], envs, Solver(envs, basis, box), box)
+            return _fitted([at(e) for e in envs], envs, Solver(envs, basis, varying), box)
         except NoFit as found:
             if found.other_program:
                 raise
             error = found
     raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
+
+
+def fit_sizes(
+    shapes: Callable[[Env], Sequence[tuple[int, ...]]], box: Box
+) -> list[tuple[Size, ...]]:
+    """Shapes that depend on sizes, from what they are at some.
+
+    Raises:
+        NoFit: they are no polynomials, or others for other sizes.
+    """
+    for highest in (1, 2):
+        chosen = probes(box, highest)
+        if chosen is None:
+            break
+        envs, basis = chosen
+        found = [list(map(tuple, shapes(e))) for e in envs]
+        if len({tuple(map(len, x)) for x in found}) > 1:
+            raise NoFit("another number of dimensions for other sizes", None, True)
+        solver = Solver(envs, basis, box)
+        sizes = [
+            tuple(solver.size(values) for values in zip(*dims, strict=True))
+            for dims in zip(*found, strict=True)
+        ]
+        if not any(s is None for dims in sizes for s in dims):
+            return [tuple(s for s in dims if s is not None) for dims in sizes]
+    raise NoFit(f"sizes of the result are no polynomials of {', '.join(box.ranges)}")
 
 
 def _fitted(

@@ -40,7 +40,8 @@ class Numbers(NamedTuple):
             ``window``: size, stride, padding (low, high), dilations (window, base) and whether it
             is reversed, of each dimension;
             ``padding``: low, high and interior of each dimension;
-            ``literal``: a scalar.
+            ``literal``: a scalar;
+            ``progression``: start and step of a constant such as 3, 5, 7, 9.
     """
 
     rest: tuple[Any, ...]
@@ -77,6 +78,9 @@ def taken_apart(
     if scalar is not None:
         lists["literal"] = (scalar,)
         rest.ClearField("literal")
+    elif (steps := progression_of(i)) is not None:
+        lists["progression"] = steps
+        rest.ClearField("literal")
     for name in _APART:
         rest.ClearField(name)
     refers = tuple(
@@ -110,6 +114,24 @@ def scalar_of(i: pb.HloInstructionProto) -> int | float | None:
     if kind == pb.BF16:
         return struct.unpack("<f", b"\0\0" + i.literal.bf16s)[0]
     return None
+
+
+def progression_of(i: pb.HloInstructionProto) -> tuple[int, int] | None:
+    """Start and step of a constant that is an arithmetic progression of whole numbers.
+
+    torch_xla writes ``torch.arange`` so.
+    """
+    kind = i.shape.element_type
+    name = _INTEGERS.get(kind) or _FLOATS.get(kind)
+    if i.opcode != "constant" or len(i.shape.dimensions) != 1 or name is None:
+        return None
+    values = getattr(i.literal, name)
+    if len(values) < 2 or not all(math.isfinite(v) and v == int(v) for v in values[:2]):
+        return None
+    start, step = int(values[0]), int(values[1] - values[0])
+    if any(v != start + k * step for k, v in enumerate(values)):
+        return None
+    return start, step
 
 
 def digits(element_type: int) -> int:

@@ -1,0 +1,225 @@
+import numpy as np
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.errors import ShapeError, TreeMismatchError
+
+B, S = xf.Dim("B", max=8), xf.Dim("S", max=64)
+
+
+def mean_of_squares(x):
+    return (x**2).mean()
+
+
+def test_an_unseen_shape_is_neither_traced_nor_compiled():
+    traces = 0
+
+    def f(batch):
+        nonlocal traces
+        traces += 1
+        return {"loss": (batch["x"] @ batch["w"]).softmax(0).var(), "rows": batch["x"].sum(1)}
+
+    dims = ({"x": (S, None)},)
+    jitted = xf.jit(f, dynamic_shapes=dims, buckets=[16, 64])
+    w = torch.randn(4, 3)
+    for n in (11, 40):
+        jitted({"x": torch.randn(n, 4), "w": w})
+    before, info = traces, jitted.cache_info()
+    for n in range(2, 65):
+        x = torch.randn(n, 4)
+        got = jitted({"x": x, "w": w})
+        torch.testing.assert_close(got["loss"].cpu(), (x @ w).softmax(0).var())
+        torch.testing.assert_close(got["rows"].cpu(), x.sum(1))
+    assert traces == before
+    assert jitted.cache_info()[2:4] == info[2:4]
+    assert jitted.cache_info().compiles == 2
+    text = jitted.explain()
+    assert "bucket S<=16: 16 calls, one program, 4 masks" in text, text
+    assert "bucket S<=64: 49 calls, one program" in text, text
+
+
+def test_powers_of_two_are_the_default():
+    jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),))
+    for n in (5, 8, 7, 33, 64, 1):
+        x = torch.randn(n)
+        torch.testing.assert_close(jitted(x).cpu(), mean_of_squares(x))
+    found = [line.partition(":")[0] for line in jitted.explain().splitlines()[2:]]
+    assert found == ["bucket S<=1", "bucket S<=8", "bucket S<=64"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "make"),
+    [
+        (((B, S),), lambda b, s: [torch.randn(b, s)]),
+        ({"x": (B, S)}, lambda b, s: [torch.randn(b, s)]),
+        (({1: S},), lambda b, s: [torch.randn(4, s)]),
+        (((None, 2 * S),), lambda b, s: [torch.randn(4, 2 * s)]),
+        (((B, 2 * S + 1),), lambda b, s: [np.random.randn(b, 2 * s + 1)]),
+        (((B * S, 3), (B,)), lambda b, s: [torch.randn(b * s, 3), torch.randn(b)]),
+    ],
+)
+def test_declarations(spec, make):
+    jitted = xf.jit(
+        lambda x, y=None: torch.logsumexp(x, (0, 1)) + (0 if y is None else y.sum()),
+        dynamic_shapes=spec,
+    )
+    for b, s in ((3, 5), (4, 7), (8, 64)):
+        args = [torch.as_tensor(a) for a in make(b, s)]
+        want = torch.logsumexp(args[0], (0, 1)) + sum(y.sum() for y in args[1:])
+        torch.testing.assert_close(jitted(*args).cpu(), want)
+    assert "one program" in jitted.explain()
+
+
+def test_a_prefix_declares_all_leaves_and_static_arguments_have_none():
+    def f(scale, batch, *, shift):
+        return scale * (batch[0] * batch[1]["y"]).sum() + shift
+
+    jitted = xf.jit(f, static_argnums=0, dynamic_shapes=(None, (S,)))
+    for n in (5, 6):
+        a, b = torch.randn(n), torch.randn(n)
+        got = jitted(2, (a, {"y": b}), shift=torch.tensor(1.0))
+        torch.testing.assert_close(got.cpu(), 2 * (a * b).sum() + 1)
+    assert jitted.cache_info().compiles == 1
+
+
+def test_donated_state_stays_on_the_device():
+    def step(state, x):
+        return state + x.sum(0), x.mean()
+
+    jitted = xf.jit(step, donate_argnums=0, dynamic_shapes=(None, (S, None)), buckets=[32])
+    state, want = torch.zeros(3), torch.zeros(3)
+    for n in (4, 9, 32):
+        x = torch.randn(n, 3)
+        state, mean = jitted(state, x)
+        want = want + x.sum(0)
+        torch.testing.assert_close(mean.cpu(), x.mean())
+    torch.testing.assert_close(state.cpu(), want)
+    assert jitted.cache_info().compiles == 1
+
+
+def test_what_the_function_holds_counts_by_value():
+    scale = [2.0]
+    jitted = xf.jit(lambda x: x.sum() * scale[0], dynamic_shapes=((S,),), buckets=[16])
+    x = torch.randn(5)
+    torch.testing.assert_close(jitted(x).cpu(), x.sum() * 2)
+    scale[0] = 3.0
+    torch.testing.assert_close(jitted(x).cpu(), x.sum() * 3)
+    torch.testing.assert_close(jitted(x[:3]).cpu(), x[:3].sum() * 3)
+
+
+def test_a_function_with_another_path_for_long_inputs_is_traced_for_each_bucket():
+    def f(x):
+        return x.cumsum(0) if x.shape[0] <= 32 else x.flip(0) - x.mean()
+
+    jitted = xf.jit(f, dynamic_shapes=((S,),), buckets=[16, 24, 48, 64])
+    for n in (9, 30, 40, 50, 60):
+        x = torch.randn(n)
+        torch.testing.assert_close(jitted(x).cpu(), f(x))
+    text = jitted.explain()
+    assert "bucket S<=48: 2 calls, a program for each exact shape: another program" in text
+    assert "S<=64: 2 calls, one program, 1 masks, 14% padding, traced for this bucket" in text
+
+
+def test_inside_other_functions_and_under_autograd_shapes_are_exact():
+    jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),), buckets=[16])
+    x = torch.randn(5)
+    torch.testing.assert_close(xf.grad(jitted)(x).cpu(), 2 * x / 5)
+    torch.testing.assert_close(xf.vmap(jitted)(torch.stack([x, x])).cpu(), (x**2).mean().expand(2))
+    watched = x.clone().requires_grad_()
+    jitted(watched).backward()
+    torch.testing.assert_close(watched.grad, 2 * x / 5)
+    assert "autograd watched an argument" in jitted.explain()
+    torch.testing.assert_close(jitted(x).cpu(), (x**2).mean())
+
+
+T = xf.Dim("T", min=4, max=16, multiple_of=4)
+ERRORS = {
+    "too large": (((S,),), None, (torch.ones(65),), ShapeError,
+                  "dimension 0 of x of f is 65, which is to be S; S is at most 64"),
+    "too small": (((T,),), None, (torch.ones(2),), ShapeError, "T is a multiple of 4"),
+    "below the minimum": (((xf.Dim("S", min=8),),), None, (torch.ones(4),), ShapeError,
+                          "S is at least 8"),
+    "no multiple": (((T,),), None, (torch.ones(6),), ShapeError, "Hint: pad it to 8"),
+    "an empty batch": (((S,),), None, (torch.ones(0),), ShapeError, "to be S: it is empty"),
+    "two that disagree": (((S,), (S,)), None, (torch.ones(5), torch.ones(6)), ShapeError,
+                          "dimension 0 of y of f is 6 where S is declared, but dimension 0 of x"),
+    "nobody says": (((B * S,),), None, (torch.ones(6),), ShapeError,
+                    "no argument of f says what B is"),
+    "not whole": (((2 * S,),), None, (torch.ones(5),), ShapeError, "of a whole S"),
+    "another rank": (((B, S),), None, (torch.ones(5),), ShapeError, "has 1 dimensions"),
+    "another constant": (((S, 3),), None, (torch.ones(5, 4),), ShapeError, "is 4 where 3"),
+    "no prefix": (({"a": (S,)},), None, (torch.ones(5),), TreeMismatchError, "for an array"),
+    "an unknown part": (({"b": (S,)},), None, ({"a": torch.ones(5)},), TreeMismatchError,
+                        "has 'b', which is none of"),
+    "too many": (((S,), (S,), None), None, (torch.ones(5),), TreeMismatchError, "has 3 entries"),
+    "an unknown name": ({"z": (S,)}, None, (torch.ones(5),), TreeMismatchError, "names 'z'"),
+    "beyond the buckets": (((S,),), [8, 16], (torch.ones(17),), ShapeError, "largest bucket"),
+    "no bucket": (((S,),), [8, 128], (torch.ones(5),), ValueError, "128 is a bucket of f"),
+    "one list for two": (((B, S),), [8], (torch.ones(5, 5),), ValueError, "there are several Dims"),
+    "buckets of another": (((S,),), {"Q": [8]}, (torch.ones(5),), ValueError, "'Q', which is no"),
+    "two of a name": (((S,), (xf.Dim("S"),)), None, (torch.ones(5), torch.ones(5)), ValueError,
+                      "there are two Dims 'S'"),
+}  # fmt: skip
+
+
+def f(x, y=None):
+    return (x["a"] if isinstance(x, dict) else x).sum()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_size_and_the_next_call_works(name):
+    spec, buckets, args, kind, text = ERRORS[name]
+    jitted = xf.jit(f, dynamic_shapes=spec, buckets=buckets)
+    with pytest.raises(kind, match=text.replace("(", r"\(")) as caught:
+        jitted(*args)
+    assert "Hint: " in str(caught.value)
+    good = xf.jit(f, dynamic_shapes=((S,),), buckets=[8, 16])
+    assert good(torch.ones(5)).item() == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: xf.Dim("2S"), ValueError, "a Dim is called '2S'"),
+        (lambda: xf.Dim("S", min=0), ValueError, "was given min=0"),
+        (lambda: xf.Dim("S", max=True), ValueError, "was given max=True"),
+        (lambda: xf.Dim("S", min=5, max=7, multiple_of=8), ValueError, "no multiple of 8"),
+        (lambda: S // 2, ValueError, "declare the dimension with multiple_of=2"),
+        (lambda: S // 0, TypeError, "S is divided by 0"),
+        (lambda: range(S), TypeError, "the size S is not known yet"),
+        (lambda: S + 0.5, TypeError, "unsupported operand"),
+        (lambda: xf.jit(torch.sin, buckets=[8]), ValueError, "declare dynamic_shapes"),
+        (lambda: xf.jit(torch.sin, dynamic_shapes=((S,),), buckets=[]), ValueError, "give a list"),
+    ],
+)
+def test_bad_declarations(make, kind, text):
+    with pytest.raises(kind, match=text):
+        make()
+
+
+def test_hlo_and_shapes_of_all_sizes():
+    def f(x, table):
+        return {"next": table[: x.shape[1] - 1] + x[:, 1:, None], "flat": x.reshape(-1)}
+
+    x, table = xf.ShapeDtypeStruct((B, S), torch.float32), torch.zeros(64, 16)
+    text = str(xf.make_hlo(f)(x, table))
+    assert "f32[B,S-1,16]" in text
+    assert "slice={[0:B], [1:S]}" in text
+    assert "[5," not in text
+    found = xf.eval_shape(f, x, table)
+    assert found["next"].shape == (B, S - 1, 16)
+    assert str(found["flat"]) == "float32[B*S]"
+    even = xf.Dim("S", max=64, multiple_of=2)
+
+    def half(x):
+        return x[: x.shape[0] // 2]
+
+    halved = xf.eval_shape(half, xf.ShapeDtypeStruct((even,), torch.int64))
+    assert halved.shape == (even // 2,)
+    with pytest.raises(ShapeError, match="no polynomials of S"):
+        xf.eval_shape(half, xf.ShapeDtypeStruct((S,), torch.int64))
+    with pytest.raises(ShapeError, match="is not one program for all sizes: another program"):
+        xf.make_hlo(lambda x: x.sin() if x.shape[0] % 2 else x)(
+            xf.ShapeDtypeStruct((S,), torch.float32)
+        )

@@ -1,0 +1,100 @@
+"""What a function computes for all sizes, without computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from xfunc import tree
+from xfunc.core.avals import ShapeDtypeStruct, SymbolicSize
+from xfunc.core.locations import function_name
+from xfunc.errors import ShapeError, fail
+from xfunc.hlo import Module
+from xfunc.stages import stages
+from xfunc.stages.staging import Staged
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.bucket import explained
+from xfunc.symbolic.dim import Expression, merged, size_of
+from xfunc.symbolic.fit import NoFit, SymbolicModule, fit, fit_sizes
+from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+
+
+def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether some argument has a size that is not known yet."""
+    return any(_symbols(x) for x in tree.leaves((args, kwargs)))
+
+
+def symbolic_hlo(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SymbolicModule:
+    """The HLO of a function for all sizes."""
+
+    def trace(env: Env) -> Module:
+        at_args, at_kwargs = _at((args, kwargs), env)
+        staged = Staged(fun, arrays_only=True)
+        return stages.trace(staged, at_args, at_kwargs).lower().module
+
+    try:
+        return fit(trace, _box(args, kwargs))
+    except NoFit as error:
+        _refuse(fun, error)
+
+
+def symbolic_result(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a function for all sizes, as a tree of `ShapeDtypeStruct`."""
+    box = _box(args, kwargs)
+    results: list[Any] = []
+
+    def shapes(env: Env) -> list[tuple[int, ...]]:
+        at_args, at_kwargs = _at((args, kwargs), env)
+        results.append(stages.trace(Staged(fun), at_args, at_kwargs).out_info)
+        return [x.shape for x in tree.leaves(results[-1])]
+
+    try:
+        found = fit_sizes(shapes, box)
+    except NoFit as error:
+        _refuse(fun, error)
+    leaves, structure = tree.flatten(results[0])
+    made = [
+        ShapeDtypeStruct(tuple(_dimension(s, box) for s in sizes), x.dtype)  # type: ignore[arg-type]
+        for x, sizes in zip(leaves, found, strict=True)
+    ]
+    return tree.unflatten(structure, made)
+
+
+def _symbols(x: Any) -> list[Any]:
+    if not isinstance(x, ShapeDtypeStruct):
+        return []
+    return [d for d in x.shape if isinstance(d, SymbolicSize)]
+
+
+def _box(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Box:
+    return Box(merged(d for x in tree.leaves((args, kwargs)) for d in _symbols(x)))
+
+
+def _at(trees: Any, env: Env) -> Any:
+    """Arguments at sizes."""
+
+    def at(x: Any) -> Any:
+        if not _symbols(x):
+            return x
+        sizes: list[Size] = [size_of(d) for d in x.shape]
+        return x.update(shape=tuple(value(s, env) for s in sizes))
+
+    leaves, structure = tree.flatten(trees)
+    return tree.unflatten(structure, [at(x) for x in leaves])
+
+
+def _dimension(s: Size, box: Box) -> int | Expression:
+    if not isinstance(s, Polynomial):
+        return s
+    return Expression(s, {n: box.ranges[n] for n in s.symbols})
+
+
+def _refuse(fun: Callable[..., Any], error: NoFit) -> NoReturn:
+    fail(
+        ShapeError,
+        f"{function_name(fun)} is not one program for all sizes: {explained(error)}",
+        "declare the Dim with the bounds between which it is, or as a multiple_of what it is "
+        "divided by; or ask for one shape.",
+    )

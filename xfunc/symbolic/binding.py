@@ -1,0 +1,247 @@
+"""`dynamic_shapes`: which dimensions of arguments are symbols, and what these are in a call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import optree
+
+from xfunc import tree
+from xfunc.core.avals import SymbolicSize
+from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
+from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.dim import Expression, merged, size_of
+from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+
+Dims = tuple[Size | None, ...] | None  # of one argument; None: as it is
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """The dimensions of flat arguments.
+
+    Attributes:
+        function: its name.
+        labels: of the arguments.
+        dims: of each argument.
+        box: of all symbols.
+    """
+
+    function: str
+    labels: tuple[str, ...]
+    dims: tuple[Dims, ...]
+    box: Box
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """What each symbol is in a call with arguments of these shapes.
+
+        Raises:
+            ShapeError: none, or another than was declared.
+        """
+        env: dict[str, int] = {}
+        source: dict[str, str] = {}
+        found = list(self._sizes(shapes))
+        for label, size, n in sorted(found, key=lambda x: _difficulty(x[1])):
+            where = f"{label} of {self.function}"
+            left = [s for s in size.symbols if s not in env]
+            if len(left) == 1 and _difficulty(size) < 2:
+                self._solve(env, source, left[0], size, n, where)
+            elif not left and size.at(env) != n:
+                said = " and ".join(dict.fromkeys(source[s] for s in size.symbols))
+                values = ", ".join(f"{s}={env[s]}" for s in size.symbols)
+                fail(
+                    ShapeError,
+                    f"{where} is {n} where {size} is declared, but {said} makes it {values}",
+                    f"pass arguments that agree about {', '.join(size.symbols)}.",
+                )
+        for name in self.box.ranges:
+            if name not in env:
+                fail(
+                    ShapeError,
+                    f"no argument of {self.function} says what {name} is",
+                    f"let a dimension of an argument be {name} itself, or a multiple of it.",
+                )
+        return env
+
+    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[str, Polynomial, int]]:
+        for label, dims, shape in zip(self.labels, self.dims, shapes, strict=True):
+            if dims is None:
+                continue
+            if len(dims) != len(shape):
+                fail(
+                    ShapeError,
+                    f"{label} of {self.function} has {len(shape)} dimensions, {[*shape]}; "
+                    f"dynamic_shapes declares {len(dims)}",
+                    "declare each dimension: a Dim, or None where it does not vary.",
+                )
+            for d, (size, n) in enumerate(zip(dims, shape, strict=True)):
+                if isinstance(size, Polynomial):
+                    yield f"dimension {d} of {label}", size, n
+                elif size is not None and size != n:
+                    fail(
+                        ShapeError,
+                        f"dimension {d} of {label} of {self.function} is {n} where {size} is "
+                        "declared",
+                        "pass an array of that size, or declare a Dim.",
+                    )
+
+    def _solve(
+        self, env: dict[str, int], source: dict[str, str], name: str, size: Polynomial, n: int,
+        where: str,
+    ) -> None:  # fmt: skip
+        parts = size.coefficients(name)
+        rest = Polynomial(()) if 0 not in parts else parts[0]
+        factor = parts[1].at(env)
+        found = Fraction(n - rest.at(env)) / factor if factor else Fraction(0)
+        sizes = self.box.ranges[name]
+        if size == Polynomial.symbol(name):
+            problem = f"{where} is {n}, which is to be {name}"
+        else:
+            problem = f"{where} is {n}, which is to be {size}"
+        if found.denominator != 1:
+            fail(ShapeError, f"{problem}, of a whole {name}", "pass an array of such a size.")
+        s = int(found)
+        if n == 0:
+            fail(ShapeError, f"{problem}: it is empty", "leave out calls without data.")
+        if s % sizes.step:
+            problem = f"{problem}; {name} is a multiple of {sizes.step}"
+            fail(ShapeError, problem, f"pad it to {-(-s // sizes.step) * sizes.step}.")
+        if s not in sizes:
+            end = f"at least {sizes.min}" if s < sizes.min else f"at most {sizes.max}"
+            hint = f"declare Dim({name!r}, ...) with other bounds, or pass another size."
+            fail(ShapeError, f"{problem}; {name} is {end}", hint)
+        env[name] = s
+        source[name] = where
+
+
+def _difficulty(size: Polynomial) -> int:
+    """0: a symbol itself; 1: linear in each; 2: anything else."""
+    if len(size.terms) == 1 and size == Polynomial.symbol(size.symbols[0]):
+        return 0
+    return 1 if all(size.degree(s) == 1 for s in size.symbols) else 2
+
+
+def declare(
+    function: str,
+    spec: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: Sequence[str],
+    labels: Sequence[str],
+) -> Declared:
+    """The dimensions that a prefix tree declares for the leaves of arguments.
+
+    Args:
+        function: its name.
+        spec: a tuple for positional arguments, or a dict of arguments by name.
+        args: positional arguments.
+        kwargs: named ones.
+        names: of the function's parameters.
+        labels: of the leaves.
+    """
+    found: list[Any] = []
+    if isinstance(spec, dict):
+        unknown = spec.keys() - {*names[: len(args)], *kwargs}
+        if unknown:
+            fail(
+                TreeMismatchError,
+                f"dynamic_shapes of {function} names {shown(min(unknown))}, which was not given",
+                f"name arguments: {', '.join([*names[: len(args)], *kwargs])}.",
+            )
+        parts = [spec.get(n) for n in [*names, *[""] * len(args)][: len(args)]]
+    else:
+        if len(spec) > len(args):
+            fail(
+                TreeMismatchError,
+                f"dynamic_shapes of {function} has {len(spec)} entries, for {len(args)} "
+                "positional arguments",
+                "give one for each positional argument; use a dict for arguments by name.",
+            )
+        parts = [*spec, *[None] * (len(args) - len(spec))]
+    for k, (part, x) in enumerate(zip(parts, args, strict=True)):
+        _walk(part, x, found, f"{function}: dynamic_shapes[{k}]")
+    for n in sorted(kwargs):
+        part = spec.get(n) if isinstance(spec, dict) else None
+        _walk(part, kwargs[n], found, f"{function}: dynamic_shapes[{n!r}]")
+    flat = [d for dims in found if dims is not None for d in dims]
+    ranges: dict[str, Range] = merged(flat)
+    dims = tuple(
+        None if ds is None else tuple(None if d is None else size_of(d) for d in ds) for ds in found
+    )
+    return Declared(function, tuple(labels), dims, Box(ranges))
+
+
+def _walk(spec: Any, x: Any, found: list[Any], where: str) -> None:
+    """Add the declared dimensions of each leaf."""
+    leaves = tree.leaves(x)
+    if spec is None:
+        found += [None] * len(leaves)
+    elif _is_dims(spec):
+        found += [_as_dims(spec, leaf, where) for leaf in leaves]
+    elif len(leaves) == 1 and leaves[0] is x:
+        found.append(_as_dims(spec, x, where))
+    else:
+        children, _, entries, _ = optree.tree_flatten_one_level(x, namespace=tree.NAMESPACE)
+        parts = _parts(spec, list(entries), where)
+        for e, child in zip(entries, children, strict=True):
+            _walk(parts[e], child, found, f"{where}[{e!r}]")
+
+
+def _is_dims(spec: Any) -> bool:
+    """Whether this says what dimensions are, and not what parts of a tree are."""
+    entries = spec.values() if isinstance(spec, dict) else spec
+    if not isinstance(spec, (tuple, list, dict)):
+        return False
+    plain = all(d is None or isinstance(d, (int, SymbolicSize)) for d in entries)
+    return plain and any(isinstance(d, SymbolicSize) for d in entries)
+
+
+def _as_dims(spec: Any, x: Any, where: str) -> tuple[Any, ...]:
+    rank = len(getattr(x, "shape", ()))
+    if isinstance(spec, dict) and all(isinstance(d, int) for d in spec):
+        return tuple(spec.get(d) for d in range(rank))
+    good = isinstance(spec, (tuple, list)) and all(
+        d is None or (isinstance(d, int) and not isinstance(d, bool)) or isinstance(d, Expression)
+        for d in spec
+    )
+    if not good:
+        fail(
+            TreeMismatchError,
+            f"{where} is {shown(spec)}, for an array",
+            "give None, or a tuple with a Dim, a number or None for each dimension.",
+        )
+    return tuple(spec)
+
+
+def _parts(spec: Any, entries: list[Any], where: str) -> dict[Any, Any]:
+    """The parts of a prefix by the entries of the tree, those left out as None."""
+    if isinstance(spec, dict):
+        given = dict(spec)
+    elif isinstance(spec, (tuple, list)) and len(spec) == len(entries):
+        given = dict(zip(entries, spec, strict=True))
+    else:
+        fail(
+            TreeMismatchError,
+            f"{where} is {shown(spec)}, for a tree with entries {entries}",
+            "let dynamic_shapes be a prefix of the tree of arguments.",
+        )
+    unknown = [k for k in given if k not in entries]
+    if unknown:
+        fail(
+            TreeMismatchError,
+            f"{where} has {shown(unknown[0])}, which is none of {entries}",
+            "let dynamic_shapes be a prefix of the tree of arguments.",
+        )
+    return {e: given.get(e) for e in entries}
+
+
+def sizes_at(dims: Dims, shape: tuple[int, ...], env: Env) -> tuple[int, ...]:
+    """The shape of an argument where the symbols have other values."""
+    if dims is None:
+        return shape
+    return tuple(
+        value(d, env) if isinstance(d, Polynomial) else n for d, n in zip(dims, shape, strict=True)
+    )

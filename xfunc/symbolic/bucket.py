@@ -1,0 +1,220 @@
+"""The program of a bucket: made from traces, for all sizes that it is for.
+
+NOTE [what is compared]: a function is found to be one program of all sizes from its HLO at the
+probes. Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that
+program as well; otherwise the probes are chosen among the bucket's sizes. So a function that takes
+another path from some size on is noticed, wherever that size lies. What it does at a single size in
+between is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.core.avals import Aval
+from xfunc.hlo import Instruction, Module
+from xfunc.stages.entry import Entry
+from xfunc.stages.options import Options
+from xfunc.stages.staging import Staged
+from xfunc.symbolic.binding import Declared, sizes_at
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.fit import NoFit, SymbolicModule, fit
+from xfunc.symbolic.padding.control import padded
+from xfunc.symbolic.padding.values import Inexact
+from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.trace import scopes
+from xfunc.trace.lowering import Lowering
+
+Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bucket:
+    """How calls with sizes of a bucket are run.
+
+    Attributes:
+        source: the entry at the bucket's own shape.
+        entry: runs all shapes, given the actual sizes as well; None: each has its own program.
+        outputs: the exact sizes of the results.
+        masks: how many selects keep padding out.
+        why: why each shape has its own program.
+        per_bucket: whether the program is that of this bucket, and not of all sizes.
+    """
+
+    source: Entry | None
+    entry: Entry | None
+    outputs: tuple[tuple[Size, ...], ...] = ()
+    masks: int = 0
+    why: str = ""
+    per_bucket: bool = False
+
+    def shapes(self, env: Env) -> list[tuple[int, ...]]:
+        """The exact shapes of the results."""
+        return [
+            tuple(value(s, env) if isinstance(s, Polynomial) else s for s in dims)
+            for dims in self.outputs
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program:
+    """What an `Entry` needs of a program to run it."""
+
+    name: str
+    lowering: Lowering
+    outputs: tuple[Any, ...]
+
+
+class Maker:
+    """Makes the buckets of calls of one kind.
+
+    Args:
+        staged: the function.
+        declared: which dimensions of its arguments vary.
+        structure: of the arguments.
+        avals: of the arguments, at any sizes.
+        options: how it is traced.
+    """
+
+    def __init__(
+        self,
+        staged: Staged,
+        declared: Declared,
+        structure: tree.Structure,
+        avals: tuple[Any, ...],
+        options: Options,
+    ) -> None:
+        self._staged, self._declared = staged, declared
+        self._structure, self._avals = structure, avals
+        self._options = options._replace(effects_allowed=True)
+        self._all: SymbolicModule | NoFit | None = None  # of all sizes
+        self._consts: list[torch.Tensor] | None = None
+
+    def entry(self, env: Env) -> tuple[Entry, list[torch.Tensor]]:
+        """The entry at sizes, traced if it is not known, and what the function holds."""
+        shapes = zip(self._declared.dims, self._avals, strict=True)
+        avals = tuple((sizes_at(dims, shape, env), dtype) for dims, (shape, dtype) in shapes)
+        return self._staged.find(self._structure, avals, None, self._options)
+
+    def bucket(self, ends: Ends) -> Bucket:
+        """The bucket of sizes."""
+        source, held = self.entry({n: high for n, (_, high) in ends.items()})
+        try:
+            return self._made(source, held, ends)
+        except (NoFit, Inexact) as error:
+            return Bucket(source, None, why=explained(error))
+
+    def _made(self, source: Entry, held: list[torch.Tensor], ends: Ends) -> Bucket:
+        ranges = self._declared.box.ranges
+        whole = self._declared.box
+        if self._all is None:
+            self._all = self._fitted(whole)
+        symbolic, per_bucket = self._all, False
+        if isinstance(symbolic, SymbolicModule):
+            try:
+                symbolic = self._checked(symbolic, ends)
+            except NoFit as error:
+                symbolic = error
+        if isinstance(symbolic, NoFit):
+            symbolic, per_bucket = self._fitted(whole.within(**ends)), True
+            if isinstance(symbolic, NoFit):
+                raise symbolic
+            symbolic = self._checked(symbolic, ends)
+        sizes = whole.within(**{n: (ranges[n].min, high) for n, (_, high) in ends.items()})
+        symbolic = dataclasses.replace(symbolic, box=sizes)
+        self._check_held(source, symbolic)
+        found = padded(symbolic)
+        entry = _entry(source, found.module, len(held), len(ends))
+        return Bucket(source, entry, found.outputs, found.masks, "", per_bucket)
+
+    def _fitted(self, box: Box) -> SymbolicModule | NoFit:
+        try:
+            return fit(self._module, box)
+        except NoFit as error:
+            return error
+
+    def _checked(self, symbolic: SymbolicModule, ends: Ends) -> SymbolicModule:
+        """The program at the bucket, if it is that at its smallest sizes as well."""
+        low = {n: low for n, (low, _) in ends.items()}
+        high = {n: high for n, (_, high) in ends.items()}
+        # Where a dimension is 1 or nothing, torch does other things, which come to the same.
+        while low != high and not symbolic.is_plain(low):
+            low = {n: min(s + self._declared.box.ranges[n].step, high[n]) for n, s in low.items()}
+        symbolic.at(low, self._module(low))
+        return symbolic.at(high, self._module(high))
+
+    def _module(self, env: Env) -> Module:
+        """The HLO at sizes."""
+        try:
+            entry, _ = self.entry(env)
+        except Exception as error:
+            at = ", ".join(f"{n}={s}" for n, s in env.items())
+            first = str(error).partition("\n")[0]
+            raise NoFit(f"it cannot be traced at {at}: {first}") from error
+        lowering = entry.program.lowering
+        if not lowering.outputs:
+            raise NoFit("it returns no arrays")
+        consts = [c.cpu() for c in lowering.consts]
+        if self._consts is None:
+            self._consts = consts
+        same = len(consts) == len(self._consts) and all(
+            a.dtype == b.dtype and torch.equal(a, b)
+            for a, b in zip(consts, self._consts, strict=True)
+        )
+        if not same:
+            raise NoFit("it makes a tensor in Python whose values depend on sizes")
+        return lowering.module
+
+    def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
+        """Refuse tensors from outside whose sizes vary: nobody pads them."""
+        inputs, n = source.program.lowering.inputs, len(self._avals)
+        for p in symbolic.module.entry.parameters:
+            varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))
+            if varies and inputs[p.parameter_number] >= n:
+                raise Inexact("a tensor from outside whose size varies", p)
+
+
+def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
+    """The entry of a padded module: behind what `source` holds, it takes the actual sizes."""
+    lowering = source.program.lowering
+    n = len(lowering.avals)
+    inputs = [i if i < n else i + symbols for i in lowering.inputs]
+    padded_lowering = Lowering(
+        lowering.name,
+        module.to_bytes(),
+        (*inputs, *range(n, n + symbols)),
+        (*lowering.avals, *[Aval((), torch.int64)] * symbols),
+        lowering.consts,
+        lowering.outputs,
+    )
+    program: Any = _Program(source.program.name, padded_lowering, lowering.outputs)
+    return Entry(
+        program,
+        source.call,
+        source.out_tree,
+        (*source.captures, *range(held, held + symbols)),
+        source.donated,
+        source.effects,
+    )
+
+
+def explained(error: NoFit | Inexact) -> str:
+    """The reason, with the user's line."""
+    line = location(error.instruction)
+    return error.reason if line is None else f"{error.reason}, at {line}"
+
+
+def location(i: Instruction | None) -> str | None:
+    """The user's line that an instruction is of."""
+    if i is None:
+        return None
+    module = scopes.resolve(i.computation.module)
+    metadata = module.instruction(i.id).proto.metadata
+    if not metadata.source_file:
+        return None
+    return f"{metadata.source_file}:{metadata.source_line}"

@@ -1,0 +1,156 @@
+"""`Dim`: a size that a program is made for all values of, and what is computed from such."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from xfunc.core.avals import SymbolicSize
+from xfunc.errors import fail, shown
+from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
+from xfunc.symbolic.solve import is_whole
+
+
+class Expression(SymbolicSize):
+    """A size computed from `Dim`s: a sum, product or exact quotient; compared by value.
+
+    Attributes:
+        polynomial: of the symbols.
+        ranges: the sizes that each symbol may have.
+    """
+
+    __slots__ = ("polynomial", "ranges")
+
+    def __init__(self, polynomial: Polynomial, ranges: Mapping[str, Range]) -> None:
+        self.polynomial, self.ranges = polynomial, dict(ranges)
+
+    def __add__(self, other: Any) -> Expression:
+        return self._made(other, operator.add)
+
+    def __sub__(self, other: Any) -> Expression:
+        return self._made(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return self._made(other, lambda a, b: b - a)
+
+    def __mul__(self, other: Any) -> Expression:
+        return self._made(other, operator.mul)
+
+    def __floordiv__(self, k: int) -> Expression:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            fail(TypeError, f"{self} is divided by {shown(k)}", "divide by a positive integer.")
+        found = self.polynomial * Fraction(1, k)
+        if not is_whole(found, Box(self.ranges)):
+            names = ", ".join(found.symbols)
+            fail(
+                ValueError,
+                f"{self} // {k} is no polynomial: {names} may have sizes at which it is rounded",
+                f"declare the dimension with multiple_of={k}.",
+            )
+        return Expression(found, self.ranges)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _made(self, other: Any, how: Any) -> Expression:
+        if isinstance(other, Expression):
+            ranges = merged([self, other])
+            return Expression(how(self.polynomial, other.polynomial), ranges)
+        if isinstance(other, int) and not isinstance(other, bool):
+            return Expression(how(self.polynomial, as_polynomial(other)), self.ranges)
+        return NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Expression):
+            return (self.polynomial, self.ranges) == (other.polynomial, other.ranges)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.polynomial)
+
+    def __int__(self) -> NoReturn:
+        self._refuse()
+
+    __index__ = __float__ = __bool__ = __int__
+
+    def _refuse(self) -> NoReturn:
+        fail(
+            TypeError,
+            f"the size {self} is not known yet, and was asked for its number",
+            "use it in dynamic_shapes or in the shape of a ShapeDtypeStruct; a function sees the "
+            "sizes of its arguments as plain integers.",
+        )
+
+    def __str__(self) -> str:
+        return str(self.polynomial)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Dim(Expression):
+    """A size that varies from call to call.
+
+    Args:
+        name: what it is called in messages and printed programs. Dims of one name are one.
+        min: the smallest size.
+        max: the largest; None: there is none.
+        multiple_of: what all sizes are multiples of.
+
+    ``2 * S``, ``S + 1``, ``B * S`` and, where `multiple_of` allows it, ``S // 2`` are sizes too.
+
+    Source: ``torch.export.Dim``.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, name: str, *, min: int = 1, max: int | None = None, multiple_of: int = 1
+    ) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            fail(ValueError, f"a Dim is called {shown(name)}", "give it the name of a variable.")
+        given = {"min": min, "max": max, "multiple_of": multiple_of}
+        for what, n in given.items():
+            if n is None and what == "max":
+                continue
+            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+                problem = f"Dim({name!r}) was given {what}={shown(n)}"
+                fail(ValueError, problem, "give a positive integer; there are no empty arrays.")
+        sizes = Range(min, max, multiple_of)
+        if sizes.max is not None and sizes.max < sizes.min:
+            problem = f"Dim({name!r}): there is no multiple of {multiple_of} from {min} to {max}"
+            fail(ValueError, problem, "give a larger max.")
+        super().__init__(Polynomial.symbol(name), {name: sizes})
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.polynomial.symbols[0]
+
+
+def size_of(d: int | Expression) -> Size:
+    """A dimension as a number or a polynomial."""
+    return d.polynomial if isinstance(d, Expression) else d
+
+
+def merged(dims: Iterable[Any]) -> dict[str, Range]:
+    """The ranges of all symbols in some dimensions."""
+    found: dict[str, Range] = {}
+    for d in dims:
+        if not isinstance(d, Expression):
+            continue
+        for name, sizes in d.ranges.items():
+            if found.setdefault(name, sizes) != sizes:
+                fail(
+                    ValueError,
+                    f"there are two Dims {name!r}: {_shown(found[name])}, and {_shown(sizes)}",
+                    "use one Dim, or give them different names.",
+                )
+    return found
+
+
+def _shown(r: Range) -> str:
+    step = f", multiple_of={r.step}" if r.step > 1 else ""
+    return f"min={r.min}, max={r.max}{step}"

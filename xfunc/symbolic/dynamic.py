@@ -1,0 +1,189 @@
+"""A function called with any shape: traced at a few, compiled once for each bucket."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.program.bind import differentiations
+from xfunc.stages.arguments import avals_of, prepare
+from xfunc.stages.options import Options
+from xfunc.stages.staging import Staged, first_run, inspected, run_staged
+from xfunc.symbolic.binding import Declared, declare, sizes_at
+from xfunc.symbolic.bucket import Bucket, Maker
+from xfunc.symbolic.rungs import Rungs
+
+_Name = tuple[tuple[str, int], ...]  # a bucket: the size of each symbol
+
+_ONE_SIZE = Bucket(None, None, why="the bucket is of one size")
+_WATCHED = Bucket(None, None, why="autograd watched an argument or a tensor that it holds")
+
+
+class Dynamic:
+    """The programs of a function whose arguments have symbolic dimensions.
+
+    Args:
+        staged: the function.
+        spec: `dynamic_shapes`.
+        buckets: see `Rungs`.
+    """
+
+    def __init__(self, staged: Staged, spec: Any, buckets: Any) -> None:
+        self._staged, self._spec = staged, spec
+        self._rungs = Rungs(buckets, staged.name)
+        self._declared: dict[tree.Structure, Declared] = {}
+        self._makers: dict[Any, Maker] = {}
+        self._buckets: dict[Any, Bucket] = {}
+        self._calls: collections.Counter[_Name] = collections.Counter()
+        self._cells: collections.Counter[_Name] = collections.Counter()
+        self._served: dict[_Name, Bucket] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
+        """Call the function."""
+        with lock:
+            leaves, structure = tree.flatten((args, kwargs))
+            if tree.adopt(leaves):
+                leaves, structure = tree.flatten((args, kwargs))
+            declared = self.declared(structure, args, kwargs)
+            shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
+            env = declared.bind(shapes)
+            ends = {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
+            largest = {n: high for n, (_, high) in ends.items()}
+            bucket, flat, held = self._exact_of(leaves, ends), [], []
+            if bucket is None:
+                wide = [
+                    widened(x, sizes_at(dims, shape, largest))
+                    for x, dims, shape in zip(leaves, declared.dims, shapes, strict=True)
+                ]
+                flat, _ = prepare(self._staged, wide, structure)
+                bucket, held = self._bucket(declared, structure, flat, ends, options)
+                if torch.is_grad_enabled() and any(t.requires_grad for t in held):
+                    bucket = _WATCHED
+            self._note(tuple(largest.items()), env, bucket)
+            if bucket.entry is None:
+                return run_staged(self._staged, args, kwargs, options)
+            sizes = [to_device(torch.tensor(env[n])) for n in declared.box.ranges]
+            cut = _Cut(bucket, bucket.shapes(env))
+            result = first_run(self._staged.cache, cut, flat, [*held, *sizes])
+            inspected(self._staged, args, kwargs, options, result)
+            return result
+
+    def declared(
+        self, structure: tree.Structure, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Declared:
+        """The dimensions of the leaves of arguments."""
+        if structure not in self._declared:
+            staged = self._staged
+            found = declare(
+                staged.name, self._spec, args, kwargs, staged.parameters, staged.labels(structure)
+            )
+            self._rungs.check(found.box)
+            self._declared[structure] = found
+        return self._declared[structure]
+
+    def _exact_of(
+        self, leaves: Sequence[Any], ends: Mapping[str, tuple[int, int]]
+    ) -> Bucket | None:
+        """Why a call is of its exact shape, if it is whatever the function does."""
+        if all(low == high for low, high in ends.values()):
+            return _ONE_SIZE
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        return _WATCHED if differentiations(tensors) else None
+
+    def _bucket(
+        self,
+        declared: Declared,
+        structure: tree.Structure,
+        flat: list[torch.Tensor],
+        ends: Mapping[str, tuple[int, int]],
+        options: Options,
+    ) -> tuple[Bucket, list[torch.Tensor]]:
+        avals = avals_of(flat)
+        options = options._replace(effects_allowed=True)
+        entry, held = self._staged.find(structure, avals, None, options)
+        key = (structure, avals, options.static)
+        found = self._buckets.get(key)
+        # The entry is another one when what the function depends on has changed.
+        if found is None or found.source is not entry:
+            maker = Maker(self._staged, declared, structure, avals, options)
+            found = self._buckets[key] = self._maker(declared, maker, entry, key).bucket(ends)
+        return found, held
+
+    def _maker(self, declared: Declared, maker: Maker, entry: Any, key: Any) -> Maker:
+        structure, avals, static = key
+        plain = tuple(
+            (shape if dims is None else dims, dtype)
+            for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
+        )
+        value = (structure, plain, static, self._staged.function_value()[0])
+        return self._makers.setdefault(value, maker)
+
+    def _note(self, name: _Name, env: Mapping[str, int], bucket: Bucket) -> None:
+        self._calls[name] += 1
+        used = whole = 1
+        for n, high in name:
+            used, whole = used * env[n], whole * high
+        self._cells[name] += used / whole  # type: ignore[assignment]
+        self._served[name] = bucket
+
+    def explain(self) -> str:
+        """The buckets that were used, and what became of them."""
+        lines = []
+        for name, calls in sorted(self._calls.items()):
+            bucket = self._served[name]
+            sizes = ", ".join(f"{n}<={high}" for n, high in name)
+            if bucket.entry is None:
+                what = f"a program for each exact shape: {bucket.why}"
+            else:
+                waste = 1 - self._cells[name] / calls
+                own = ", traced for this bucket: other sizes take other paths"
+                what = (
+                    f"one program, {bucket.masks} masks, {waste:.0%} padding"
+                    f"{own if bucket.per_bucket else ''}"
+                )
+            lines.append(f"bucket {sizes}: {calls} calls, {what}")
+        return "\n".join(lines)
+
+
+class _Cut:
+    """The entry of a bucket, whose results are cut to their exact shapes."""
+
+    def __init__(self, bucket: Bucket, shapes: list[tuple[int, ...]]) -> None:
+        assert bucket.entry is not None
+        self._entry, self._shapes = bucket.entry, shapes
+
+    def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        outs = self._entry.run(leaves, held)
+        return [narrowed(x, s) for x, s in zip(outs, self._shapes, strict=True)]
+
+    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+        return self._entry.result(outs)
+
+
+# NOTE [padded on the CPU]
+# An operation on the device is a program of its own for each shape, which would be compiled. So
+# arguments that are not of the bucket's shape are padded on the CPU, where batches come from, and
+# results that depend on sizes are cut there.
+
+
+def widened(x: Any, shape: tuple[int, ...]) -> Any:
+    """An argument with padding behind its elements; see NOTE [padded on the CPU]."""
+    if tuple(getattr(x, "shape", ())) == shape:
+        return x
+    t = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x)
+    wide = torch.zeros(shape, dtype=t.dtype)
+    wide[tuple(slice(0, n) for n in t.shape)] = t
+    return wide
+
+
+def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A result without its padding."""
+    if tuple(x.shape) == shape:
+        return x
+    return to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())

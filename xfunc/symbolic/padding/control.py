@@ -1,0 +1,439 @@
+"""The pass itself: computations, and what runs others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from xfunc.hlo import Computation, Instruction, Module, Shape
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fresh_ids, instruction, renamed
+from xfunc.hlo.passes.common import dead_code_elimination
+from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
+from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.padding import rules, windows
+from xfunc.symbolic.padding.convolution import convolution
+from xfunc.symbolic.padding.emit import S64, Emitter, array
+from xfunc.symbolic.padding.layouts import MaybeLayout, own
+from xfunc.symbolic.padding.rules import remade, result
+from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.polynomial import Polynomial, Size
+
+_RULES = {**rules.RULES, **windows.RULES, "convolution": convolution}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Padded:
+    """A program of a bucket.
+
+    Attributes:
+        module: takes the actual sizes of the symbols as last parameters, int64 scalars.
+        outputs: of the dimensions of each result, the exact sizes.
+        masks: how many selects there are that keep padding out.
+    """
+
+    module: Module
+    outputs: tuple[tuple[Size, ...], ...]
+    masks: int
+
+
+def padded(symbolic: SymbolicModule) -> Padded:
+    """The module of a bucket, which `symbolic` is about, for all sizes up to the bucket's.
+
+    Raises:
+        Inexact: an instruction cannot be made exact.
+    """
+    return _Pass(symbolic).run()
+
+
+class _Pass:
+    def __init__(self, symbolic: SymbolicModule) -> None:
+        self.symbolic, self.names = symbolic, tuple(symbolic.box.ranges)
+        self.proto = pb.HloModuleProto()
+        self.proto.CopyFrom(symbolic.module.proto)
+        self.ids = fresh_ids(self.proto)
+        self.made: list[pb.HloComputationProto] = []
+        self.known: dict[object, tuple[pb.HloComputationProto, State]] = {}
+        self.plain: dict[int, bool] = {}
+        self.masks: dict[int, int] = {}
+
+    def run(self) -> Padded:
+        for c in self.symbolic.module.computations:
+            self._check_bounds(c)
+        entry = self.symbolic.module.entry
+        inputs: list[State] = [self._input(p) for p in entry.parameters]
+        proto, outputs = self.computation(entry, inputs)
+        assert isinstance(outputs, list)
+        exact = [x.sizes for x in outputs if isinstance(x, Val)]
+        kept = [c for c in self.proto.computations if c.id != entry.id]
+        del self.proto.computations[:]
+        self.proto.computations.extend([*kept, *self.made])
+        self.proto.entry_computation_id = proto.id
+        self.proto.entry_computation_name = proto.name
+        self.proto.host_program_shape.CopyFrom(proto.program_shape)
+        proto = _reachable(self.proto)
+        masks = sum(self.masks.get(c.id, 0) for c in proto.computations)
+        return Padded(dead_code_elimination(Module(proto)), tuple(exact), masks)
+
+    def _check_bounds(self, c: Computation) -> None:
+        """Whatever the sizes, the exact shape is in the bucket's."""
+        for i in c.instructions:
+            shapes = _flat(i.shape)
+            dims = [n for s in shapes for n in s.dims]
+            for n, size in zip(dims, self.symbolic.dims(i), strict=True):
+                if isinstance(size, Polynomial) and not self.symbolic.box.at_most(size, n):
+                    raise Inexact(f"a dimension of size {size}, which smaller sizes may exceed", i)
+
+    def _input(self, p: Instruction) -> Val:
+        sizes = self.symbolic.dims(p)
+        layouts = tuple(own(n, s) for n, s in zip(p.shape.dims, sizes, strict=True))
+        return Val(0, p.shape.element_type, p.shape.dims, sizes, layouts)
+
+    # -- computations ---------------------------------------------------------------------------
+
+    def computation(
+        self, c: Computation, inputs: Sequence[State], packed: bool = False
+    ) -> tuple[pb.HloComputationProto, State]:
+        """A computation for inputs that lie in given ways, and how its result does.
+
+        It takes the actual sizes as well: as further parameters, or, if `packed`, behind the
+        elements of its one parameter, which is a tuple, as in loops and branches.
+        """
+        key = (c.id, packed, tuple(map(_signature, inputs)))
+        if key in self.known:
+            return self.known[key]
+        body = _Body(self, c, inputs, packed)
+        self.known[key] = body.built()
+        return self.known[key]
+
+    def is_plain(self, c: Computation) -> bool:
+        """Whether nothing in a computation depends on sizes."""
+        if c.id not in self.plain:
+            numbers = (
+                x for i in c.instructions for xs in self.symbolic.numbers[i.id].values() for x in xs
+            )
+            self.plain[c.id] = all(isinstance(x, (int, float)) for x in numbers) and all(
+                self.is_plain(k) for i in c.instructions for k in i.called_computations
+            )
+        return self.plain[c.id]
+
+
+class _Body:
+    """One computation in the making."""
+
+    def __init__(self, whole: _Pass, c: Computation, inputs: Sequence[State], packed: bool) -> None:
+        self.whole, self.c = whole, c
+        self.proto = pb.HloComputationProto(id=next(whole.ids))
+        self.proto.name = renamed(c.name, self.proto.id)
+        self.values: dict[int, State] = {}
+        n = len(whole.names)
+        made: list[pb.HloInstructionProto] = []
+        sizes: list[int] = []
+
+        def parameter(shape: pb.ShapeProto) -> int:
+            p = instruction("parameter", next(whole.ids), shape)
+            p.parameter_number = len(self.proto.program_shape.parameters)
+            self.proto.program_shape.parameters.append(shape)
+            self.proto.program_shape.parameter_names.append(p.name)
+            made.append(p)
+            return p.id
+
+        def element(of: int, k: int, shape: pb.ShapeProto) -> int:
+            p = instruction("get-tuple-element", next(whole.ids), shape, [of])
+            p.tuple_index = k
+            made.append(p)
+            return p.id
+
+        def placed(x: State, id: int) -> State:
+            if isinstance(x, Val):
+                return dataclasses.replace(x, id=id)
+            return [placed(e, element(id, k, shape_of(e))) for k, e in enumerate(x)]
+
+        scalar = array(S64, ())
+        if packed:
+            (state,) = inputs
+            elements = state if isinstance(state, list) else [state]
+            shape = _tuple([*map(shape_of, elements), *[scalar] * n])
+            whole_id = parameter(shape)
+            found = [placed(e, element(whole_id, k, shape_of(e))) for k, e in enumerate(elements)]
+            sizes = [element(whole_id, len(elements) + k, scalar) for k in range(n)]
+            given: list[State] = [found if isinstance(state, list) else found[0]]
+        else:
+            given = [placed(x, parameter(shape_of(x))) for x in inputs]
+            sizes = [parameter(scalar) for _ in range(n)]
+        for p, x in zip(c.parameters, given, strict=True):
+            self.values[p.id] = x
+            if isinstance(x, Val):
+                at = next(m for m in made if m.id == x.id)
+                at.metadata.CopyFrom(p.proto.metadata)
+                if p.proto.HasField("sharding"):
+                    at.sharding.CopyFrom(p.proto.sharding)
+        self.sizes = sizes
+        self.emit = Emitter(whole.ids, dict(zip(whole.names, sizes, strict=True)))
+        self.emit.instructions += made
+        self.movers = Movers(self.emit, whole.symbolic)
+
+    def built(self) -> tuple[pb.HloComputationProto, State]:
+        for i in self.c.instructions:
+            if i.opcode != "parameter":
+                self.emit.source = i.proto
+                self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
+        root = self.values[self.c.root.id]
+        if self.c.id == self.whole.symbolic.module.proto.entry_computation_id:
+            # Cut to size, results lie at the beginning.
+            assert isinstance(root, list)
+            root = [*map(self._plain, root)]
+        return self.finished(root), root
+
+    def _plain(self, x: State) -> State:
+        assert isinstance(x, Val)
+        for d in range(len(x.dims)):
+            x = self.movers.plain(x, d)
+        return x
+
+    def finished(self, root: State) -> pb.HloComputationProto:
+        self.proto.root_id = self.packed_up(root)
+        self.proto.instructions.extend(self.emit.instructions)
+        self.proto.program_shape.result.CopyFrom(shape_of(root))
+        self.whole.made.append(self.proto)
+        self.whole.masks[self.proto.id] = self.emit.count
+        return self.proto
+
+    def packed_up(self, x: State) -> int:
+        """The instruction that a value is."""
+        if isinstance(x, Val):
+            return x.id
+        ids = [self.packed_up(e) for e in x]
+        return self.emit.put(instruction("tuple", self.emit.new_id(), shape_of(x), ids))
+
+    def taken_apart(self, x: State, id: int) -> State:
+        """The value as what an instruction computes."""
+        if isinstance(x, Val):
+            return dataclasses.replace(x, id=id)
+        found: list[State] = []
+        for k, e in enumerate(x):
+            made = instruction("get-tuple-element", self.emit.new_id(), shape_of(e), [id])
+            made.tuple_index = k
+            found.append(self.taken_apart(e, self.emit.put(made)))
+        return found
+
+    # -- instructions ---------------------------------------------------------------------------
+
+    def apply(self, i: Instruction, operands: list[State]) -> State:
+        opcode = i.opcode
+        if opcode == "tuple":
+            return list(operands)
+        if opcode == "get-tuple-element":
+            (x,) = operands
+            assert isinstance(x, list)
+            return x[i.proto.tuple_index]
+        if opcode == "opt-barrier":
+            return self.barrier(i, operands[0])
+        if opcode == "call":
+            return self.call(i, operands)
+        if opcode == "while":
+            return self.loop(i, operands[0])
+        if opcode == "conditional":
+            return self.branches(i, operands)
+        if opcode not in rules.LIGHT and self.is_whole(i, operands):
+            ids = [self.packed_up(x) for x in operands]
+            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+        arrays = [x for x in operands if isinstance(x, Val)]
+        if len(arrays) == len(operands):
+            if opcode in _RULES:
+                return _RULES[opcode](self.movers, i, arrays)
+            if (
+                opcode == "custom-call"
+                and i.proto.custom_call_target == SHARDING
+                and not is_tie(i.proto)
+            ):
+                return result(self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].fills)
+        what = i.proto.custom_call_target or opcode
+        raise Inexact(f"{what} of an array whose shape varies", i)
+
+    def is_whole(self, i: Instruction, operands: Sequence[State]) -> bool:
+        """Whether an instruction has nothing to do with sizes."""
+        numbers = (x for xs in self.whole.symbolic.numbers[i.id].values() for x in xs)
+        return (
+            not any(_varies(x) for x in operands)
+            and all(isinstance(x, (int, float)) for x in numbers)
+            and all(self.whole.is_plain(c) for c in i.called_computations)
+        )
+
+    def barrier(self, i: Instruction, x: State) -> State:
+        made = instruction(
+            "opt-barrier", self.emit.new_id(), shape_of(x), [self.packed_up(x)], i.proto
+        )
+        return self.taken_apart(x, self.emit.put(made))
+
+    def call(self, i: Instruction, operands: list[State]) -> State:
+        (callee,) = i.called_computations
+        if self.is_whole(i, operands):
+            ids = [self.packed_up(x) for x in operands]
+            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+        if is_pair(callee.proto):  # It returns what it takes.
+            ids = [self.packed_up(x) for x in operands]
+            return self.taken_apart(list(operands), remade(self.movers, i, ids))
+        if is_region(callee.proto):
+            raise Inexact("shard_map of an array whose shape varies", i)
+        proto, found = self.whole.computation(callee, operands)
+        ids = [*map(self.packed_up, operands), *self.sizes]
+        made = instruction("call", self.emit.new_id(), shape_of(found), ids, i.proto)
+        made.called_computation_ids.append(proto.id)
+        return self.taken_apart(found, self.emit.put(made))
+
+    def loop(self, i: Instruction, init: State) -> State:
+        if self.is_whole(i, [init]):
+            id = remade(self.movers, i, [self.packed_up(init)])
+            return self.taken_apart(_whole(i.shape), id)
+        body, condition = (
+            self.whole.symbolic.module.computation(k) for k in i.proto.called_computation_ids
+        )
+        assert isinstance(init, list)
+        state: State = _forgotten(init)
+        for _ in range(8):
+            trial = _Body(self.whole, body, [state], True)
+            for j in body.instructions:
+                if j.opcode != "parameter":
+                    trial.emit.source = j.proto
+                    trial.values[j.id] = trial.apply(j, [trial.values[x.id] for x in j.operands])
+            after = trial.values[body.root.id]
+            joined = _joined(state, after)
+            if _signature(joined) == _signature(state):
+                break
+            state = joined
+        else:
+            raise Inexact("a loop whose state lies differently in each step", i)
+        root = trial.like(after, state, i)
+        assert isinstance(root, list)
+        packed = [*(trial.packed_up(x) for x in root), *trial.sizes]
+        sized = _tuple([*map(shape_of, root), *[array(S64, ())] * len(self.sizes)])
+        last = trial.emit.put(instruction("tuple", trial.emit.new_id(), sized, packed))
+        trial.proto.root_id = last
+        trial.proto.instructions.extend(trial.emit.instructions)
+        trial.proto.program_shape.result.CopyFrom(sized)
+        self.whole.made.append(trial.proto)
+        self.whole.masks[trial.proto.id] = trial.emit.count
+        goes_on, _ = self.whole.computation(condition, [state], packed=True)
+        start = self.like(init, state, i)
+        assert isinstance(start, list)
+        ids = [*(self.packed_up(x) for x in start), *self.sizes]
+        first = self.emit.put(instruction("tuple", self.emit.new_id(), sized, ids, i.proto))
+        made = instruction("while", self.emit.new_id(), sized, [first], i.proto)
+        made.called_computation_ids.extend([trial.proto.id, goes_on.id])
+        return self.taken_apart(state, self.emit.put(made))
+
+    def branches(self, i: Instruction, operands: list[State]) -> State:
+        if self.is_whole(i, operands):
+            ids = [self.packed_up(x) for x in operands]
+            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+        which, *inputs = operands
+        bodies, outs = [], []
+        for c, x in zip(i.called_computations, inputs, strict=True):
+            body = _Body(self.whole, c, [_forgotten(x)], True)
+            for j in c.instructions:
+                if j.opcode != "parameter":
+                    body.emit.source = j.proto
+                    body.values[j.id] = body.apply(j, [body.values[k.id] for k in j.operands])
+            bodies.append(body)
+            outs.append(body.values[c.root.id])
+        found = outs[0]
+        for x in outs[1:]:
+            found = _joined(found, x)
+        ids = [self.packed_up(which)]
+        for x in inputs:
+            elements = x if isinstance(x, list) else [x]
+            shape = _tuple([*map(shape_of, elements), *[array(S64, ())] * len(self.sizes)])
+            packed = [*map(self.packed_up, elements), *self.sizes]
+            ids.append(self.emit.put(instruction("tuple", self.emit.new_id(), shape, packed)))
+        made = instruction("conditional", self.emit.new_id(), shape_of(found), ids, i.proto)
+        for body, out in zip(bodies, outs, strict=True):
+            made.called_computation_ids.append(body.finished(body.like(out, found, i)).id)
+        return self.taken_apart(found, self.emit.put(made))
+
+    def like(self, x: State, wanted: State, i: Instruction) -> State:
+        """The value in the layouts of another."""
+        if isinstance(x, list):
+            assert isinstance(wanted, list)
+            return [self.like(a, b, i) for a, b in zip(x, wanted, strict=True)]
+        assert isinstance(wanted, Val)
+        for d, layout in enumerate(wanted.layouts):
+            if layout is not None:
+                x = self.movers.relaid(x, d, layout, x.dims[d])
+        return x
+
+
+def shape_of(x: State) -> pb.ShapeProto:
+    """The shape of a value in the bucket."""
+    if isinstance(x, Val):
+        return array(x.element_type, x.dims)
+    return _tuple(map(shape_of, x))
+
+
+def _tuple(shapes: Iterable[pb.ShapeProto]) -> pb.ShapeProto:
+    return pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=shapes)
+
+
+def _flat(shape: Shape) -> list[Shape]:
+    return [s for e in shape.elements for s in _flat(e)] if shape.is_tuple else [shape]
+
+
+def _signature(x: State) -> object:
+    if isinstance(x, list):
+        return tuple(map(_signature, x))
+    fills = tuple(sorted((d, repr(v)) for d, v in x.fills.items()))
+    return (x.dims, x.element_type, x.sizes, x.layouts, fills, repr(x.const))
+
+
+def _forgotten(x: State) -> State:
+    """The value without what is known of its contents, which a loop may change."""
+    if isinstance(x, list):
+        return [_forgotten(e) for e in x]
+    return dataclasses.replace(x, fills={}, const=None)
+
+
+def _joined(a: State, b: State) -> State:
+    """What is known of a value that is either."""
+    if isinstance(a, list):
+        assert isinstance(b, list)
+        return [_joined(x, y) for x, y in zip(a, b, strict=True)]
+    assert isinstance(b, Val)
+    layouts: list[MaybeLayout] = []
+    for d in range(len(a.dims)):
+        p, q = a.layouts[d], b.layouts[d]
+        layouts.append(q if p is None else p)
+    return dataclasses.replace(a, layouts=tuple(layouts), fills={}, const=None)
+
+
+def _varies(x: State) -> bool:
+    if isinstance(x, list):
+        return any(map(_varies, x))
+    return any(isinstance(s, Polynomial) for s in x.sizes)
+
+
+def _whole(shape: Shape) -> State:
+    """A value that no size has to do with."""
+    if shape.is_tuple:
+        return [_whole(e) for e in shape.elements]
+    layouts = tuple(own(n, n) for n in shape.dims)
+    return Val(0, shape.element_type, shape.dims, shape.dims, layouts)
+
+
+def _reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
+    """The module with what its entry runs, callees before their callers."""
+    by_id = {c.id: c for c in proto.computations}
+    order: dict[int, None] = {}
+
+    def visit(k: int) -> None:
+        if k not in order:
+            for i in by_id[k].instructions:
+                for called in i.called_computation_ids:
+                    visit(called)
+            order[k] = None
+
+    visit(proto.entry_computation_id)
+    found = pb.HloModuleProto()
+    found.CopyFrom(proto)
+    del found.computations[:]
+    found.computations.extend(by_id[k] for k in order)
+    return found

@@ -1,0 +1,205 @@
+"""Instructions that the padding pass adds to a computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from xfunc.hlo import Shape
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import constant, instruction
+from xfunc.symbolic.padding.layouts import Factor, Layout
+from xfunc.symbolic.polynomial import Number, Polynomial, Ratio, Size, as_polynomial
+
+S64 = Shape(torch.int64).element_type
+PRED = Shape(torch.bool).element_type
+F64 = Shape(torch.float64).element_type
+
+
+def array(element_type: int, dims: Sequence[int]) -> pb.ShapeProto:
+    """The shape of an array, laid out row-major."""
+    found = pb.ShapeProto()
+    found.element_type = element_type  # pyright: ignore[reportAttributeAccessIssue]
+    found.dimensions.extend(dims)
+    found.is_dynamic_dimension.extend([False] * len(dims))
+    found.layout.minor_to_major.extend(range(len(dims) - 1, -1, -1))
+    found.layout.SetInParent()
+    return found
+
+
+def message(*fields: tuple[int, int | bytes]) -> bytes:
+    """A protobuf message of integers and messages, by the numbers of its fields."""
+    found = b""
+    for number, x in fields:
+        if isinstance(x, bytes):
+            found += _varint(number << 3 | 2) + _varint(len(x)) + x
+        else:
+            found += _varint(number << 3) + _varint(x % (1 << 64))
+    return found
+
+
+def _varint(x: int) -> bytes:
+    found = bytearray()
+    while x > 0x7F:
+        found.append(x & 0x7F | 0x80)
+        x >>= 7
+    return bytes((*found, x))
+
+
+class Emitter:
+    """Adds instructions to a computation; each thing it computes, it computes once.
+
+    Args:
+        ids: new ids.
+        sizes: the actual sizes of the symbols, as scalars of the computation.
+    """
+
+    def __init__(self, ids: Iterator[int], sizes: Mapping[str, int]) -> None:
+        self.instructions: list[pb.HloInstructionProto] = []
+        self.source: pb.HloInstructionProto | None = None  # what new ones do a part of
+        self._ids, self._sizes = ids, sizes
+        self._scalars: dict[object, int] = {}
+        self._masks: dict[object, int | None] = {}
+        self.count = 0  # masks that were applied
+
+    def add(
+        self,
+        opcode: str,
+        element_type: int,
+        dims: Sequence[int],
+        operands: Sequence[int] = (),
+        *,
+        dimensions: Sequence[int] = (),
+        direction: str = "",
+    ) -> int:
+        """A new instruction; its id."""
+        shape = array(element_type, dims)
+        made = instruction(opcode, next(self._ids), shape, operands, self.source)
+        made.dimensions.extend(dimensions)
+        if direction:
+            made.comparison_direction = direction
+        self.instructions.append(made)
+        return made.id
+
+    def put(self, proto: pb.HloInstructionProto) -> int:
+        """Add an instruction that is made already."""
+        self.instructions.append(proto)
+        return proto.id
+
+    def new_id(self) -> int:
+        """An id that nothing has yet."""
+        return next(self._ids)
+
+    # -- scalars ------------------------------------------------------------------------------
+
+    def number(self, value: Number | float, element_type: int = S64) -> int:
+        """A scalar constant."""
+        key = ("number", repr(value), element_type)
+        if key not in self._scalars:
+            dtype = Shape.from_proto(array(element_type, ())).dtype
+            made = constant(value, next(self._ids), dtype)  # pyright: ignore[reportArgumentType]
+            self._scalars[key] = self.put(made)
+        return self._scalars[key]
+
+    def size(self, p: Size, element_type: int = S64) -> int:
+        """A size, computed from the actual ones."""
+        key = (as_polynomial(p), element_type)
+        if key not in self._scalars:
+            self._scalars[key] = self._computed(as_polynomial(p), element_type)
+        return self._scalars[key]
+
+    def _computed(self, p: Polynomial, element_type: int) -> int:
+        if p.is_constant:
+            return self.number(p.at({}), element_type)
+        if element_type != S64:
+            return self.add("convert", element_type, (), [self.size(p)])
+        # As whole numbers: what has denominators is whole only as a whole.
+        bottom = math.lcm(*(c.denominator for _, c in p.terms))
+        total: int | None = None
+        for m, c in p.terms:
+            term = self.number(int(c * bottom))
+            for name, e in m:
+                for _ in range(e):
+                    term = self.add("multiply", S64, (), [term, self._sizes[name]])
+            total = term if total is None else self.add("add", S64, (), [total, term])
+        assert total is not None
+        return total if bottom == 1 else self.add("divide", S64, (), [total, self.number(bottom)])
+
+    def ratio(self, r: Ratio, element_type: int) -> int:
+        """A real number, computed from the actual sizes."""
+        key = (r, element_type)
+        if key not in self._scalars:
+            top, bottom = (self._scaled(p) for p in (r.numerator, r.denominator))
+            found = self.add("divide", F64, (), [top, bottom])
+            if r.root:
+                found = self.add("sqrt", F64, (), [found])
+            if element_type != F64:
+                found = self.add("convert", element_type, (), [found])
+            self._scalars[key] = found
+        return self._scalars[key]
+
+    def _scaled(self, p: Polynomial) -> int:
+        """A polynomial that need not be whole, as a float."""
+        bottom = math.lcm(*(c.denominator for _, c in p.terms))
+        top = self.size(p * bottom, F64)
+        return self.add("divide", F64, (), [top, self.number(float(bottom), F64)])
+
+    def binary(self, opcode: str, a: int, b: int, dims: Sequence[int] = ()) -> int:
+        """An operation on two int64 of equal shape."""
+        return self.add(opcode, S64, dims, [a, b])
+
+    def spread(self, scalar: int, dims: Sequence[int], element_type: int = S64) -> int:
+        """A scalar, repeated."""
+        return self.add("broadcast", element_type, dims, [scalar]) if dims else scalar
+
+    def clamped(self, x: int, high: int, dims: Sequence[int] = ()) -> int:
+        """An int64 value, at least 0 and then at most a scalar (which may be negative: then 0)."""
+        high = self.binary("maximum", high, self.number(0))
+        return self.add("clamp", S64, dims, [self.number(0), x, high])
+
+    # -- masks --------------------------------------------------------------------------------
+
+    def mask(
+        self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
+    ) -> int | None:
+        """Where the elements of the exact shape lie, in what is padded of the dimensions `over`.
+
+        None: everywhere.
+        """
+        key = (tuple(dims), tuple((d, layouts[d]) for d in over))
+        if key not in self._masks:
+            self._masks[key] = self._mask(dims, layouts, over)
+        return self._masks[key]
+
+    def _mask(
+        self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
+    ) -> int | None:
+        fine: list[Factor] = []
+        for d, n in enumerate(dims):
+            fine += layouts[d] if d in over and layouts[d] else [Factor(n, n)]
+        sizes = [f.size for f in fine]
+        found: int | None = None
+        for place, f in enumerate(fine):
+            if f.is_padded:
+                inside = self.spread(self._below(f), sizes, PRED)
+                self.instructions[-1].dimensions.append(place)
+                both = [x for x in (found, inside) if x is not None]
+                found = inside if found is None else self.add("and", PRED, sizes, both)
+        if found is not None and sizes != list(dims):
+            found = self.add("reshape", PRED, dims, [found])
+        return found
+
+    def _below(self, f: Factor) -> int:
+        """PRED[f.size]: which are valid."""
+        key = ("below", f)
+        if key not in self._scalars:
+            place = self.add("iota", S64, [f.size], dimensions=[0])
+            end = self.spread(self.size(f.valid), [f.size])
+            self._scalars[key] = self.add("compare", PRED, [f.size], [place, end], direction="LT")
+        return self._scalars[key]
+
+    def iota(self, n: int) -> int:
+        """S64[n]: 0, 1, 2, ..."""
+        return self.add("iota", S64, [n], dimensions=[0])

@@ -1,0 +1,374 @@
+"""What the padding pass does about each instruction: element by element, reductions, products."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xfunc.hlo import Instruction
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.shape import Shape
+from xfunc.symbolic.numbers import scalar_of
+from xfunc.symbolic.padding.emit import S64
+from xfunc.symbolic.padding.layouts import MaybeLayout, own
+from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
+
+Rule = Callable[[Movers, Instruction, list[Val]], State]
+
+ELEMENTWISE = frozenset(
+    "abs add and atan2 cbrt ceil clamp compare complex convert copy cosine count-leading-zeros "
+    "divide erf exponential exponential-minus-one floor imag is-finite log log-plus-one logistic "
+    "map maximum minimum multiply negate not or popcnt power real reduce-precision remainder "
+    "round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic "
+    "shift-right-logical sign sine sqrt subtract tan tanh xor".split()
+)
+
+
+# What is not much work, and of which more is known than that no size has to do with it.
+LIGHT = ELEMENTWISE | {"constant", "iota", "broadcast", "reshape", "transpose"}
+
+
+def remade(m: Movers, i: Instruction, operands: Sequence[int]) -> int:
+    """The instruction itself, with other operands."""
+    made = pb.HloInstructionProto()
+    made.CopyFrom(i.proto)
+    made.id = m.emit.new_id()
+    made.name = f"{i.opcode}.{made.id}"
+    made.operand_ids[:] = operands
+    del made.control_predecessor_ids[:]
+    return m.emit.put(made)
+
+
+def result(
+    m: Movers,
+    i: Instruction,
+    operands: Sequence[int],
+    layouts: Sequence[MaybeLayout],
+    fills: Mapping[int, float] | None = None,
+    const: float | None = None,
+) -> Val:
+    """The instruction with other operands, as a value."""
+    id = remade(m, i, operands)
+    return Val(
+        id,
+        i.shape.element_type,
+        i.shape.dims,
+        m.symbolic.dims(i),
+        tuple(layouts),
+        fills or {},
+        const,
+    )
+
+
+# -- constants ------------------------------------------------------------------------------------
+
+
+def constant(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """A number computed from the actual sizes, where it depends on them."""
+    kind = i.shape.element_type
+    value = m.symbolic.literal(i)
+    if isinstance(value, (Polynomial, Ratio)):
+        if isinstance(value, Polynomial):
+            id = m.emit.size(value, kind)
+        else:
+            id = m.emit.ratio(value, kind)
+        return Val(id, kind, (), (), ())
+    steps = m.symbolic.sizes(i, "progression")
+    if any(isinstance(s, Polynomial) for s in steps):
+        (n,) = i.shape.dims
+        start, step = (m.emit.spread(m.emit.size(s), [n]) for s in steps)
+        found = m.emit.binary("multiply", m.emit.iota(n), step, [n])
+        found = m.emit.binary("add", found, start, [n])
+        if kind != S64:
+            found = m.emit.add("convert", kind, [n], [found])
+        return Val(found, kind, (n,), m.symbolic.dims(i), (own(n, m.symbolic.dims(i)[0]),))
+    number = scalar_of(i.proto)
+    layouts = [own(n, s) for n, s in zip(i.shape.dims, m.symbolic.dims(i), strict=True)]
+    return result(m, i, (), layouts, const=number)
+
+
+def iota(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """It counts from the first on, whatever the sizes."""
+    layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
+    k = i.proto.dimensions[0]
+    layouts[k] = own(i.shape.dims[k], m.symbolic.dims(i)[k])
+    return result(m, i, (), layouts)
+
+
+def broadcast(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """What is repeated is uniform along the new dimensions."""
+    (x,) = operands
+    layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
+    fills = {}
+    for q, d in enumerate(i.proto.dimensions):
+        layouts[d] = x.layouts[q]
+        if q in x.fills:
+            fills[d] = x.fills[q]
+    return result(m, i, [x.id], layouts, fills, x.const)
+
+
+# -- element by element ---------------------------------------------------------------------------
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "add": lambda a, b: a + b,
+    "and": lambda a, b: a & b if isinstance(a, int) and isinstance(b, int) else math.nan,
+    "convert": lambda a: a,
+    "copy": lambda a: a,
+    "exponential": lambda a: 0.0 if a == -math.inf else 1.0 if a == 0 else math.nan,
+    "maximum": max,
+    "minimum": min,
+    "multiply": lambda a, b: a * b,
+    "negate": lambda a: -a,
+    "sqrt": lambda a: a if a in (0, 1) else math.nan,
+    "subtract": lambda a, b: a - b,
+}
+_SIMPLE = (0, 1, -1, math.inf, -math.inf)  # what arithmetic of any type does alike
+
+
+def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """All operands have to lie alike."""
+    dims = i.shape.dims
+    arrays = [x for x in operands if x.dims == dims]
+    moved, layouts = m.alike(arrays)
+    rest = iter(moved)
+    operands = [next(rest) if x.dims == dims else x for x in operands]
+    fills = {}
+    for d in range(len(dims)):
+        known = [x.fills.get(d, x.const) for x in operands]
+        value = _known(i, known)
+        if value is not None:
+            fills[d] = value
+    const = _known(i, [x.const for x in operands])
+    return result(m, i, [x.id for x in operands], layouts, fills, const)
+
+
+def _known(i: Instruction, operands: Sequence[float | None]) -> float | None:
+    """What the operation makes of numbers, if that is simple enough to tell."""
+    rule = _KNOWN.get(i.opcode)
+    if rule is None or any(x is None or x not in _SIMPLE for x in operands):
+        return None
+    value = rule(*operands)
+    if i.opcode == "convert" and math.isinf(value) and not _is_float(i.shape.element_type):
+        return None
+    if i.opcode == "convert" and i.shape.element_type in (pb.C64, pb.C128):
+        return None
+    if i.shape.element_type in _UNSIGNED and value < 0:
+        return None
+    return value if value in _SIMPLE else None
+
+
+_UNSIGNED = (pb.U8, pb.U16, pb.U32, pb.U64, pb.PRED)
+_FLOATS = (pb.F16, pb.BF16, pb.F32, pb.F64)
+
+
+def _is_float(element_type: int) -> bool:
+    return element_type in _FLOATS
+
+
+# -- moves ----------------------------------------------------------------------------------------
+
+
+def reshape(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """See `Movers.reshaped`."""
+    return m.reshaped(operands[0], i, i.shape.dims, m.symbolic.dims(i))
+
+
+def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """The dimensions in another order."""
+    (x,) = operands
+    order = list(i.proto.dimensions)
+    fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
+    return result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
+
+
+def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """What lies at the beginning would lie at the end: its places are computed."""
+    (x,) = operands
+    turned = []
+    for d in i.proto.dimensions:
+        if x.layouts[d] is None:
+            continue
+        if not x.padded(d):
+            turned.append(d)
+            continue
+        n = x.dims[d]
+        x = m.plain(x, d)
+        last = m.emit.spread(m.emit.size(x.sizes[d] - 1), [n])
+        index = m.emit.binary("subtract", last, m.emit.iota(n), [n])
+        index = m.emit.clamped(index, m.emit.number(n - 1), [n])
+        kept = {k: v for k, v in x.fills.items() if k != d}
+        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept)
+    if not turned:
+        return x
+    id = m.emit.add("reverse", x.element_type, x.dims, [x.id], dimensions=turned)
+    return dataclasses.replace(x, id=id)
+
+
+# -- reductions and products ----------------------------------------------------------------------
+
+
+def neutral(opcode: str, element_type: int) -> float | None:
+    """What an operation on pairs leaves the other operand as it is with."""
+    low, high = _extremes(element_type)
+    return {
+        "add": 0,
+        "or": 0,
+        "xor": 0,
+        "multiply": 1,
+        "and": 1 if element_type == pb.PRED else -1,
+        "maximum": low,
+        "minimum": high,
+    }.get(opcode)
+
+
+def _extremes(element_type: int) -> tuple[float | None, float | None]:
+    if element_type == pb.PRED:
+        return 0, 1
+    if _is_float(element_type):
+        return -math.inf, math.inf
+    if element_type in (pb.C64, pb.C128):
+        return None, None
+    bits = Shape.from_proto(pb.ShapeProto(element_type=element_type)).bytes * 8  # type: ignore[arg-type]
+    if element_type in _UNSIGNED:
+        return 0, 2**bits - 1
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
+def applied(i: Instruction) -> str:
+    """The operation on pairs that a reduction or the like applies; "" if it is no single one."""
+    computation = i.called_computations[-1]
+    root = computation.root
+    if root.opcode == "tuple" or len(computation.instructions) != 3:
+        return ""
+    return root.opcode
+
+
+def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    """What is reduced holds what is neutral in its padding."""
+    half = len(operands) // 2
+    over = list(i.proto.dimensions)
+    arrays, _ = m.alike(operands[:half])
+    opcode = applied(i) if half == 1 else ""
+    fills: dict[int, float] = {}
+    for k, (x, start) in enumerate(zip(arrays, operands[half:], strict=True)):
+        fill = neutral(opcode, x.element_type)
+        arrays[k] = m.masked_by(x, over, start) if fill is None else m.masked(x, over, fill)
+        kept = [d for d in range(len(x.dims)) if d not in over]
+        if fill is not None and start.const == fill:
+            fills = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
+    _, layouts = m.alike(arrays)
+    left = [layout for d, layout in enumerate(layouts) if d not in over]
+    ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
+    return results(m, i, ids, left, fills)
+
+
+def _holds(x: Val, d: int, fill: float) -> bool:
+    return x.fills.get(d) == fill
+
+
+def results(
+    m: Movers,
+    i: Instruction,
+    ids: Sequence[int],
+    layouts: Sequence[MaybeLayout],
+    fills: Mapping[int, float] | None = None,
+) -> State:
+    """The instruction with other operands: an array, or a tuple of arrays of equal dimensions."""
+    if not i.shape.is_tuple:
+        return result(m, i, ids, layouts, fills)
+    id = remade(m, i, ids)
+    sizes = iter(m.symbolic.dims(i))
+    found: list[State] = []
+    for k, shape in enumerate(i.shape.elements):
+        element = m.emit.add("get-tuple-element", shape.element_type, shape.dims, [id])
+        m.emit.instructions[-1].tuple_index = k
+        exact: tuple[Size, ...] = tuple(next(sizes) for _ in shape.dims)
+        found.append(Val(element, shape.element_type, shape.dims, exact, tuple(layouts)))
+    return found
+
+
+def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """What is summed over holds 0 in its padding, on both sides."""
+    a, b = operands
+    numbers = i.proto.dot_dimension_numbers
+    left_sum, right_sum = (
+        [*numbers.lhs_contracting_dimensions],
+        [*numbers.rhs_contracting_dimensions],
+    )
+    left_batch, right_batch = [*numbers.lhs_batch_dimensions], [*numbers.rhs_batch_dimensions]
+    pairs = zip([*left_batch, *left_sum], [*right_batch, *right_sum], strict=True)
+    for p, q in pairs:
+        if a.layouts[p] is None and b.layouts[q] is None:
+            continue
+        if a.layouts[p] is None:
+            a = m.relaid(a, p, b.own(q), a.dims[p])
+        else:
+            b = m.relaid(b, q, a.own(p), b.dims[q])
+    a, b = m.masked(a, left_sum, 0), m.masked(b, right_sum, 0)
+    layouts = [a.layouts[p] for p in left_batch]
+    layouts += [x for d, x in enumerate(a.layouts) if d not in (*left_batch, *left_sum)]
+    layouts += [x for d, x in enumerate(b.layouts) if d not in (*right_batch, *right_sum)]
+    return result(m, i, [a.id, b.id], layouts)
+
+
+# -- what works along some dimensions only --------------------------------------------------------
+
+
+def along(dims: Callable[[Instruction, list[Val]], Sequence[int]]) -> Rule:
+    """A rule for what is exact unless one of these dimensions is padded."""
+
+    def rule(m: Movers, i: Instruction, operands: list[Val]) -> State:
+        for d in dims(i, operands):
+            if any(x.padded(d) for x in operands):
+                raise Inexact(f"{i.opcode} along a dimension of size {operands[0].sizes[d]}", i)
+        moved, layouts = m.alike(operands)
+        return results(m, i, [x.id for x in moved], layouts)
+
+    return rule
+
+
+def _last(n: int) -> Callable[[Instruction, list[Val]], Sequence[int]]:
+    return lambda i, operands: range(len(operands[0].dims) - n, len(operands[0].dims))
+
+
+def fft(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    """Exact along dimensions that are not transformed."""
+    n = len(i.proto.fft_length)
+    (x,) = operands
+    for d in range(len(x.dims) - n, len(x.dims)):
+        if x.padded(d):
+            raise Inexact(f"fft along a dimension of size {x.sizes[d]}", i)
+    return result(m, i, [x.id], [*x.layouts[:-n], *(own(k, k) for k in i.shape.dims[-n:])])
+
+
+def triangular_solve(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    """Exact for batches of matrices of one size."""
+    a, b = operands
+    n = len(a.dims)
+    if any(x.padded(d) for x in (a, b) for d in range(n - 2, n)):
+        raise Inexact("triangular-solve of matrices of a size that varies", i)
+    pairs = zip(a.layouts[: n - 2], b.layouts[: n - 2], strict=True)
+    if any(p != q and None not in (p, q) for p, q in pairs):
+        raise Inexact("triangular-solve of batches that lie differently", i)
+    return result(m, i, [a.id, b.id], [p or q for p, q in zip(a.layouts, b.layouts, strict=True)])
+
+
+RULES: dict[str, Rule] = {
+    "constant": constant,
+    "iota": iota,
+    "broadcast": broadcast,
+    "reshape": reshape,
+    "transpose": transpose,
+    "reverse": reverse,
+    "reduce": reduce,
+    "dot": dot,
+    "sort": along(lambda i, operands: i.proto.dimensions),
+    "cholesky": along(_last(2)),
+    "fft": fft,
+    "triangular-solve": triangular_solve,
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+}

@@ -1,0 +1,273 @@
+"""What the padding pass knows of a value, and how it moves values about."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from xfunc.hlo import Instruction
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.padding.emit import S64, Emitter, array, message
+from xfunc.symbolic.padding.layouts import Factor, Layout, MaybeLayout, is_padded, own, split
+from xfunc.symbolic.polynomial import Size, as_polynomial, product
+
+_GATHER_NUMBERS, _GATHER_SIZES = 33, 34
+
+
+class Inexact(Exception):
+    """An instruction whose result would not be that of the exact shape.
+
+    Attributes:
+        reason: why.
+        instruction: which.
+    """
+
+    def __init__(self, reason: str, instruction: Instruction | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.instruction = reason, instruction
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Val:
+    """An array of the bucket's shape, with the exact one in it.
+
+    Attributes:
+        id: the instruction that computes it.
+        element_type: XLA's number of its element type.
+        dims: in the bucket.
+        sizes: of the exact shape.
+        layouts: where in each dimension the exact elements lie; see NOTE [factors].
+        fills: by dimension, what all of the padding along it holds, where that is known.
+        const: what all elements are, where that is known.
+    """
+
+    id: int
+    element_type: int
+    dims: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    layouts: tuple[MaybeLayout, ...]
+    fills: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    const: float | None = None
+
+    def own(self, d: int) -> Layout:
+        """The layout of a dimension; if uniform, one with the padding at its end."""
+        layout = self.layouts[d]
+        return own(self.dims[d], self.sizes[d]) if layout is None else layout
+
+    def padded(self, d: int) -> bool:
+        """Whether there is padding in a dimension, uniform or not."""
+        return is_padded(self.own(d))
+
+
+State = Val | list["State"]  # an array, or a tuple
+
+
+class Movers:
+    """Masks and moves of values in one computation."""
+
+    def __init__(self, emit: Emitter, symbolic: SymbolicModule) -> None:
+        self.emit, self.symbolic = emit, symbolic
+        self._masked: dict[object, Val] = {}
+
+    # -- masks --------------------------------------------------------------------------------
+
+    def masked(self, x: Val, over: Sequence[int], fill: float) -> Val:
+        """The value with `fill` in the padding along dimensions."""
+        if x.const is not None and _same(x.const, fill):
+            return x
+        over = [d for d in over if x.padded(d) and not _same(x.fills.get(d), fill)]
+        key = (x.id, tuple(over), repr(fill))
+        if over and key not in self._masked:
+            self._masked[key] = self._select(x, over, self.emit.number(fill, x.element_type), fill)
+        return self._masked[key] if over else x
+
+    def masked_by(self, x: Val, over: Sequence[int], scalar: Val) -> Val:
+        """The same with a scalar of the program."""
+        if scalar.const is not None:
+            return self.masked(x, over, scalar.const)
+        over = [d for d in over if x.padded(d)]
+        return self._select(x, over, scalar.id, None) if over else x
+
+    def _select(self, x: Val, over: Sequence[int], scalar: int, fill: float | None) -> Val:
+        layouts = [x.own(d) for d in range(len(x.dims))]
+        mask = self.emit.mask(x.dims, layouts, over)
+        assert mask is not None
+        filling = self.emit.spread(scalar, x.dims, x.element_type)
+        id = self.emit.add("select", x.element_type, x.dims, [mask, x.id, filling])
+        self.emit.count += 1
+        fills = {d: v for d, v in x.fills.items() if fill is not None and _same(v, fill)}
+        if fill is not None:
+            fills |= dict.fromkeys(over, fill)
+        known = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
+        return dataclasses.replace(x, id=id, layouts=known, fills=fills, const=None)
+
+    # -- moves --------------------------------------------------------------------------------
+
+    def take(self, x: Val, d: int, index: int, n: int) -> int:
+        """``x[..., index, ...]`` along dimension d, for an S64[n] of places in it."""
+        dims = (*x.dims[:d], n, *x.dims[d + 1 :])
+        index = self.emit.add("reshape", S64, (n, 1), [index])
+        made = pb.HloInstructionProto(opcode="gather", id=self.emit.new_id())
+        made.name = f"gather.{made.id}"
+        made.shape.CopyFrom(array(x.element_type, dims))
+        made.operand_ids.extend([x.id, index])
+        if self.emit.source is not None:
+            made.metadata.CopyFrom(self.emit.source.metadata)
+        others = [(1, k) for k in range(len(dims)) if k != d]
+        numbers = message(*others, (2, d), (3, d), (4, 1))
+        sizes = [(_GATHER_SIZES, 1 if k == d else m) for k, m in enumerate(x.dims)]
+        made.MergeFromString(message((_GATHER_NUMBERS, numbers), *sizes))
+        return self.emit.put(made)
+
+    def places(self, layout: Layout, n: int) -> int:
+        """S64[n]: which element of the exact shape lies at each place of a dimension."""
+        emit, place, found = self.emit, self.emit.iota(n), None
+        for k, f in enumerate(layout):
+            rest = math.prod(g.size for g in layout[k + 1 :])
+            digit = emit.binary("divide", place, self._all(rest, n), [n])
+            digit = emit.binary("remainder", digit, self._all(f.size, n), [n])
+            weight = self._all(product(g.valid for g in layout[k + 1 :]), n)
+            digit = emit.binary("multiply", digit, weight, [n])
+            found = digit if found is None else emit.binary("add", found, digit, [n])
+        return emit.spread(emit.number(0), [n]) if found is None else found
+
+    def at_places(self, layout: Layout, exact: int, n: int, size: int) -> int:
+        """S64[n]: where in a dimension of `size` lie elements of the exact shape."""
+        emit, found = self.emit, None
+        for k, f in enumerate(layout):
+            weight = self._all(product(g.valid for g in layout[k + 1 :]), n)
+            digit = emit.binary("divide", exact, weight, [n])
+            if k:
+                digit = emit.binary("remainder", digit, self._all(f.valid, n), [n])
+            rest = math.prod(g.size for g in layout[k + 1 :])
+            digit = emit.binary("multiply", digit, self._all(rest, n), [n])
+            found = digit if found is None else emit.binary("add", found, digit, [n])
+        if found is None:
+            return emit.spread(emit.number(0), [n])
+        return emit.clamped(found, emit.number(size - 1), [n])
+
+    def _all(self, size: Size, n: int) -> int:
+        return self.emit.spread(self.emit.size(size), [n])
+
+    def relaid(self, x: Val, d: int, layout: Layout, size: int) -> Val:
+        """The value with another layout, and another size in the bucket, of one dimension."""
+        have = x.layouts[d]
+        if have == layout and x.dims[d] == size:
+            return x
+        if have is None and x.dims[d] == size:
+            known = (*x.layouts[:d], layout, *x.layouts[d + 1 :])
+            return dataclasses.replace(x, layouts=known)
+        have = x.own(d)
+        exact = self.places(layout, size)
+        index = self.at_places(have, exact, size, x.dims[d])
+        id = self.take(x, d, index, size)
+        return Val(
+            id,
+            x.element_type,
+            (*x.dims[:d], size, *x.dims[d + 1 :]),
+            x.sizes,
+            (*x.layouts[:d], layout, *x.layouts[d + 1 :]),
+            {k: v for k, v in x.fills.items() if k != d},
+            x.const,
+        )
+
+    def plain(self, x: Val, d: int) -> Val:
+        """The value with the padding of a dimension at its end."""
+        return self.relaid(x, d, own(x.dims[d], x.sizes[d]), x.dims[d])
+
+    def alike(
+        self, values: Sequence[Val], but: int | None = None
+    ) -> tuple[list[Val], list[MaybeLayout]]:
+        """Values of equal dimensions (but one) with equal layouts (but of that), and these."""
+        values, found = list(values), []
+        for d in range(len(values[0].dims)):
+            if d == but:
+                found.append(None)
+                continue
+            known = [v.layouts[d] for v in values if v.layouts[d] is not None]
+            best = max(known, key=lambda layout: len(layout or ()), default=None)
+            if best is not None:
+                values = [
+                    v if v.layouts[d] is None else self.relaid(v, d, best, v.dims[d])
+                    for v in values
+                ]
+            found.append(best)
+        return values, found
+
+    def reshaped(self, x: Val, i: Instruction, dims: Sequence[int], sizes: Sequence[Size]) -> Val:
+        """The value as an array of other dimensions."""
+        groups = list(_groups(x, dims, sizes))
+        layouts: list[MaybeLayout] = [None] * len(dims)
+        fills: dict[int, float] = {}
+        moved: list[tuple[list[int], list[int], list[Layout]]] = []
+        for old, new in groups:
+            if all(x.layouts[d] is None for d in old):
+                continue
+            flat = [f for d in old for f in x.own(d)]
+            dealt = split(flat, [(dims[d], sizes[d]) for d in new])
+            if dealt is None:
+                dealt = [own(dims[d], sizes[d]) for d in new]
+                moved.append((old, new, dealt))
+            for d, layout in zip(new, dealt, strict=True):
+                layouts[d] = layout
+            if len(old) == len(new) == 1 and old[0] in x.fills:
+                fills[new[0]] = x.fills[old[0]]
+            values = {repr(x.fills.get(d)) for d in old if x.padded(d)}
+            if len(values) == 1 and not moved and values != {"None"}:
+                value = next(x.fills[d] for d in old if x.padded(d))
+                fills |= {d: value for d in new if is_padded(layouts[d])}
+        if moved:
+            x = self._moved(x, groups, moved)
+        id = self.emit.add("reshape", x.element_type, dims, [x.id])
+        return Val(id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const)
+
+    def _moved(
+        self,
+        x: Val,
+        groups: Sequence[tuple[list[int], list[int]]],
+        moved: Sequence[tuple[list[int], list[int], list[Layout]]],
+    ) -> Val:
+        """The value with each group of dimensions as one, in the layout of what it will be."""
+        flat = [[f for d in old for f in x.own(d)] for old, _ in groups]
+        dims = [math.prod(x.dims[d] for d in old) for old, _ in groups]
+        sizes = [product(x.sizes[d] for d in old) for old, _ in groups]
+        id = self.emit.add("reshape", x.element_type, dims, [x.id])
+        found = Val(
+            id, x.element_type, tuple(dims), tuple(sizes), tuple(map(tuple, flat)), {}, x.const
+        )
+        for k, (old, new) in enumerate(groups):
+            for old_dims, new_dims, dealt in moved:
+                if (old, new) == (old_dims, new_dims):
+                    layout: list[Factor] = [f for part in dealt for f in part]
+                    found = self.relaid(found, k, tuple(layout), dims[k])
+        return found
+
+
+def _groups(
+    x: Val, dims: Sequence[int], sizes: Sequence[Size]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Dimensions, old and new, that hold the same elements: as few at a time as can be."""
+    old: list[int] = []
+    new: list[int] = []
+    a = b = 0
+    while a < len(x.dims) or b < len(dims):
+        have, want = (math.prod(x.dims[d] for d in old), math.prod(dims[d] for d in new))
+        if (have <= want and a < len(x.dims)) or b == len(dims):
+            old.append(a)
+            a += 1
+        else:
+            new.append(b)
+            b += 1
+        same = math.prod(x.dims[d] for d in old) == math.prod(dims[d] for d in new)
+        exact = as_polynomial(product(x.sizes[d] for d in old))
+        if same and exact == product(sizes[d] for d in new):
+            yield old, new
+            old, new = [], []
+    if old or new:
+        yield old, new
+
+
+def _same(a: float | None, b: float) -> bool:
+    return a is not None and (a == b or (math.isnan(a) and math.isnan(b)))

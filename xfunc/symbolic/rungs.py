@@ -1,0 +1,87 @@
+"""Which bucket a call runs in."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xfunc.errors import ShapeError, fail, shown
+from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.dim import Dim
+
+
+class Rungs:
+    """The buckets of each symbol.
+
+    Args:
+        buckets: None or "auto": powers of 2; sizes, for the only symbol; or either by symbol (a
+            `Dim` or its name).
+        function: what is called.
+    """
+
+    def __init__(self, buckets: Any, function: str) -> None:
+        self._function = function
+        self._of: dict[str | None, tuple[int, ...] | None] = {}
+        given = buckets if isinstance(buckets, Mapping) else {None: buckets}
+        for name, sizes in given.items():
+            key = name.name if isinstance(name, Dim) else name
+            self._of[key] = None if sizes is None or sizes == "auto" else self._checked(sizes)
+
+    def _checked(self, sizes: Any) -> tuple[int, ...]:
+        good = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+        if not good or not all(type(n) is int and n > 0 for n in sizes):
+            fail(
+                ValueError,
+                f"buckets of {self._function} are {shown(sizes)}",
+                'give a list of sizes, "auto", or a dict with either for each Dim.',
+            )
+        return tuple(sorted(set(sizes)))
+
+    def check(self, box: Box) -> None:
+        """Refuse buckets that do not fit the symbols."""
+        if None in self._of and self._of[None] is not None and len(box.ranges) > 1:
+            names = ", ".join(box.ranges)
+            fail(
+                ValueError,
+                f"buckets of {self._function} are a list of sizes, and there are several Dims: "
+                f"{names}",
+                'give a dict with a list, or "auto", for each Dim.',
+            )
+        for name, sizes in self._of.items():
+            if name is not None and name not in box.ranges:
+                fail(
+                    ValueError,
+                    f"buckets of {self._function} are given for {name!r}, which is no Dim of it",
+                    f"its Dims are {', '.join(box.ranges)}.",
+                )
+            for r in box.ranges.values() if name is None else [box.ranges[name]]:
+                bad = next((n for n in sizes or () if n not in r), None)
+                if bad is not None:
+                    of = name or next(iter(box.ranges))
+                    fail(
+                        ValueError,
+                        f"{bad} is a bucket of {self._function}, and no size that {of} may have",
+                        "give buckets from min to max, multiples of multiple_of.",
+                    )
+
+    def of(self, name: str, size: int, r: Range) -> tuple[int, int]:
+        """The smallest and the largest size of the bucket that a size of a symbol is in."""
+        sizes = self._of.get(name, self._of.get(None))
+        if sizes is None:
+            high = 1 << (size - 1).bit_length()
+            low = high // 2 + 1
+            high = -(-high // r.step) * r.step
+            if r.max is not None:
+                high = min(high, r.max)
+        else:
+            k = bisect.bisect_left(sizes, size)
+            if k == len(sizes):
+                fail(
+                    ShapeError,
+                    f"{name} is {size}, and the largest bucket of {self._function} is {sizes[-1]}",
+                    "add a larger bucket.",
+                )
+            low, high = (sizes[k - 1] + 1 if k else r.min), sizes[k]
+        low = max(-(-low // r.step) * r.step, r.min)
+        return low, high
