@@ -93,7 +93,7 @@ EXACT: dict[str, Program] = {
         lambda x: (xf.grad(_loss, argnums=1)(x, w) ** 2).sum()
     )(x),
     "jvp": lambda x, w: xf.jvp(lambda x: _loss(x, w), (x,), (x.cos(),)),
-    "draws": lambda x, w: x + 0 * xf.random.uniform(xf.random.key(0), x.shape, dtype=x.dtype),
+    "draws": lambda x, w: x * xf.random.uniform(xf.random.key(0), x.shape, dtype=x.dtype),
     "checkpointed": lambda x, w: xf.grad(
         lambda w: xf.checkpoint(lambda w: (x @ w).sin().cumsum(0))(w).sum()
     )(w),

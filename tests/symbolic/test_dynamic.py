@@ -39,6 +39,18 @@ def test_an_unseen_shape_is_neither_traced_nor_compiled():
     assert "bucket S<=64: 49 calls, one program" in text, text
 
 
+@pytest.mark.parametrize(
+    "buckets", [{B: [8], "S": [16, 64]}, {B: (8,), S: (16, 64)}, ((8,), (16, 64)), [[8], [16, 64]]]
+)
+def test_buckets_of_several_dims(buckets):
+    jitted = xf.jit(mean_of_squares, dynamic_shapes=((B, S),), buckets=buckets)
+    for b, s in ((3, 5), (8, 12), (2, 64)):
+        x = torch.randn(b, s)
+        torch.testing.assert_close(jitted(x).cpu(), mean_of_squares(x))
+    found = [line.partition(":")[0] for line in jitted.explain().splitlines()[2:]]
+    assert found == ["bucket B<=8, S<=16", "bucket B<=8, S<=64"]
+
+
 def test_powers_of_two_are_the_default():
     jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),))
     for n in (5, 8, 7, 33, 64, 1):
@@ -157,6 +169,7 @@ ERRORS = {
     "beyond the buckets": (((S,),), [8, 16], (torch.ones(17),), ShapeError, "largest bucket"),
     "no bucket": (((S,),), [8, 128], (torch.ones(5),), ValueError, "128 is a bucket of f"),
     "one list for two": (((B, S),), [8], (torch.ones(5, 5),), ValueError, "there are several Dims"),
+    "two lists for one": (((S,),), [[8], [8]], (torch.ones(5),), ValueError, "are 2 lists"),
     "buckets of another": (((S,),), {"Q": [8]}, (torch.ones(5),), ValueError, "'Q', which is no"),
     "two of a name": (((S,), (xf.Dim("S"),)), None, (torch.ones(5), torch.ones(5)), ValueError,
                       "there are two Dims 'S'"),

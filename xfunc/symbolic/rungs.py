@@ -16,14 +16,15 @@ class Rungs:
 
     Args:
         buckets: None or "auto": powers of 2; sizes, for the only symbol; or either by symbol (a
-            `Dim` or its name).
+            `Dim` or its name), or for each in the order in which they are declared.
         function: what is called.
     """
 
     def __init__(self, buckets: Any, function: str) -> None:
         self._function = function
         self._of: dict[str | None, tuple[int, ...] | None] = {}
-        given = buckets if isinstance(buckets, Mapping) else {None: buckets}
+        self._grid = [self._checked(b) for b in buckets] if _is_grid(buckets) else None
+        given = buckets if isinstance(buckets, Mapping) else {None: None if self._grid else buckets}
         for name, sizes in given.items():
             key = name.name if isinstance(name, Dim) else name
             self._of[key] = None if sizes is None or sizes == "auto" else self._checked(sizes)
@@ -40,6 +41,15 @@ class Rungs:
 
     def check(self, box: Box) -> None:
         """Refuse buckets that do not fit the symbols."""
+        if self._grid is not None:
+            if len(self._grid) != len(box.ranges):
+                fail(
+                    ValueError,
+                    f"buckets of {self._function} are {len(self._grid)} lists, for the Dims "
+                    f"{', '.join(box.ranges)}",
+                    "give a list for each Dim.",
+                )
+            self._of = dict(zip(box.ranges, self._grid, strict=True))
         if None in self._of and self._of[None] is not None and len(box.ranges) > 1:
             names = ", ".join(box.ranges)
             fail(
@@ -85,3 +95,9 @@ class Rungs:
             low, high = (sizes[k - 1] + 1 if k else r.min), sizes[k]
         low = max(-(-low // r.step) * r.step, r.min)
         return low, high
+
+
+def _is_grid(buckets: Any) -> bool:
+    """Whether these are several lists of sizes, as `xf.buckets` gives them for several symbols."""
+    parts = buckets if isinstance(buckets, (tuple, list)) else ()
+    return bool(parts) and all(isinstance(b, (tuple, list)) for b in parts)
