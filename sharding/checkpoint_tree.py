@@ -10,7 +10,7 @@ import optree
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.devices import device_count
 from xfunc.backends.torch_xla.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.errors import PurityError, TreeMismatchError, fail, shown
@@ -103,7 +103,7 @@ def target_for(leaf: Leaf) -> Target:
     check_shape(sharding, x.shape, leaf.path)
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)
-    where = placement_of(sharding.tiles(x.ndim)) if runtime.device_count() > 1 else None
+    where = placement_of(sharding.tiles(x.ndim)) if device_count() > 1 else None
     return Target(x.shape, x.dtype, False, where, sharding)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import placement
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.devices import to_device
+from xfunc.backends.torch_xla import placement, uploads
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager
@@ -127,7 +127,7 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     sharding, path = wanted
     t = _tensor(leaf, path)
     if sharding is None:
-        return to_device(t)
+        return to_device(t) if tracing.current() is None else uploads.to_device(t)
     sharding.check(tuple(t.shape), path)
     if tracing.current() is not None or is_eager() or functorch.levels():
         return with_sharding_constraint(t, sharding)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo.spmd.tiles import Order
@@ -196,7 +196,7 @@ def _listed(ids: np.ndarray) -> Layout:
 
 def check_devices(mesh: AbstractMesh) -> None:
     """Raise unless a mesh is made of the devices of this process, each one once."""
-    count = runtime.device_count()
+    count = device_count()
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
         return
     if mesh.size > count:
@@ -251,7 +251,7 @@ def make_mesh(
                 f"pass {len(order)} devices, or change the sizes.",
             )
         layout, order = None, ids[order]
-    if abstract.size != runtime.device_count():
+    if abstract.size != device_count():
         check_devices(abstract)
     return Mesh(order.reshape(abstract.axis_sizes), names, _layout=layout)
 

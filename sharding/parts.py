@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from xfunc.backends.devices import device_count, to_device
 from xfunc.backends.torch_xla import placement, runtime
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.placement import Placement
-from xfunc.backends.torch_xla.uploads import to_device
 
 Start = tuple[int, ...]
 
@@ -65,7 +65,7 @@ def target_of(tensor: torch.Tensor) -> Target:
     shape, dtype = tuple(tensor.shape), tensor.dtype
     if tensor.device.type == "cpu":
         return Target(shape, dtype, on_host=True)
-    if runtime.device_count() == 1:
+    if device_count() == 1:
         return Target(shape, dtype)
     with lock:
         (where,) = placement.placements([tensor])

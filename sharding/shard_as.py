@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.devices import to_device
 from xfunc.core.avals import aval_of, short
 from xfunc.core.eager import is_eager
 from xfunc.errors import ShardingError, fail

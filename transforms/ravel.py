@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in

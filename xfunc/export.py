@@ -25,10 +25,10 @@ import torch
 from google.protobuf.message import DecodeError
 
 from xfunc import tree
+from xfunc.backends.devices import to_device
 from xfunc.backends.torch_xla import stablehlo
 from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode, encode
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, report

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.devices import device_count
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
@@ -58,7 +58,7 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:
     """A gradient, tied to its value: see NOTE [gradients are divided like their values]."""
-    if tracing.current() is None and runtime.device_count() == 1:
+    if tracing.current() is None and device_count() == 1:
         return gradient
     tie = Tie((aval_of(gradient), aval_of(value)), automatic=True)
     return apply(tie, [gradient, value])[0]

@@ -61,6 +61,11 @@ def memory_stats() -> dict[str, int] | None:
     return runtime().memory_stats()
 
 
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """See `xfunc.backends.protocol.Runtime.to_device`; outside of traces."""
+    return runtime().to_device(tensor)
+
+
 def device_get(x: Any) -> Any:
     """The tree with every tensor copied to the host."""
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)

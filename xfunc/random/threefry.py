@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
 from xfunc.core.eager import is_eager
 from xfunc.errors import fail

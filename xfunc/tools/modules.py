@@ -24,8 +24,8 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from xfunc import tree
+from xfunc.backends.devices import to_device
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.cache.valuation import StateWalk
 from xfunc.cache.watch import Watch, lent
 from xfunc.core import guards
@@ -272,8 +272,9 @@ def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tracing.current() is not None:
         return tensor.detach()
-    moved = to_device(tensor.detach())
-    return moved.clone() if tensor.device == moved.device else moved
+    given = tensor.detach()
+    moved = to_device(given)
+    return moved.clone() if moved is given else moved
 
 
 def _forward(module: nn.Module) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from xfunc.backends import active
 from xfunc.backends.torch_xla import runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.lock import lock
@@ -115,8 +116,8 @@ def put(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
     """The data of a tensor on the running devices, divided as a sharding says."""
     with lock:
-        if runtime.device_count() == 1:
-            found = to_device(tensor.detach())
+        if active.runtime().device_count() == 1:
+            found = active.runtime().to_device(tensor.detach())
         else:
             where = placement_of(sharding.tiles(tensor.ndim))
             if tensor.device.type == "cpu" and where is not None:
@@ -136,7 +137,7 @@ def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return x
     sharding.check(tuple(x.shape), f"{label} of {function}")
-    if x.device.type != "cpu" and runtime.device_count() > 1:
+    if x.device.type != "cpu" and active.runtime().device_count() > 1:
         (where,) = placements([x])
         if where is placement_of(sharding.tiles(x.ndim)):
             return x
@@ -195,9 +196,9 @@ def remembered(tensor: torch.Tensor) -> Any:
 def known_sharding(tensor: torch.Tensor) -> Any:
     """The sharding that was noted for a tensor, if it still lies so."""
     known = remembered(tensor)
-    if known is None or not hasattr(known, "tiles") or tensor.device.type != "xla":
+    if known is None or not hasattr(known, "tiles"):
         return None
-    if runtime.device_count() == 1:
+    if active.runtime().device_count() == 1:
         return known
     (where,) = placements([tensor])
     return known if placement_of(known.tiles(tensor.ndim)) is where else None
