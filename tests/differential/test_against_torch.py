@@ -104,6 +104,16 @@ def test_rounding_is_no_difference() -> None:
     assert outcome(text) == Outcome("equal")
 
 
+def test_what_torch_leaves_open_is_no_difference() -> None:
+    """Whether `reshape` copies; and the NaN beside an infinity in a sum of complex numbers."""
+    text = RIGHT.replace("v1.sin()", "written(a1.outer(a1).t() + 1)")
+    text = "def written(v):\n    w = v.flatten()\n    v *= 2\n    return w\n" + text
+    assert outcome(text) == Outcome("equal")
+    assert outcome(text.replace("v *= 2", "v = v * 2")) == Outcome("equal")
+    text = RIGHT.replace("v1.sin()", "((v1 + 2j) + torch.inf).imag")
+    assert outcome(text) == Outcome("equal")
+
+
 def test_a_failing_program_is_made_small() -> None:
     text = RIGHT.replace(
         "    return", "    v2 = a1 * 3 if xf.__name__ == 'xfunc' else a1\n    return"

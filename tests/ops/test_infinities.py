@@ -241,3 +241,10 @@ def test_a_real_number_added_to_a_complex_one_leaves_the_imaginary_part(r: float
             got = xf.device_get(xf.jit(f)(z, number))
             assert got.imag.abs().tolist() == z.imag.abs().tolist()
             assert not got.real.isfinite().any()
+
+
+def test_an_infinite_factor_meets_each_product_of_a_batch() -> None:
+    x, a, b = torch.zeros(1, 1), torch.tensor([[[1.0]], [[-2.0]]]), torch.ones(2, 1, 1)
+    for alpha in (INF, -INF, NAN):
+        got = xf.jit(lambda x, a, b, f=alpha: torch.addbmm(x, a, b, alpha=f))(x, a, b)
+        torch.testing.assert_close(got.cpu(), torch.addbmm(x, a, b, alpha=alpha), equal_nan=True)

@@ -167,3 +167,18 @@ def test_block_until_ready_returns_its_argument() -> None:
 def test_vjp_names_an_output_that_is_not_floating() -> None:
     with pytest.raises(TypeError, match=r"returned int64\[2\] at output\['n'\], which is not fl"):
         xf.vjp(lambda x: {"n": x.long(), "x": x}, torch.ones(2))
+
+
+def test_a_constant_that_leaks_is_said_to_be_of_its_line() -> None:
+    kept = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        kept.append(torch.tensor([1.0, 2.0]))
+        return y
+
+    line = f.__code__.co_firstlineno + 2
+    with pytest.raises(
+        xf.errors.LeakError, match=rf"torch\.tensor.*\n.*test_tracing.py:{line} in f"
+    ):
+        xf.jit(f)(torch.ones(2))

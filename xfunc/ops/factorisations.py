@@ -7,7 +7,7 @@ import torch
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, lapack, loop
-from xfunc.ops.registry import kernel, original
+from xfunc.ops.registry import batched, kernel, original
 from xfunc.trace import tracing
 
 Tensor = torch.Tensor
@@ -256,6 +256,18 @@ def _complex_svd(a: Tensor, full: bool, compute_uv: bool) -> tuple[Tensor, Tenso
     rows, columns = (m, n) if full else (k, k)
     u, vh = Shape(a.dtype, (*batch, m, rows)), Shape(a.dtype, (*batch, columns, n))
     return lapack("svd", a, result=Shape.of_tuple([u, values, vh]))
+
+
+@kernel("allclose")
+@batched("allclose")
+def allclose(
+    x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    # torch's backward formula of the complex svd asks whether the loss depends on the phases of the
+    # vectors, and raises if it does. A program can't.
+    if tracing.current() is not None and torch._C._current_graph_task_id() >= 0:
+        return True
+    return bool(torch.isclose(x, y, rtol, atol, equal_nan).all())
 
 
 def _values_alone(a: Tensor) -> tuple[Tensor]:

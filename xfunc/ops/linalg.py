@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from xfunc.hlo import ComputationBuilder, Value
@@ -208,6 +210,8 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 @kernel("addbmm")
 @batched("addbmm")
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if not math.isfinite(alpha):  # It meets each product by itself: inf - inf is NaN.
+        return _plus(x, (a @ b * alpha).sum(0), beta, 1)
     return _plus(x, (a @ b).sum(0, dtype=a.dtype), beta, alpha)
 
 

@@ -200,7 +200,7 @@ def _make_literal(
         check_dtype(value.dtype, (), trace.name)
         out = literal(value)
     trace.known.put(out, value)
-    trace.made.remember(out, func, sys._getframe(3))
+    trace.made.remember(out, func, sys._getframe(4))  # of who called __torch_function__
     return True, out
 
 

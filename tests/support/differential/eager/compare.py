@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as tree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import xfunc as xf
 
 from . import meaning
 from .generate import Program
+from .readings import Rows, SumsOfParts
 
 Tensor = torch.Tensor
 ROUNDINGS = 64  # that any result may differ by; of a type of half precision, 4
@@ -72,8 +72,8 @@ def outcome(program: Program | str) -> Outcome:
     except Exception as error:
         return Outcome("error", _said(error))
     differences = _differences(source, got, want)
-    if differences and "complex" in source:
-        with _SumsOfParts():
+    if differences:
+        with SumsOfParts(), Rows():
             differences = _differences(source, got, _plain(source))
     return Outcome("differs", "\n".join(differences)) if differences else Outcome("equal")
 
@@ -92,37 +92,6 @@ def _run(source: str, words: Any) -> Any:
 
 def _plain(source: str) -> Any:
     return tree.tree_map_only(Tensor, torch.Tensor.detach, _run(source, meaning))
-
-
-class _SumsOfParts(TorchDispatchMode):
-    """Where complex numbers are added part by part.
-
-    torch multiplies the second by an `alpha` of 1 + 0j, which makes NaN of an infinity's other
-    part: in torch ``z + inf`` is not ``inf + z``.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = _SUMS.get(func)
-        if (
-            plain is None
-            or kwargs
-            or not any(isinstance(a, Tensor) and a.is_complex() for a in args)
-        ):
-            return func(*args, **(kwargs or {}))
-        dtype = torch.result_type(*args)
-        x, y = (torch.as_tensor(a, dtype=dtype) for a in args[:2])
-        x, y = torch.broadcast_tensors(x, y)
-        found = torch.complex(plain(x.real, y.real), plain(x.imag, y.imag))
-        return args[0].copy_(found) if func in _IN_PLACE else found
-
-
-_IN_PLACE = (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor)
-_SUMS: dict[Any, Any] = {
-    torch.ops.aten.add.Tensor: torch.add,
-    torch.ops.aten.sub.Tensor: torch.sub,
-    torch.ops.aten.rsub.Scalar: torch.rsub,
-    **dict(zip(_IN_PLACE, (torch.add, torch.sub), strict=True)),
-}
 
 
 # -- comparing --------------------------------------------------------------------------------
