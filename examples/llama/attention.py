@@ -1,9 +1,11 @@
 """Causal attention over one or several documents a row, in blocks.
 
 All take queries ``[batch, heads, seq, head_dim]``, keys and values with as many heads or a
-divisor of that many, and the number of each token's document, or None if each row is one.
+divisor of that many, and the number of each token's document, or None if each row is one. A token
+sees those before it and itself, in all `reach` of them, or all if that is None.
 """
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -15,30 +17,79 @@ import xfunc as xf
 
 Heads: TypeAlias = Float[Tensor, "batch heads seq head_dim"]
 Segments: TypeAlias = Int[Tensor, "batch seq"] | None
+Reach: TypeAlias = int | Int[Tensor, ""] | None
 
 _MASKED = -1e30  # A number, for the difference of two infinities is none.
 
 
-def dense(q: Heads, k: Heads, v: Heads, segments: Segments = None) -> Heads:
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of the product of a query and a key.
+
+    Attributes:
+        scale: what it is multiplied by; None: one over the root of the features.
+        cap: a score s then becomes cap * tanh(s / cap); None: it stays.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+
+    def scaled(self, products: Tensor, features: int) -> Tensor:
+        """The products, multiplied."""
+        return products * (features**-0.5 if self.scale is None else self.scale)
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores, none of them beyond the cap."""
+        return scores if self.cap is None else self.cap * (scores / self.cap).tanh()
+
+
+def dense(
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    segments: Segments = None,
+    *,
+    reach: Reach = None,
+    scores: Scores = Scores(),
+) -> Heads:
     """Attention with all scores, ``[batch, heads, seq, seq]``, at a time."""
     position = torch.arange(q.shape[-2], device=q.device)
-    seen = (position <= position[:, None])[None]
+    seen = visible(position, position[:, None], reach)[None]
     if segments is not None:
         seen = seen & (segments[:, None, :] == segments[:, :, None])
-    return masked(q, k, v, seen)
+    return masked(q, k, v, seen, scores)
 
 
-def masked(q: Heads, k: Heads, v: Heads, seen: Bool[Tensor, "#batch queries keys"]) -> Heads:
+def visible(keys: Tensor, queries: Tensor, reach: Reach) -> Tensor:
+    """Whether a query sees a key, by their places."""
+    seen = keys <= queries
+    return seen if reach is None else seen & (keys > queries - reach)
+
+
+def masked(
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    seen: Bool[Tensor, "#batch queries keys"],
+    scores: Scores = Scores(),
+) -> Heads:
     """Attention of each query to the keys that it sees."""
     q = q.unflatten(1, (k.shape[1], -1))  # queries that share keys form a group
-    scores = torch.einsum("bkgqd,bksd->bkgqs", q, k) * q.shape[-1] ** -0.5
-    scores = wide(scores).masked_fill(~seen[:, None, None], _MASKED)
-    weights = scores.softmax(-1).to(v.dtype)
+    made = scores.scaled(torch.einsum("bkgqd,bksd->bkgqs", q, k), q.shape[-1])
+    made = wide(scores.capped(made)).masked_fill(~seen[:, None, None], _MASKED)
+    weights = made.softmax(-1).to(v.dtype)
     return torch.einsum("bkgqs,bksd->bkgqd", weights, v).flatten(1, 2)
 
 
 def blockwise(
-    q: Heads, k: Heads, v: Heads, segments: Segments = None, *, block: int = 512
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    segments: Segments = None,
+    *,
+    block: int = 512,
+    reach: Reach = None,
+    scores: Scores = Scores(),
 ) -> Heads:
     """The same values, with the scores of `block` queries and `block` keys at a time.
 
@@ -58,21 +109,25 @@ def blockwise(
     if segments is not None:
         segments = blocks(F.pad(segments, (0, padding)), 1)
     grouped = blocks(q, 2).unflatten(2, (k.shape[1], -1))
-    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments)
+    reach = None if reach is None else torch.as_tensor(reach, device=q.device)
+    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments, reach, scores)
     return out.flatten(2, 3).movedim(0, 2).flatten(2, 3)[:, :, :seq]
 
 
 # Queries in blocks: [blocks, batch, kv_heads, group, block, head_dim], those of a group share keys.
 # Keys and values: [blocks, batch, kv_heads, block, head_dim]. A loop over blocks of queries holds
-# a loop over blocks of keys, which leaves out those after the queries.
+# a loop over blocks of keys, which leaves out those that no query of the block sees.
 
 
-@xf.custom_vjp
-def _attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> Tensor:
-    return _forward(q, k, v, segments)[0]
+def _primal(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, reach: Tensor | None, kind: Scores
+) -> Tensor:
+    return _forward(q, k, v, segments, reach, kind)[0]
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[Tensor, Any]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, reach: Tensor | None, kind: Scores
+) -> tuple[Tensor, Any]:
     number = torch.arange(q.shape[0], device=q.device)
 
     def row(_: None, x: Any) -> Any:
@@ -83,7 +138,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[
 
             def see(state: Any) -> Any:
                 mixed, top, total = state
-                scores = _scores(q, k, i, j, documents, others)
+                scores, _ = _scores(q, k, i, j, documents, others, reach, kind)
                 highest = torch.maximum(top, scores.amax(-1))
                 weights = (scores - highest[..., None]).exp()
                 shrink = (top - highest).exp()
@@ -91,7 +146,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[
                 mixed = mixed * shrink[..., None] + new
                 return mixed, highest, total * shrink + weights.sum(-1)
 
-            return xf.cond(j <= i, see, lambda state: state, state), None
+            return xf.cond(_near(i, j, q, reach), see, lambda state: state, state), None
 
         zero = torch.zeros_like(wide(q))
         start = zero, zero[..., 0] + _MASKED, zero[..., 0]
@@ -100,11 +155,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[
 
     _, found = xf.scan(row, None, (number, q, segments))
     out, log_total = xf.checkpoint_name(found, "attention")
-    return out, (q, k, v, segments, out, log_total)
+    return out, (q, k, v, segments, reach, out, log_total)
 
 
-def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    q, k, v, segments, out, log_total = residuals
+def _backward(
+    kind: Scores, residuals: Any, ct: Tensor
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    q, k, v, segments, reach, out, log_total = residuals
     number = torch.arange(q.shape[0], device=q.device)
 
     def row(grads: Any, x: Any) -> Any:
@@ -116,15 +173,16 @@ def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, Tensor, None]
             j, k, v, others, *grads = y
 
             def see(dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
-                scores = _scores(q, k, i, j, documents, others)
+                scores, slope = _scores(q, k, i, j, documents, others, reach, kind)
                 weights = (scores - log_total[..., None]).exp()
                 dweights = torch.einsum("bkgqd,bksd->bkgqs", ct, wide(v))
-                dscores = weights * (dweights - mean) * q.shape[-1] ** -0.5
+                dscores = kind.scaled(weights * (dweights - mean), q.shape[-1])
+                dscores = dscores if slope is None else dscores * slope
                 dq = dq + torch.einsum("bkgqs,bksd->bkgqd", dscores, wide(k))
                 dk = dk + torch.einsum("bkgqs,bkgqd->bksd", dscores, wide(q))
                 return dq, dk, dv + torch.einsum("bkgqs,bkgqd->bksd", weights, ct)
 
-            dq, *grads = xf.cond(j <= i, see, lambda *same: same, dq, *grads)
+            dq, *grads = xf.cond(_near(i, j, q, reach), see, lambda *same: same, dq, *grads)
             return dq, tuple(grads)
 
         dq, grads = xf.scan(attend, torch.zeros_like(ct), (number, k, v, segments, *grads))
@@ -133,20 +191,40 @@ def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, Tensor, None]
     zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
     rows = number, q, ct, out, log_total, segments
     (dk, dv), dq = xf.scan(row, zeros, rows)
-    return dq, dk.to(k.dtype), dv.to(v.dtype), None
+    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
+_attend = xf.custom_vjp(_primal, nondiff_argnums=5)
 _attend.defvjp(_forward, _backward)
 
 
-def _scores(q: Tensor, k: Tensor, i: Tensor, j: Tensor, documents: Any, others: Any) -> Tensor:
-    """Of the queries of block `i` with the keys of block `j`."""
-    scores = torch.einsum("bkgqd,bksd->bkgqs", wide(q), wide(k)) * q.shape[-1] ** -0.5
+def _near(i: Tensor, j: Tensor, q: Tensor, reach: Tensor | None) -> Tensor:
+    """Whether a query of block `i` sees a key of block `j`."""
+    if reach is None:
+        return j <= i
+    size = q.shape[-2]
+    return (j <= i) & ((i - j) * size - (size - 1) < reach)
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    i: Tensor,
+    j: Tensor,
+    documents: Any,
+    others: Any,
+    reach: Tensor | None,
+    kind: Scores,
+) -> tuple[Tensor, Tensor | None]:
+    """Of the queries of block `i` with the keys of block `j`; and the slope of the cap there."""
+    scores = kind.scaled(torch.einsum("bkgqd,bksd->bkgqs", wide(q), wide(k)), q.shape[-1])
+    scores = kind.capped(scores)
+    slope = None if kind.cap is None else 1 - (scores / kind.cap).square()
     place = torch.arange(q.shape[-2], device=q.device)
-    seen = (j - i) * q.shape[-2] + place <= place[:, None]
+    seen = visible((j - i) * q.shape[-2] + place, place[:, None], reach)
     if documents is not None:
         seen = seen & (others[:, None, :] == documents[:, :, None])[:, None, None]
-    return scores.masked_fill(~seen, _MASKED)
+    return scores.masked_fill(~seen, _MASKED), slope
 
 
 def wide(x: Tensor) -> Tensor:

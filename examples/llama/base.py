@@ -11,7 +11,7 @@ import torch
 
 import xfunc as xf
 
-from . import hf, lora
+from . import hf, lora, model
 from .config import Run
 from .model import Params
 from .options import SettingError
@@ -81,7 +81,7 @@ def every_sharding(recipe: Recipe) -> Params:
     """Where each weight of the whole model lies."""
     sharding = recipe.plan.sharding
     assert sharding is not None
-    return sharding.params(tied=recipe.model.tied)
+    return sharding.params(model.weights(recipe.model))
 
 
 def frozen(params: Params, recipe: Recipe) -> Params | None:

@@ -31,14 +31,18 @@ class Mesh:
         fsdp: parts of the batch over which the weights are divided too; -1: as many as there are
             devices for.
         tensor: devices that share each matrix product.
+        expert: parts of the batch over which experts are divided, and other weights too.
     """
 
     data: int = 1
     fsdp: int = -1
     tensor: int = 1
+    expert: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor") if self.fsdp == -1 else AXES:
+        for name in AXES:
+            if name == "fsdp" and self.fsdp == -1:
+                continue
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
 
@@ -46,7 +50,7 @@ class Mesh:
         """The size of each axis on so many devices."""
         sizes = dataclasses.asdict(self)
         if self.fsdp == -1:
-            sizes["fsdp"] = max(devices // (self.data * self.tensor), 1)
+            sizes["fsdp"] = max(devices // (self.data * self.tensor * self.expert), 1)
         if math.prod(sizes.values()) != devices:
             text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
             raise SettingError(

@@ -1,8 +1,7 @@
 """Text from a model: the keys and values of all tokens so far are kept, and not computed again.
 
 Prompts of different lengths are padded in front, so that all rows write their next token at the
-same place. Attention sees only how far apart two tokens are, so a row that begins later has the
-same values, but for rounding, as if it began at 0.
+same place. The positions of a row count from its first token.
 """
 
 import functools
@@ -19,9 +18,9 @@ import xfunc as xf
 from xfunc import P
 
 from . import attention, model
-from .linear import linear
 from .model import Config, Params
 from .plan import Plan
+from .rope import Local, Ropes
 
 
 class Cache(NamedTuple):
@@ -84,11 +83,12 @@ def generate(
     prompt = F.pad(prompt, (-width % block, 0))
     lengths = torch.full((batch,), width) if lengths is None else lengths
     first = prompt.shape[1] - lengths.to(prompt.device)
+    longest = prompt.shape[1] - first.min()
     cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
 
     def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
         cache, at = carry
-        logits, cache = advance(params, cache, tokens, at, first, config, plan)
+        logits, cache = advance(params, cache, tokens, at, first, config, plan, longest)
         return (cache, at + block), logits
 
     def step(carry: tuple[Cache, Tensor, Tensor], key: Tensor) -> tuple[Any, Tensor]:
@@ -136,6 +136,7 @@ def advance(
     first: Int[Tensor, " batch"],
     config: Config,
     plan: Plan,
+    length: Int[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "batch vocab"], Cache]:
     """The logits of what follows `tokens`, and the cache with them in it.
 
@@ -147,24 +148,31 @@ def advance(
         first: the place of each row's first token; what is before it is padding.
         config: the sizes.
         plan: where arrays lie.
+        length: of the longest text, on which `dynamic` scaling depends; None: up to `tokens`.
     """
     place = torch.arange(cache.keys.shape[3], device=tokens.device)
     places = at + torch.arange(tokens.shape[1], device=tokens.device)
-    seen = (place <= places[:, None]) & (place >= first[:, None, None])
-    rope = model.rotary(places, config)
+    begun = place >= first[:, None, None]
+    length = at + tokens.shape[1] - first.min() if length is None else length
+    ropes = Ropes.of((places - first[:, None])[:, None], config, length)
 
-    def layer(x: Tensor, layer: tuple[Params, Cache]) -> tuple[Tensor, Cache]:
+    def layer(x: Tensor, layer: tuple[Params, Cache], local: Local) -> tuple[Tensor, Cache]:
         weights, old = layer
-        normed = model.rms_norm(x, weights["attn_norm"], config.norm_eps)
-        q, *new = model.heads(normed, weights, rope, config, plan)
-        keys, values = (o.index_copy(2, places, n) for o, n in zip(old, new, strict=True))
-        mixed = attention.masked(q, keys, values, seen)
-        x = x + linear(mixed.transpose(1, 2).flatten(2), weights["wo"])
-        x = x + model.mlp(model.rms_norm(x, weights["mlp_norm"], config.norm_eps), weights, plan)
+        new: list[Tensor] = []
+
+        def mix(normed: Tensor) -> Tensor:
+            q, *made = model.heads(normed, weights, ropes.of_layer(local), config, plan)
+            new.extend(made)
+            keys, values = (o.index_copy(2, places, n) for o, n in zip(old, made, strict=True))
+            seen = begun & attention.visible(place, places[:, None], model.reach(config, local))
+            mixed = attention.masked(q, keys, values, seen, model.scores(config))
+            return model.joined(mixed, weights)
+
+        x, _ = model.add_to(x, weights, mix, config, plan)
         return x, Cache(*new)
 
-    x = F.embedding(tokens, params["embed"])
-    x, new = xf.scan(layer, x, (params["layers"], cache))
+    x = model.embedded(params, tokens, config)
+    x, new = model.scan_layers(layer, x, (params["layers"], cache), config)
     # What a layer adds is written here, for all layers: written within the loop, the whole cache
     # would be there twice.
     cache = Cache(

@@ -1,10 +1,11 @@
-"""Llama weights in Hugging Face's format: a folder with `config.json` and safetensors files.
+"""Weights in Hugging Face's format: a folder with `config.json` and safetensors files.
 
 Files are read and written one tensor at a time, so that the host needs to hold the model once at
 most: `load` with shardings holds one stack of layers, `save` one file.
 """
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -22,34 +23,25 @@ import xfunc as xf
 
 from . import model
 from . import tokenizer as tokenizers
-from .hf_config import FormatError, config_json, load_config, read_json
+from .families import NAMES
+from .hf_config import config_json as config_json
+from .hf_config import load_config as load_config
+from .hf_fields import FormatError as FormatError
+from .hf_fields import read_json
 from .model import Config, Params
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
-# The hub's names, in a tree like the parameters; of a stack, those of all layers.
-_NAMES = {
-    "embed": "model.embed_tokens.weight",
-    "layers": {
-        "attn_norm": "model.layers.{}.input_layernorm.weight",
-        "wq": "model.layers.{}.self_attn.q_proj.weight",
-        "wk": "model.layers.{}.self_attn.k_proj.weight",
-        "wv": "model.layers.{}.self_attn.v_proj.weight",
-        "wo": "model.layers.{}.self_attn.o_proj.weight",
-        "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
-        "w_gate": "model.layers.{}.mlp.gate_proj.weight",
-        "w_up": "model.layers.{}.mlp.up_proj.weight",
-        "w_down": "model.layers.{}.mlp.down_proj.weight",
-    },
-    "norm": "model.norm.weight",
-}
-_HEAD = "lm_head.weight"
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in older files
 
 
 def hub_names(config: Config) -> dict[str, Any]:
-    """The hub's names, in a tree like the parameters; ``{}`` is the number of a layer."""
-    return _NAMES if config.tied else _NAMES | {"head": _HEAD}
+    """The hub's names, in a tree like the parameters; ``{}`` is the number of a layer or expert."""
+    names = NAMES | dict(config.traits.names)
+    return {
+        name: {inner: names[inner] for inner in weight} if isinstance(weight, dict) else names[name]
+        for name, weight in model.weights(config).items()
+    }
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -79,12 +71,12 @@ def load(
         _check_tensors(folder, stored, names, shapes)
 
         def read(name: str, shape: xf.ShapeDtypeStruct) -> Tensor:
-            slices = [stored[part.name] for part in _parts(name, shape.shape)]
+            parts = _parts(name, shape.shape)
             if not _is_stack(name):
-                return slices[0][:].to(dtype)
-            found = slices[0][:].new_empty(shape.shape, dtype=dtype)
-            for i, one in enumerate(slices):
-                found[i] = one[:]
+                return stored[name][:].to(dtype)
+            found = stored[parts[0].name][:].new_empty(shape.shape, dtype=dtype)
+            for part in parts:
+                found[part.at] = stored[part.name][:]
             return found
 
         if shardings is None:
@@ -97,11 +89,11 @@ def load(
 
 
 class _Part(NamedTuple):
-    """A tensor in the files: a weight, or one layer of it."""
+    """A tensor in the files: a weight, or one layer of it, or one expert of one layer."""
 
     name: str
     shape: tuple[int, ...]
-    layer: int | None = None
+    at: tuple[int, ...] = ()
 
 
 def _is_stack(name: str) -> bool:
@@ -109,9 +101,9 @@ def _is_stack(name: str) -> bool:
 
 
 def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
-    if not _is_stack(name):
-        return [_Part(name, shape)]
-    return [_Part(name.format(i), shape[1:], i) for i in range(shape[0])]
+    stacked = name.count("{}")
+    places = itertools.product(*map(range, shape[:stacked]))
+    return [_Part(name.format(*at), shape[stacked:], at) for at in places]
 
 
 def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -143,12 +135,12 @@ def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: 
         have = tuple(tensor.get_shape())
         if name in wanted and have != wanted[name]:
             lines.append(f"  {name}: {have} in the files, {wanted[name]} by config.json")
-        elif name not in wanted and name != _HEAD and not _UNUSED.fullmatch(name):
+        elif name not in wanted and name != NAMES["head"] and not _UNUSED.fullmatch(name):
             lines.append(f"  {name}: not a tensor of this model")
     if lines:
         raise FormatError(
             "\n".join([f"the tensors in {folder} do not fit its config.json:", *lines])
-            + "\ngive weights and config.json of the same Llama"
+            + "\ngive weights and config.json of the same model"
         )
 
 
@@ -208,7 +200,7 @@ def _write(
 ) -> None:
     pairs = zip(xf.tree.leaves(hub_names(config)), xf.tree.leaves(params), strict=True)
     parts = [(part, weight) for name, weight in pairs for part in _parts(name, weight.shape)]
-    parts.sort(key=lambda pair: -1 if pair[0].layer is None else pair[0].layer)
+    parts.sort(key=lambda pair: pair[0].at[:1])
     by_name = {part.name: (part, weight) for part, weight in parts}
     empty = {
         name: torch.empty(part.shape, dtype=dtype, device="meta")
@@ -217,23 +209,23 @@ def _write(
     split = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
         found = ((name, *by_name[name]) for name in names)
-        tensors = {name: _fetch(weight, part.layer).to(dtype) for name, part, weight in found}
+        tensors = {name: _fetch(weight, part.at).to(dtype) for name, part, weight in found}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _fetch(weight: Tensor, layer: int | None) -> Tensor:
-    """A weight or one layer of it, on the CPU."""
-    if layer is not None:
-        weight = weight[layer] if weight.device.type == "cpu" else _take(weight, layer)
+def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:
+    """A weight or one layer of it, or one expert of that, on the CPU."""
+    for i in at:
+        weight = weight[i] if weight.device.type == "cpu" else _take(weight, i)
     return xf.device_get(weight).contiguous()
 
 
 @xf.jit
-def _take(stack: Tensor, layer: Tensor) -> Tensor:
-    return stack[layer]
+def _take(stack: Tensor, i: Tensor) -> Tensor:
+    return stack[i]
 
 
 def _copy_tokenizer(found: tokenizers.Tokenizer, folder: Path, config: Config) -> dict[str, Any]:

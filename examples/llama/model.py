@@ -1,16 +1,14 @@
-"""Llama 3 as pure functions of a dictionary of tensors.
+"""Llama and its relatives as pure functions of a dictionary of tensors.
 
 The weights of all layers are stacked, `[layers, out, in]`, and `xf.scan` runs one layer over them:
 it is traced and compiled once, however many there are. The conventions are Hugging Face's, so that
-published weights fit: linear maps without bias, rotary embeddings on the two halves of a head,
-grouped-query attention.
+published weights fit: rotary embeddings on the two halves of a head, grouped-query attention. What
+a model has beyond Llama, `sizes.Config` says.
 """
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +17,22 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import attention, splash
+from . import attention, experts, splash
+from .experts import Routed
 from .linear import linear
 from .plan import POLICIES, Plan
-
-Params: TypeAlias = dict[str, Any]
-Rope: TypeAlias = tuple[Float[Tensor, "seq head_dim"], Float[Tensor, "seq head_dim"]]
+from .rope import Local, Rope, Ropes, rotate
+from .rope import rotary as rotary
+from .sizes import CONFIGS as CONFIGS
+from .sizes import PUBLISHED as PUBLISHED
+from .sizes import TINY as TINY
+from .sizes import Config as Config
+from .sizes import RopeScaling as RopeScaling
+from .weights import Params
+from .weights import decayed as decayed
+from .weights import init as init
+from .weights import shapes as shapes
+from .weights import weights as weights
 
 IGNORE = -100  # a target that has no loss
 
@@ -42,129 +50,6 @@ def batch_of(windows: Int[Tensor, "batch seq+1"]) -> Batch:
     return Batch(windows[:, :-1], windows[:, 1:])
 
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """How Llama 3.1 stretches slow rotary frequencies for long contexts."""
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-
-
-@dataclass(frozen=True)
-class Config:
-    """The sizes of one model."""
-
-    vocab: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    tied: bool = False  # the output matrix is the embedding matrix
-    rope_theta: float = 500000.0
-    norm_eps: float = 1e-5
-    rope_scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")
-        if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
-            raise ValueError(
-                f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
-                "let each head have an even number of features, and kv_heads divide heads"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        """The features of one attention head."""
-        return self.hidden // self.heads
-
-    @classmethod
-    def tiny(cls, vocab: int = 256, *, tied: bool = False) -> "Config":
-        """A model small enough for a unit test."""
-        return cls(vocab, hidden=32, intermediate=80, layers=2, heads=4, kv_heads=2, tied=tied)
-
-
-_3_1, _3_2 = RopeScaling(), RopeScaling(factor=32.0)
-PUBLISHED = {
-    "llama3.2-1b": Config(128256, 2048, 8192, 16, 32, 8, tied=True, rope_scaling=_3_2),
-    "llama3.2-3b": Config(128256, 3072, 8192, 28, 24, 8, tied=True, rope_scaling=_3_2),
-    "llama3.1-8b": Config(128256, 4096, 14336, 32, 32, 8, rope_scaling=_3_1),
-    "llama3.1-70b": Config(128256, 8192, 28672, 80, 64, 8, rope_scaling=_3_1),
-    "llama3.1-405b": Config(128256, 16384, 53248, 126, 128, 8, rope_scaling=_3_1),
-}
-TINY = {  # A tokenizer that knows all bytes has 258 tokens or more.
-    "tiny": Config.tiny(512),
-    "tiny-tied": Config.tiny(512, tied=True),
-    "tiny-scaled": Config(
-        512, 64, 96, layers=3, heads=4, kv_heads=4, rope_scaling=RopeScaling(original_context=64)
-    ),
-}
-SMALL = {
-    "demo-1m": Config(2048, 128, 384, layers=4, heads=4, kv_heads=2, tied=True),
-    "small-11m": Config(2048, 384, 1024, layers=6, heads=6, kv_heads=6, tied=True),
-}
-CONFIGS = TINY | SMALL | PUBLISHED
-
-
-@functools.partial(xf.jit, static_argnames=("config", "dtype"))
-def init(config: Config, seed: int | Tensor = 0, dtype: torch.dtype = torch.float32) -> Params:
-    """Random parameters, on the device: norms are one, matrices normal, scaled by their fan-in.
-
-    They depend on nothing but `seed`. Under a `jit` with ``out_shardings`` each device makes its
-    part only.
-    """
-    shapes = _tree(config, lambda *shape: shape, lambda *shape: shape)
-    leaves = xf.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))
-    keys = iter(xf.random.split(xf.random.key(seed), len(leaves)))
-
-    def matrix(*shape: int) -> Tensor:
-        return xf.random.normal(next(keys), shape, dtype) * shape[-1] ** -0.5
-
-    def scale(*shape: int) -> Tensor:
-        return torch.ones(shape, dtype=dtype)
-
-    return _tree(config, matrix, scale)
-
-
-def shapes(config: Config, dtype: torch.dtype = torch.bfloat16) -> Params:
-    """The tree that `init` would return, of shapes only: 405 billion parameters fit on a laptop."""
-
-    def leaf(*shape: int) -> xf.ShapeDtypeStruct:
-        return xf.ShapeDtypeStruct(shape, dtype)
-
-    return _tree(config, leaf, leaf)
-
-
-def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
-    """Whether weight decay is for each parameter; matrices in layers always decay."""
-    tree = _tree(config, lambda *_: True, lambda *_: norms)
-    return tree | {"embed": embeddings}
-
-
-def _tree(c: Config, matrix: Callable[..., Any], scale: Callable[..., Any]) -> Params:
-    kv = c.kv_heads * c.head_dim
-    params = {
-        "embed": matrix(c.vocab, c.hidden),
-        "layers": {
-            "attn_norm": scale(c.layers, c.hidden),
-            "wq": matrix(c.layers, c.hidden, c.hidden),
-            "wk": matrix(c.layers, kv, c.hidden),
-            "wv": matrix(c.layers, kv, c.hidden),
-            "wo": matrix(c.layers, c.hidden, c.hidden),
-            "mlp_norm": scale(c.layers, c.hidden),
-            "w_gate": matrix(c.layers, c.intermediate, c.hidden),
-            "w_up": matrix(c.layers, c.intermediate, c.hidden),
-            "w_down": matrix(c.layers, c.hidden, c.intermediate),
-        },
-        "norm": scale(c.hidden),
-    }
-    return params if c.tied else params | {"head": matrix(c.vocab, c.hidden)}
-
-
 def rms_norm(
     x: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], eps: float
 ) -> Float[Tensor, "*batch hidden"]:
@@ -174,38 +59,19 @@ def rms_norm(
     return weight * (wide * scale).to(x.dtype)
 
 
-def rotary(positions: Int[Tensor, " seq"], config: Config) -> Rope:
-    """Cosine and sine of each position's angle, the two halves of a head alike."""
-    half = torch.arange(0, config.head_dim, 2, device=positions.device) / config.head_dim
-    frequencies = config.rope_theta**-half
-    if config.rope_scaling is not None:
-        frequencies = _stretched(frequencies, config.rope_scaling)
-    angles = positions[:, None] * frequencies
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+def norm(
+    x: Float[Tensor, "*batch size"], weight: Float[Tensor, " size"], config: Config
+) -> Float[Tensor, "*batch size"]:
+    """The norm of the model's family."""
+    if not config.traits.offset_norms:
+        return rms_norm(x, weight, config.norm_eps)
+    return rms_norm(x.float(), 1 + weight.float(), config.norm_eps).to(x.dtype)
 
 
-def _stretched(frequencies: Float[Tensor, " half"], c: RopeScaling) -> Float[Tensor, " half"]:
-    """Frequencies divided by a factor where they turn seldom within the original context.
-
-    Those that turn more than `high_freq_factor` times stay, those that turn less than
-    `low_freq_factor` times are divided, and between the two it goes over from one to the other.
-
-    Source: `rope_type` "llama3" of Hugging Face's transformers.
-    """
-    turns = c.original_context * frequencies / (2 * math.pi)
-    kept = (turns - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return frequencies * (kept + (1 - kept) / c.factor)
-
-
-def rotate(
-    x: Float[Tensor, "batch heads seq head_dim"], rope: Rope
-) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Turn each pair (i, i + head_dim / 2) of features by the angle of its position."""
-    cos, sin = (angle.to(x.dtype) for angle in rope)
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+def _map(x: Tensor, layer: Params, name: str) -> Tensor:
+    """`x` times a matrix of a layer, such as ``wq``, and the bias of it, ``bq``, if it has one."""
+    made, bias = linear(x, layer[name]), layer.get(f"b{name[1:]}")
+    return made if bias is None else made + bias
 
 
 def heads(
@@ -214,11 +80,13 @@ def heads(
     """Queries, keys and values: as many heads of both of the latter as `config.kv_heads`."""
 
     def made(name: str, n: int) -> attention.Heads:
-        split = linear(x, layer[name]).unflatten(-1, (n, config.head_dim))
+        split = _map(x, layer, f"w{name}").unflatten(-1, (n, config.head_dim))
+        if name != "v" and config.traits.qk_norm:
+            split = norm(split, layer[f"{name}_norm"], config)
         return _lie(split.transpose(1, 2), "heads", plan)
 
-    q, k = made("wq", config.heads), made("wk", config.kv_heads)
-    return rotate(q, rope), rotate(k, rope), made("wv", config.kv_heads)
+    q, k = made("q", config.heads), made("k", config.kv_heads)
+    return rotate(q, rope), rotate(k, rope), made("v", config.kv_heads)
 
 
 def attend(
@@ -228,28 +96,152 @@ def attend(
     segments: Int[Tensor, "batch seq"] | None,
     config: Config,
     plan: Plan,
+    local: Local = False,
 ) -> Float[Tensor, "batch seq hidden"]:
     """Causal self-attention, several query heads to each head of keys and values."""
     q, k, v = heads(x, layer, rope, config, plan)
+    see = {"reach": reach(config, local), "scores": scores(config)}
     if plan.attention == "dense":
-        mixed = attention.dense(q, k, v, segments)
+        mixed = attention.dense(q, k, v, segments, **see)
     elif plan.attention == "blockwise":
-        mixed = attention.blockwise(q, k, v, segments, block=plan.block)
+        mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
     else:
-        mixed = splash.splash_attention(q, k, v, segments, block=plan.block, sharding=plan.sharding)
-    mixed = _lie(mixed, "heads", plan)
-    return linear(mixed.transpose(1, 2).flatten(2), layer["wo"])
+        mixed = _splash(q, k, v, segments, config, plan, local)
+    return joined(_lie(mixed, "heads", plan), layer)
+
+
+def _splash(
+    q: attention.Heads,
+    k: attention.Heads,
+    v: attention.Heads,
+    segments: Int[Tensor, "batch seq"] | None,
+    config: Config,
+    plan: Plan,
+    local: Local,
+) -> attention.Heads:
+    """The kernel knows its window when it is compiled: there are two where layers differ."""
+
+    def run(window: int | None) -> Callable[..., attention.Heads]:
+        return functools.partial(
+            splash.splash_attention,
+            block=plan.block,
+            sharding=plan.sharding,
+            window=window,
+            scores=scores(config),
+        )
+
+    if isinstance(local, bool):
+        return run(config.window if local else None)(q, k, v, segments)
+    return xf.cond(local, run(config.window), run(None), q, k, v, segments)
+
+
+def joined(mixed: attention.Heads, layer: Params) -> Float[Tensor, "batch seq hidden"]:
+    """What attention gives to the layer, of what it gives to each head."""
+    return _map(mixed.transpose(1, 2).flatten(2), layer, "wo")
+
+
+def reach(config: Config, local: Local) -> attention.Reach:
+    """How many tokens a token sees in a layer; None: all."""
+    if isinstance(local, bool) or config.window is None:
+        return config.window if local is True else None
+    return torch.where(local, config.window, torch.iinfo(torch.int32).max)
+
+
+def scores(config: Config) -> attention.Scores:
+    """What becomes of the products of queries and keys."""
+    scale = None if config.query_scale is None else config.query_scale**-0.5
+    return attention.Scores(scale, config.score_cap)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 def mlp(
-    x: Float[Tensor, "*batch hidden"], layer: Params, plan: Plan | None = None
+    x: Float[Tensor, "*batch hidden"],
+    layer: Params,
+    plan: Plan | None = None,
+    activation: str = "silu",
 ) -> Float[Tensor, "*batch hidden"]:
-    """The gated feed-forward map, SwiGLU."""
-    gate, up = linear(x, layer["w_gate"]), linear(x, layer["w_up"])
-    features = F.silu(gate) * up
+    """The gated feed-forward map, such as SwiGLU."""
+    features = _ACTIVATIONS[activation](_map(x, layer, "w_gate")) * _map(x, layer, "w_up")
     if plan is not None:
         features = _lie(features, "features", plan)
-    return linear(features, layer["w_down"])
+    return _map(features, layer, "w_down")
+
+
+def add_to(
+    x: Float[Tensor, "batch seq hidden"],
+    layer: Params,
+    attend: Callable[[Tensor], Tensor],
+    config: Config,
+    plan: Plan,
+    segments: Int[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
+    """One layer: `x`, to which attention and the feed-forward part are added.
+
+    Args:
+        x: the features of each token.
+        layer: the weights.
+        attend: what attention makes of the features behind the first norm.
+        config: the sizes.
+        plan: how it is computed.
+        segments: the document of each token, where some may be padding.
+
+    Returns:
+        The sum, and what the router did, if there is one.
+    """
+    mixed = attend(norm(x, layer["attn_norm"], config))
+    if config.traits.norms_around:
+        mixed = norm(mixed, layer["attn_out_norm"], config)
+    x = x + mixed
+    made, routed = _feed(norm(x, layer["mlp_norm"], config), layer, config, plan, segments)
+    if config.traits.norms_around:
+        made = norm(made, layer["mlp_out_norm"], config)
+    return x + made, routed
+
+
+def _feed(
+    x: Tensor, layer: Params, config: Config, plan: Plan, segments: Tensor | None
+) -> tuple[Tensor, Routed | None]:
+    """The feed-forward part."""
+    if config.experts is None:
+        return mlp(x, layer, plan, config.activation), None
+    activation = _ACTIVATIONS[config.activation]
+    made, routed = experts.feed(x, layer, config.experts, activation, plan, segments)
+    if config.experts.shared:
+        share = linear(x, layer["shared_gate"]).sigmoid()
+        made = made + share * mlp(x, layer, plan, config.activation)
+    return made, routed
+
+
+def embedded(
+    params: Params, tokens: Int[Tensor, "batch seq"], config: Config
+) -> Float[Tensor, "batch seq hidden"]:
+    """The features of each token before the first layer."""
+    x = F.embedding(tokens, params["embed"])
+    if not config.traits.scaled_embeddings:
+        return x
+    return x * torch.tensor(config.hidden**0.5, dtype=torch.float32).to(x.dtype)
+
+
+def scan_layers(
+    layer: Callable[[Any, Any, Local], tuple[Any, Any]],
+    x: Any,
+    xs: Any,
+    config: Config,
+    **settings: Any,
+) -> tuple[Any, Any]:
+    """`xf.scan` over layers, told whether each has a window: at once for all if all are alike."""
+    kinds = config.local_layers
+    if len(set(kinds)) == 1:
+        return xf.scan(lambda x, each: layer(x, each, kinds[0]), x, xs, **settings)
+    flags = torch.tensor(kinds)
+    return xf.scan(lambda x, each: layer(x, *each), x, (xs, flags), **settings)
 
 
 def _lie(x: Tensor, kind: str, plan: Plan) -> Tensor:
@@ -266,18 +258,31 @@ def features(
     segments: Int[Tensor, "batch seq"] | None,
 ) -> Float[Tensor, "batch seq hidden"]:
     """What the last layer makes of each position, before the last norm."""
-    rope = rotary(torch.arange(tokens.shape[1], device=tokens.device), config)
+    return run_layers(params, tokens, config, plan, segments)[0]
 
-    def block(x: Tensor, layer: Params) -> tuple[Tensor, None]:
+
+def run_layers(
+    params: Params,
+    tokens: Int[Tensor, "batch seq"],
+    config: Config,
+    plan: Plan,
+    segments: Int[Tensor, "batch seq"] | None,
+) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
+    """The same, and what the routers of all layers did, if there are some."""
+    ropes = Ropes.of(torch.arange(tokens.shape[1], device=tokens.device), config)
+
+    def block(x: Tensor, layer: Params, local: Local) -> tuple[Tensor, Routed | None]:
+        def mix(normed: Tensor) -> Tensor:
+            rope = ropes.of_layer(local)
+            return attend(normed, layer, rope, segments, config, plan, local)
+
         x = xf.checkpoint_name(x, "layer_input")
-        normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
-        x = x + attend(normed, layer, rope, segments, config, plan)
-        x = x + mlp(rms_norm(x, layer["mlp_norm"], config.norm_eps), layer, plan)
-        return _lie(x, "activations", plan), None
+        x, routed = add_to(x, layer, mix, config, plan, segments)
+        return _lie(x, "activations", plan), routed
 
-    x = _lie(F.embedding(tokens, params["embed"]), "activations", plan)
-    x, _ = xf.scan(block, x, params["layers"], checkpoint_policy=POLICIES[plan.policy])
-    return x
+    x = _lie(embedded(params, tokens, config), "activations", plan)
+    policy = POLICIES[plan.policy]
+    return scan_layers(block, x, params["layers"], config, checkpoint_policy=policy)
 
 
 def forward(
@@ -295,9 +300,20 @@ def logits(
     params: Params, x: Float[Tensor, "*batch hidden"], config: Config, plan: Plan = Plan()
 ) -> Float[Tensor, "*batch vocab"]:
     """The logits of what the last layer makes."""
-    x = rms_norm(x, params["norm"], config.norm_eps)
+    x = norm(x, params["norm"], config)
     matrix = params["embed" if config.tied else "head"]
-    return _lie(linear(x, matrix), "logits", plan)
+    made = linear(x, matrix)
+    return _lie(attention.Scores(cap=config.logit_cap).capped(made), "logits", plan)
+
+
+class Routers(NamedTuple):
+    """How much losses of routers count: of uneven loads, and of large logits."""
+
+    balance: float = 0.0
+    size: float = 0.0
+
+
+_NO_ROUTERS = Routers()
 
 
 def loss(
@@ -306,6 +322,7 @@ def loss(
     config: Config,
     plan: Plan = Plan(),
     count: Float[Tensor, ""] | None = None,
+    routers: Routers = _NO_ROUTERS,
 ) -> Float[Tensor, ""]:
     """Mean cross entropy, in nats and at least float32, of the targets that are not IGNORE.
 
@@ -315,9 +332,16 @@ def loss(
         config: the sizes.
         plan: how it is computed.
         count: what the sum is divided by; None: the number of targets.
+        routers: what else is added, where there are experts, in the share that the batch has of
+            `count`.
     """
-    total = losses(params, batch, config, plan).sum()
-    return total / (target_count(batch) if count is None else count)
+    found, routed = _losses(params, batch, config, plan)
+    own, total = target_count(batch), found.sum()
+    count = own if count is None else count
+    if routed is None or not any(routers):
+        return total / count
+    even, size = experts.losses(routed)
+    return (total + own * (routers.balance * even + routers.size * size)) / count
 
 
 def losses(
@@ -328,7 +352,13 @@ def losses(
     The logits of `plan.loss_chunk` positions of each row are there at a time; the backward pass
     computes them again.
     """
-    x = features(params, batch.tokens, config, plan, batch.segments)
+    return _losses(params, batch, config, plan)[0]
+
+
+def _losses(
+    params: Params, batch: Batch, config: Config, plan: Plan
+) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
+    x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
     words = torch.arange(config.vocab, device=x.device)
     seq = x.shape[1]
     size = min(plan.loss_chunk, seq)
@@ -352,7 +382,7 @@ def losses(
         xf.tree.map(chunks, parts),
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
     )
-    return found.movedim(0, 1).flatten(1)[:, :seq]
+    return found.movedim(0, 1).flatten(1)[:, :seq], routed
 
 
 def target_count(batch: Batch) -> Float[Tensor, ""]:

@@ -16,14 +16,17 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from .model import CONFIGS, Config
+from .families import FAMILIES
 from .plan import ATTENTION, POLICIES, Plan
 from .precision import PRECISIONS
 from .recipe import OPTIMIZERS, SCHEDULES, Recipe
+from .sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
 CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
+    Config: {"family": FAMILIES, "activation": ACTIVATIONS},
+    RopeScaling: {"kind": ROPE_KINDS},
     Plan: {"policy": POLICIES, "attention": ATTENTION},
     Recipe: {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
 }

@@ -22,11 +22,12 @@ class Mesh(NamedTuple):
     data: int
     fsdp: int
     tensor: int
+    expert: int = 1
 
     @property
     def parts(self) -> int:
         """How many parts a batch is divided into."""
-        return self.data * self.fsdp
+        return self.data * self.fsdp * self.expert
 
 
 class Trial(NamedTuple):

@@ -54,6 +54,8 @@ class Recipe:
         decay_embeddings: whether it does from embeddings too; with them, where these are tied,
             from the matrix that makes logits.
         clip: the most that the norm of all gradients together may be.
+        router_balance: what the unevenness of experts' loads counts in the loss of training.
+        router_size: what the size of routers' logits does.
         tune: which weights are trained, and by which adapters.
         dpo_beta: how much more likely than the base makes it an answer of a pair has to become, or
             less, for the loss of pairs; see `data.kind`.
@@ -80,6 +82,8 @@ class Recipe:
     decay_norms: bool = False
     decay_embeddings: bool = True
     clip: float = 1.0
+    router_balance: float = 0.001
+    router_size: float = 0.0
     tune: Tune = Tune()
     dpo_beta: float = 0.1
     pairs: bool = False
@@ -99,8 +103,9 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: use a number above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay is {self.weight_decay}: use 0 or more")
+        for name in ("weight_decay", "router_balance", "router_size"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more")
         for name, whole in (("floor", "rate"), ("cooldown", "steps")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(
@@ -124,6 +129,11 @@ class Recipe:
     def numbers(self) -> Precision:
         """What `precision` names."""
         return PRECISIONS[self.precision]
+
+    @property
+    def routers(self) -> model.Routers:
+        """How much losses of routers count."""
+        return model.Routers(self.router_balance, self.router_size)
 
     @property
     def has_base(self) -> bool:

@@ -1,8 +1,9 @@
 """How the model lies on a mesh, in one place.
 
-The mesh has three axes, of which any may be 1. Over ``data`` the batch is divided and the weights
+The mesh has four axes, of which any may be 1. Over ``data`` the batch is divided and the weights
 are not (data parallel); over ``fsdp`` the batch and the weights are (fully sharded data parallel);
-over ``tensor`` each matrix product is (tensor parallel). What moves between the devices follows
+over ``tensor`` each matrix product is (tensor parallel); over ``expert`` the batch is, the experts
+of models that have them, and other weights as over ``fsdp``. What moves between the devices follows
 from that; XLA writes it.
 """
 
@@ -16,8 +17,9 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-AXES = ("data", "fsdp", "tensor")
-_ROWS = ("data", "fsdp")  # the axes that divide a batch
+AXES = ("data", "fsdp", "tensor", "expert")
+_ROWS = ("data", "fsdp", "expert")  # the axes that divide a batch
+_FSDP = ("fsdp", "expert")  # those that divide weights which are gathered where they are used
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,16 @@ class Sharding:
     heads: P = P(_ROWS, "tensor")  # [batch, heads, seq, head_dim]
     features: P = P(_ROWS, None, "tensor")  # [batch, seq, features], within the feed-forward part
     logits: P = P(_ROWS, None, "tensor")
-    embed: P = P("tensor", "fsdp")  # [vocab, hidden]
-    into: P = P(None, "tensor", "fsdp")
-    out_of: P = P(None, "fsdp", "tensor")
-    layer_norm: P = P(None, "fsdp")
-    norm: P = P("fsdp")
+    embed: P = P("tensor", _FSDP)  # [vocab, hidden]
+    into: P = P(None, "tensor", _FSDP)
+    out_of: P = P(None, _FSDP, "tensor")
+    into_experts: P = P(None, "expert", "tensor", "fsdp")
+    out_of_experts: P = P(None, "expert", "fsdp", "tensor")
+    router: P = P(None, None, _FSDP)  # [layers, experts, hidden]
+    layer_norm: P = P(None, _FSDP)
+    layer_bias: P = P(None, "tensor")  # of maps into attention and the feed-forward part
+    whole: P = P()
+    norm: P = P(_FSDP)
 
     @classmethod
     def of(cls, axes: Mapping[str, int], *, abstract: bool = False) -> "Sharding":
@@ -47,26 +54,9 @@ class Sharding:
         shape = tuple(axes.get(axis, 1) for axis in AXES)
         return cls(xf.AbstractMesh(shape, AXES) if abstract else xf.make_mesh(shape, AXES))
 
-    def params(self, *, tied: bool) -> dict[str, Any]:
-        """The tree of shardings of `model.init`."""
-        specs = {
-            "embed": self.embed,
-            "layers": {
-                "attn_norm": self.layer_norm,
-                "wq": self.into,
-                "wk": self.into,
-                "wv": self.into,
-                "wo": self.out_of,
-                "mlp_norm": self.layer_norm,
-                "w_gate": self.into,
-                "w_up": self.into,
-                "w_down": self.out_of,
-            },
-            "norm": self.norm,
-        }
-        if not tied:
-            specs["head"] = self.embed
-        return xf.tree.map(self.on_mesh, specs)
+    def params(self, weights: Any) -> Any:
+        """The tree of shardings of `model.init`, for that of `model.weights`."""
+        return xf.tree.map(lambda w: self.on_mesh(getattr(self, w.lies)), weights)
 
     def on_mesh(self, spec: P) -> NamedSharding:
         """A spec of this object with its mesh."""
@@ -77,8 +67,13 @@ class Sharding:
 
         A dimension that its axes do not divide, such as few heads of keys, is left whole.
         """
-        fits = [e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False)]
-        return xf.with_sharding_constraint(x, self.on_mesh(P(*fits)))
+        return xf.with_sharding_constraint(x, self.on_mesh(self.fitting(x, spec)))
+
+    def fitting(self, x: Tensor, spec: P) -> P:
+        """The part of a spec whose axes divide the dimensions of `x`."""
+        return P(
+            *(e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False))
+        )
 
     def _parts(self, entry: Any) -> int:
         axes = (entry,) if isinstance(entry, str) else entry or ()

@@ -12,11 +12,12 @@ from torch import Tensor
 
 import xfunc as xf
 
-from .attention import Heads, Segments
+from .attention import Heads, Scores, Segments
 from .sharding import Sharding
 
 PLATFORM = "tpu"  # On the CPU the kernel is interpreted, which is for tests.
 _LANES = 128
+_PLAIN = Scores()
 
 
 def splash_attention(
@@ -27,6 +28,8 @@ def splash_attention(
     *,
     block: int = 512,
     sharding: Sharding | None = None,
+    window: int | None = None,
+    scores: Scores = _PLAIN,
 ) -> Heads:
     """Causal attention over one or several documents a row.
 
@@ -39,6 +42,8 @@ def splash_attention(
         segments: the document of each token; None: one document a row.
         block: queries, and keys, at a time; of a shorter sequence, all.
         sharding: where the arrays lie; None: on one device.
+        window: how many tokens each sees, itself among them; None: all before it.
+        scores: what becomes of the products of queries and keys.
 
     Raises:
         ValueError: the sequence is no multiple of the block, or the block none of 128.
@@ -56,7 +61,8 @@ def splash_attention(
         # Devices that share a head get a copy of it each.
         k, v = (_repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
     segments = None if segments is None else segments.to(torch.int32)
-    return _attend(q * dim**-0.5, k, v, segments, _Kernel(block, PLATFORM, sharding))
+    kernel = _Kernel(block, PLATFORM, sharding, window, scores.cap)
+    return _attend(scores.scaled(q, dim), k, v, segments, kernel)
 
 
 def _repeated(x: Tensor, n: int) -> Tensor:
@@ -70,6 +76,8 @@ class _Kernel:
     block: int
     platform: str
     sharding: Sharding | None
+    window: int | None
+    cap: float | None
 
     def run(self, fun: str, outputs: int, *args: Tensor | None) -> tuple[Tensor, ...]:
         """A function of `splash_kernel`, on each device with its own rows and heads."""
@@ -81,6 +89,8 @@ class _Kernel:
                 platform=self.platform,
                 block=self.block,
                 interpret=self.platform != "tpu",
+                window=self.window or 0,
+                cap=self.cap or 0.0,
             )
 
         if self.sharding is None:

@@ -4,7 +4,7 @@ Arrays are those of one device: queries ``[batch, heads, seq, head_dim]``, scale
 with as many heads or a divisor of that many; documents ``[batch, seq]`` or None.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
@@ -15,10 +15,10 @@ Segments: TypeAlias = Array | None
 
 
 def forward(
-    q: Array, k: Array, v: Array, segments: Segments, *, block: int, interpret: bool
+    q: Array, k: Array, v: Array, segments: Segments, **settings: Any
 ) -> tuple[Array, Array]:
     """The output, and the logarithm of the sum of each query's weights, ``[batch, heads, seq]``."""
-    kernel = _kernel(q, block, interpret)
+    kernel = _kernel(q, **settings)
     out, (log_total,) = jax.vmap(kernel)(q, k, v, _documents(segments))
     return out, log_total
 
@@ -31,12 +31,10 @@ def backward(
     out: Array,
     log_total: Array,
     ct: Array,
-    *,
-    block: int,
-    interpret: bool,
+    **settings: Any,
 ) -> tuple[Array, Array, Array]:
     """The gradients of `q`, `k` and `v`."""
-    kernel = _kernel(q, block, interpret)
+    kernel = _kernel(q, **settings)
     sinks = None
 
     def row(
@@ -52,14 +50,20 @@ def backward(
     return jax.vmap(row)(q, k, v, _documents(segments), out, log_total, ct)
 
 
-def _kernel(q: Array, block: int, interpret: bool) -> library.SplashAttentionKernel:
-    """The kernel of one row."""
+def _kernel(
+    q: Array, *, block: int, interpret: bool, window: int, cap: float
+) -> library.SplashAttentionKernel:
+    """The kernel of one row; without a window, or a cap of scores, where that is 0."""
     seq = q.shape[2]
+    causal = masks.CausalMask((seq, seq))
+    if window:
+        causal = masks.LocalMask((seq, seq), (window - 1, 0), 0)
     sizes = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     return library.make_splash_mha_single_device(
-        masks.MultiHeadMask([masks.CausalMask((seq, seq))]),  # one for all heads
+        masks.MultiHeadMask([causal]),  # one for all heads
         block_sizes=library.BlockSizes(**dict.fromkeys(sizes, block)),
         save_residuals=True,
+        attn_logits_soft_cap=cap or None,
         interpret=interpret,
     )
 

@@ -1,5 +1,6 @@
 """One training step and evaluation: what is compiled."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -142,7 +143,7 @@ def loss(
     """
     joined = lora.join(params, base, recipe.tune)
     if not recipe.pairs:
-        return model.loss(joined, batch, recipe.model, recipe.plan, count)
+        return model.loss(joined, batch, recipe.model, recipe.plan, count, recipe.routers)
     if base is None:
         raise ValueError("pairs are compared with a base, and there is none: give one")
     plan, beta = recipe.plan, recipe.dpo_beta
@@ -181,6 +182,7 @@ def eval_loss(
 ) -> Float[Tensor, ""]:
     """The mean loss of a batch, computed as in training."""
     params = recipe.numbers.computing(params)
+    recipe = dataclasses.replace(recipe, router_balance=0.0, router_size=0.0)
     return loss(params, base, batch, recipe, target_count(batch, recipe))
 
 
@@ -215,7 +217,7 @@ def abstract_base(recipe: Recipe) -> Params | None:
 
 def abstract_params(recipe: Recipe, dtype: torch.dtype) -> Params:
     """The shapes and shardings of all weights."""
-    where = _sharding(recipe).params(tied=recipe.model.tied)
+    where = _sharding(recipe).params(model.weights(recipe.model))
     return xf.tree.map(_on, model.shapes(recipe.model, dtype), where)
 
 

@@ -274,7 +274,10 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
         ([*TINY, *MESH], "give --batch, or --plan to look for the largest"),
         ([*TINY, *MESH, "--plan", "--batch", "4"], "--plan finds the batch"),
         ([*TINY, *MESH, "--plan", "data.batch=4"], "--plan finds the batch"),
-        ([*TINY, "--mesh", "fsdp=8"], "mesh is data 1 x fsdp 8 x tensor 1, and the devices are 4"),
+        (
+            [*TINY, "--mesh", "fsdp=8"],
+            "mesh is data 1 x fsdp 8 x tensor 1 x expert 1, and the devices are 4",
+        ),
         ([*TINY, "train.stepz=9"], "there is no setting train.stepz: did you mean train.steps?"),
         (["--config", "tinny", *TINY[2:]], "there is no file tinny: give one, or one of"),
         ([*TINY, "--mesh", "model=4"], "cannot read 'model=4' as an axis"),

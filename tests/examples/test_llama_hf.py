@@ -389,32 +389,66 @@ def cut_off(folder: Path) -> None:
 
 WRONG = {
     "another model": (
-        lambda f: edit_config(f, model_type="mistral"),
-        r"config.json has model_type 'mistral', not 'llama': give a Llama",
+        lambda f: edit_config(f, model_type="bert"),
+        r"config.json has model_type 'bert': give a model of one of 'llama', 'mistral', .*gemma3",
     ),
-    "bias": (
+    "no biases": (
         lambda f: edit_config(f, attention_bias=True, mlp_bias=True),
-        r"has attention_bias True, .* False only; mlp_bias True, .*: give weights without it",
+        r"(?s)do not fit its config.json:\n.*self_attn.q_proj.bias: missing.*mlp.up_proj.bias",
     ),
     "activation": (
-        lambda f: edit_config(f, hidden_act="gelu"),
-        r"has hidden_act 'gelu', and the model computes 'silu' only",
+        lambda f: edit_config(f, hidden_act="swish"),
+        r"has hidden_act 'swish', and the model computes 'silu', 'gelu', .* only: give weights",
     ),
     "head size": (
         lambda f: edit_config(f, head_dim=16),
-        r"has head_dim 16, and the model computes 8 only",
+        r"q_proj.weight: \(32, 32\) in the files, \(64, 32\) by config.json",
+    ),
+    "odd head size": (
+        lambda f: edit_config(f, head_dim=7),
+        r"config.json does not describe a model \(.*even number of features.*\): download it anew",
+    ),
+    "dropout": (
+        lambda f: edit_config(f, attention_dropout=0.1),
+        r"has attention_dropout 0.1, and the model computes 0 only: give weights without it",
+    ),
+    "an unknown key": (
+        lambda f: edit_config(f, use_sinks=True, layer_norms="none", some_other=False),
+        r"has use_sinks True, layer_norms 'none', which the model does not know: take it out if",
+    ),
+    "part of the angles": (
+        lambda f: edit_config(f, partial_rotary_factor=0.5),
+        r"has partial_rotary_factor 0.5, and the model computes 1 only",
+    ),
+    "an unknown key of the angles": (
+        lambda f: edit_config(f, rope_scaling={"type": "linear", "factor": 2.0, "beta": 3}),
+        r"has rope_scaling.beta 3, which the model does not know",
+    ),
+    "no factor": (
+        lambda f: edit_config(f, rope_scaling={"type": "linear"}),
+        r"lacks rope_scaling.factor: take the whole file",
+    ),
+    "layers of another kind": (
+        lambda f: edit_config(f, layer_types=["full_attention", "chunked_attention"]),
+        r"has layer_types \[.*'chunked_attention'\], and 2 of 'full_attention' and 'sliding_atte",
+    ),
+    "some layers without experts": (
+        lambda f: edit_config(
+            f, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, mlp_only_layers=[1]
+        ),
+        r"has mlp_only_layers \[1\], and the model computes \[\] only",
     ),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
         r"has quantization_config \{'quant_method': 'fp8'\}, and the model computes None only",
     ),
     "rotary angles": (
-        lambda f: edit_config(f, rope_scaling={"type": "yarn", "factor": 2.0}),
-        r"has rotary angles of type 'yarn': the model computes 'default' and 'llama3'",
+        lambda f: edit_config(f, rope_scaling={"type": "longrope", "factor": 2.0}),
+        r"has rope_scaling.rope_type 'longrope', and the model computes 'default', 'llama3', 'lin",
     ),
     "half the angles": (
         lambda f: edit_config(f, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
-        r"lacks low_freq_factor, high_freq_factor, original_max_position_embeddings: take",
+        r"lacks rope_scaling.low_freq_factor, rope_scaling.high_freq_factor, rope_scaling.orig",
     ),
     "no sizes": (
         lambda f: (f / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}'),

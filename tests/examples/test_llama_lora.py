@@ -192,13 +192,14 @@ def test_adapters_lie_like_their_weights() -> None:
     plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}, abstract=True))
     recipe = Recipe(SIZES, 10, plan, tune=Tune(("layers.wq", "layers.wo", "head"), rank=4))
     state, frozen = train.abstract_state(recipe), train.abstract_base(recipe)
+    parts = ("fsdp", "expert")
     specs = xf.tree.map(lambda a: a.sharding.spec, state.params)
-    assert tuple(specs["layers"]["wq"]) == (P(None, None, "fsdp"), P(None, "tensor", None))
-    assert tuple(specs["layers"]["wo"]) == (P(None, None, "tensor"), P(None, "fsdp", None))
-    assert tuple(specs["head"]) == (P(None, "fsdp"), P("tensor", None))
+    assert tuple(specs["layers"]["wq"]) == (P(None, None, parts), P(None, "tensor", None))
+    assert tuple(specs["layers"]["wo"]) == (P(None, None, "tensor"), P(None, parts, None))
+    assert tuple(specs["head"]) == (P(None, parts), P("tensor", None))
     assert xf.tree.map(lambda a: a.sharding.spec, state.opt.mean) == specs
     assert frozen is not None
-    assert frozen["layers"]["wq"].sharding.spec == P(None, "tensor", "fsdp")
+    assert frozen["layers"]["wq"].sharding.spec == P(None, "tensor", parts)
 
 
 # -- what is refused ----------------------------------------------------------------------------

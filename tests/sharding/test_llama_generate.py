@@ -37,7 +37,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
 def test_from_files_and_back(sharding: Sharding, tmp_path: Path) -> None:
     params = random_params()
     hf.save(tmp_path / "one", CONFIG, params)
-    places = sharding.params(tied=CONFIG.tied)
+    places = sharding.params(model.weights(CONFIG))
     _, loaded = hf.load(tmp_path / "one", shardings=places)
     xf.tree.map(lambda x, place: assert_lies(x, place.spec, sharding), loaded, places)
     assert_equal(xf.device_get(loaded), params)
@@ -61,7 +61,7 @@ def test_same_tokens(sharding: Sharding, batch: int) -> None:
         for _ in range(6):
             logits = model.forward(params, text, CONFIG)[:, -1]
             text = torch.cat([text, logits.argmax(-1)[:, None]], 1)
-    put = xf.device_put(params, sharding.params(tied=CONFIG.tied))
+    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
     settings: dict[str, Any] = {"config": CONFIG, "new": 6, "plan": Plan(sharding=sharding)}
     found = generate.generate(put, prompt, xf.random.key(0), **settings)
     assert xf.device_get(found).tolist() == text[:, 9:].tolist()
@@ -78,7 +78,7 @@ def test_the_cache_is_divided() -> None:
         where = torch.tensor(0)
         return generate.advance(params, cache, prompt, where, first, CONFIG, plan)[1]
 
-    put = xf.device_put(random_params(), sharding.params(tied=CONFIG.tied))
+    put = xf.device_put(random_params(), sharding.params(model.weights(CONFIG)))
     for x in run(put, tokens(4, 9)):
         assert x.shape == (2, 4, 2, 16, 8)
         assert_lies(x, xf.P(None, ("data", "fsdp"), "tensor"), sharding)

@@ -64,7 +64,7 @@ def on_one_device():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_50_steps(way):
-    sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=True)))
+    sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=False)))
     parts = 2 if way == "fsdp x tensor" else 1  # 4 rows a part, for 4 devices
     plan = dataclasses.replace(RECIPE.plan, sharding=sharding, microbatches=parts)
     recipe = dataclasses.replace(RECIPE, plan=plan)

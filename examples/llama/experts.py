@@ -1,0 +1,156 @@
+"""Feed-forward parts of which each token takes a few: a router says which, and in which shares.
+
+No token is dropped. Where the mesh has an axis ``expert``, each device has some of the experts; it
+takes the tokens of all devices along that axis, and adds up what its experts make of them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import xfunc as xf
+from xfunc import P
+
+from . import grouped
+from .attention import wide
+from .linear import linear
+from .plan import Plan
+from .sizes import Experts
+from .weights import Params
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class Routed(NamedTuple):
+    """What the router of a layer did, added up over tokens; what router losses are made of.
+
+    Attributes:
+        tokens: how many.
+        taken: by each expert.
+        probability: of each expert.
+        size: squares of the logarithms of what probabilities are divided by.
+    """
+
+    tokens: Float[Tensor, ""]
+    taken: Float[Tensor, " experts"]
+    probability: Float[Tensor, " experts"]
+    size: Float[Tensor, ""]
+
+
+def feed(
+    x: Float[Tensor, "batch seq hidden"],
+    layer: Params,
+    settings: Experts,
+    activation: Activation,
+    plan: Plan,
+    segments: Int[Tensor, "batch seq"] | None,
+) -> tuple[Float[Tensor, "batch seq hidden"], Routed]:
+    """What the experts of a layer make of each token, and what its router did."""
+    logits = linear(wide(x), xf.tree.map(wide, layer["router"]))
+    chances = logits.softmax(-1)
+    shares, chosen = chances.topk(settings.active, -1)
+    if settings.normalised:
+        shares = shares / shares.sum(-1, keepdim=True)
+    weights = layer["e_gate"], layer["e_up"], layer["e_down"]
+    made = _spread(x, chosen, shares, weights, activation, plan)
+    return made, _routed(logits, chances, chosen, segments)
+
+
+def _routed(logits: Tensor, chances: Tensor, chosen: Tensor, segments: Tensor | None) -> Routed:
+    counts = torch.ones_like(logits[..., 0]) if segments is None else (segments > 0).to(logits)
+    taken = (chosen[..., None] == torch.arange(logits.shape[-1], device=logits.device)).sum(2)
+    return Routed(
+        counts.sum(),
+        (taken * counts[..., None]).sum((0, 1)),
+        (chances * counts[..., None]).sum((0, 1)),
+        (logits.logsumexp(-1).square() * counts).sum(),
+    )
+
+
+def losses(routed: Routed) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """How uneven the experts' loads are, 1 or so if even for each that a token takes; and the mean
+    size of the logits. Those of `routed` are stacked over layers.
+
+    Sources: Fedus et al., "Switch Transformers", 2021, as transformers finds it for several experts
+    a token, over all layers at once; Zoph et al., "ST-MoE", 2022.
+    """
+    tokens, taken, probability, size = (x.sum(0) for x in routed)
+    tokens = tokens.clamp(min=1.0)
+    even = (taken / tokens * probability / tokens).sum() * taken.shape[0]
+    return even, size / tokens
+
+
+def _spread(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    activation: Activation,
+    plan: Plan,
+) -> Tensor:
+    local = functools.partial(_local, activation=activation, most=plan.block)
+    sharding = plan.sharding
+    if sharding is None:
+        return local(x, chosen, shares, *weights)
+    rows = sharding.fitting(x, sharding.batch)
+    into = sharding.fitting(weights[0], P("expert", "tensor"))
+    out_of = P(into[0], None, into[1])
+    apart = bool(rows[0])
+    fun = functools.partial(local, experts=into[0], features=into[1], apart=apart)
+    specs = rows, rows, rows, into, into, out_of
+    return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights)
+
+
+def _local(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    activation: Activation,
+    most: int,
+    experts: Any = None,
+    features: Any = None,
+    apart: bool = False,
+) -> Tensor:
+    """What the experts of a device make of its tokens, or of those of all devices along an axis.
+
+    Args:
+        x: tokens.
+        chosen: the experts of each.
+        shares: in what they make of it.
+        gate: of the experts here, as are `up` and `down`.
+        up: see `gate`.
+        down: see `gate`.
+        activation: of the feed-forward parts.
+        most: rows of a block, at most.
+        experts: the axis over which experts are divided, if they are.
+        features: that over which the features within them are.
+        apart: whether tokens are divided over the first.
+    """
+    if experts is not None:
+        chosen = chosen - xf.axis_index(experts) * gate.shape[0]
+        if apart:
+            x, chosen, shares = (
+                xf.all_gather(a, experts, axis=0, tiled=True) for a in (x, chosen, shares)
+            )
+    rows = chosen.numel()
+    chosen, shares = chosen.flatten(0, 1), shares.flatten(0, 1)
+    where = grouped.layout(chosen, gate.shape[0], min(most, -(-rows // gate.shape[0])))
+    tokens = grouped.to_blocks(x.flatten(0, 1), where)
+    made = activation(grouped.product(tokens, gate, where)) * grouped.product(tokens, up, where)
+    made = grouped.from_blocks(grouped.product(made, down, where), where)
+    made = (wide(made) * shares[..., None]).sum(1).to(x.dtype).unflatten(0, x.shape[:2])
+    if features is not None:
+        made = xf.psum(made, features)
+    if experts is not None and apart:
+        made = xf.psum_scatter(made, experts, scatter_dimension=0, tiled=True)
+    elif experts is not None:
+        made = xf.psum(made, experts)
+    return made

@@ -1,0 +1,163 @@
+"""Products of rows with matrices of which each row has its own, one of a few: experts.
+
+Rows are sorted by matrix and cut into blocks of one matrix each, the last block of a matrix filled
+up: as many products as there are blocks, however unevenly the rows are spread. Nothing is dropped,
+and what a product costs does not depend on how many matrices there are.
+
+`ragged_dot` of XLA says the same. It is not used: outside of TPUs it becomes a product of every row
+with every matrix.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+import xfunc as xf
+
+from .attention import wide
+
+
+class Layout(NamedTuple):
+    """Where rows lie in blocks: each token has several, one for each matrix that it chose.
+
+    Attributes:
+        source: which row each place holds; any row where none is.
+        filled: whether a place holds a row.
+        place: where each row is; any place if its matrix is not one of these.
+        here: whether its matrix is one of these.
+        matrix: of each block.
+        used: how many blocks hold rows; they come first.
+    """
+
+    source: Int[Tensor, " places"]
+    filled: Bool[Tensor, " places"]
+    place: Int[Tensor, "tokens choices"]
+    here: Bool[Tensor, "tokens choices"]
+    matrix: Int[Tensor, " blocks"]
+    used: Int[Tensor, ""]
+
+
+def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> Layout:
+    """Sort rows by matrix.
+
+    Args:
+        chosen: the matrix of each row; the row is left out if that is not below `matrices`, or
+            negative.
+        matrices: how many there are.
+        block: rows of a block.
+    """
+    device, shape, rows = chosen.device, chosen.shape, chosen.numel()
+    here = (chosen >= 0) & (chosen < matrices)
+    chosen = torch.where(here, chosen, matrices).flatten()
+    counts = (chosen[:, None] == torch.arange(matrices, device=device)).sum(0)
+    blocks = (counts + (block - 1)) // block
+    last = blocks.cumsum(0)
+    first, before = last - blocks, counts.cumsum(0) - counts  # the first block, the rows before
+    order = chosen.argsort(stable=True)
+
+    most = max(rows, rows + matrices * (block - 1)) // block
+    number = torch.arange(most, device=device)
+    matrix = (number[:, None] >= last).sum(1).clamp(max=matrices - 1)
+    within = (number - first[matrix])[:, None] * block + torch.arange(block, device=device)
+    filled = (within < counts[matrix][:, None]) & (number < last[-1])[:, None]
+    source = order[(before[matrix][:, None] + within).flatten().clamp(max=rows - 1)]
+
+    mine = chosen.clamp(max=matrices - 1)
+    rank = order.argsort() - before[mine]
+    place = torch.where(here, (first[mine] * block + rank).unflatten(0, shape), 0)
+    return Layout(source, filled.flatten(), place, here, matrix, last[-1])
+
+
+# -- rows to blocks and back -----------------------------------------------------------------------
+#
+# Each of the two is the other's gradient, so that neither has to add at places given by numbers,
+# which is slow on TPUs.
+
+
+@xf.custom_vjp
+def to_blocks(x: Float[Tensor, "tokens size"], where: Layout) -> Float[Tensor, "places size"]:
+    """The token of each place."""
+    return x[where.source // where.place.shape[1]]
+
+
+def _to_blocks(x: Tensor, where: Layout) -> tuple[Tensor, Any]:
+    return to_blocks(x, where), where
+
+
+def _from_places(where: Layout, ct: Tensor) -> tuple[Tensor, None]:
+    return wide(from_blocks(ct, where)).sum(1).to(ct.dtype), None
+
+
+to_blocks.defvjp(_to_blocks, _from_places)
+
+
+@xf.custom_vjp
+def from_blocks(
+    x: Float[Tensor, "places size"], where: Layout
+) -> Float[Tensor, "tokens choices size"]:
+    """What each row's place holds; zero for a row that has none."""
+    return x[where.place].masked_fill(~where.here[..., None], 0.0)
+
+
+def _from_blocks(x: Tensor, where: Layout) -> tuple[Tensor, Any]:
+    return from_blocks(x, where), where
+
+
+def _to_places(where: Layout, ct: Tensor) -> tuple[Tensor, None]:
+    return ct.flatten(0, 1)[where.source].masked_fill(~where.filled[:, None], 0.0), None
+
+
+from_blocks.defvjp(_from_blocks, _to_places)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+@xf.custom_vjp
+def product(
+    x: Float[Tensor, "places in"], weights: Float[Tensor, "matrices out in"], where: Layout
+) -> Float[Tensor, "places out"]:
+    """Each place times the matrix of its block; zero in blocks that hold no rows."""
+    return _product(x, weights.transpose(1, 2), where)
+
+
+def _product(x: Tensor, weights: Tensor, where: Layout) -> Tensor:
+    blocks = where.matrix.shape[0]
+    number = torch.arange(blocks, device=x.device)
+
+    def one(_: None, block: tuple[Tensor, Tensor, Tensor]) -> tuple[None, Tensor]:
+        i, rows, matrix = block
+        nothing = rows.new_zeros(rows.shape[0], weights.shape[2])
+        return None, xf.cond(
+            i < where.used, lambda rows: rows @ _at(weights, matrix), lambda _: nothing, rows
+        )
+
+    _, found = xf.scan(one, None, (number, x.unflatten(0, (blocks, -1)), where.matrix))
+    return found.flatten(0, 1)
+
+
+def _at(weights: Tensor, matrix: Tensor) -> Tensor:
+    return weights.narrow(0, matrix, 1)[0]
+
+
+def _forward(x: Tensor, weights: Tensor, where: Layout) -> tuple[Tensor, Any]:
+    return product(x, weights, where), (x, weights, where)
+
+
+def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weights, where = residuals
+    blocks = where.matrix.shape[0]
+    rows, cts = x.unflatten(0, (blocks, -1)), ct.unflatten(0, (blocks, -1))
+
+    def add(i: Tensor, total: Tensor) -> Tensor:
+        matrix = where.matrix.narrow(0, i, 1)
+        made = wide(_at(cts, i)).T @ wide(_at(rows, i))
+        return xf.at(total)[matrix].set(total.narrow(0, matrix[0], 1) + made)
+
+    total = xf.fori_loop(0, where.used, add, torch.zeros_like(wide(weights)))
+    return _product(ct, weights, where), total.to(weights.dtype), None
+
+
+product.defvjp(_forward, _backward)

@@ -1,0 +1,151 @@
+"""Rotary embeddings: angles that grow with the position, each pair of features at its own rate."""
+
+import math
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .sizes import Config, RopeScaling
+
+Rope: TypeAlias = tuple[Float[Tensor, "*batch seq head_dim"], Float[Tensor, "*batch seq head_dim"]]
+Local: TypeAlias = bool | Bool[Tensor, ""]  # whether a layer has the window
+Length: TypeAlias = int | Int[Tensor, ""]
+
+
+def rotary(
+    positions: Int[Tensor, "*batch seq"], config: Config, length: Length | None = None
+) -> Rope:
+    """Cosine and sine of each position's angle, the two halves of a head alike.
+
+    Args:
+        positions: of the tokens.
+        config: the sizes.
+        length: of the text so far, on which `dynamic` scaling depends; None: as many as positions.
+    """
+    scaling, theta = config.rope_scaling, config.rope_theta
+    if scaling is None:
+        return _turned(positions, _frequencies(theta, config, positions.device))
+    if scaling.kind == "dynamic":
+        length = positions.shape[-1] if length is None else length
+        theta = _dynamic(theta, scaling, config.head_dim, torch.as_tensor(length))
+    frequencies = _frequencies(theta, config, positions.device)
+    if scaling.kind == "llama3":
+        frequencies = _stretched(frequencies, scaling)
+    elif scaling.kind == "linear":
+        frequencies = frequencies / scaling.factor
+    elif scaling.kind == "yarn":
+        cos, sin = _turned(positions, _yarn(frequencies, config, scaling))
+        factor = scaling.attention_factor
+        factor = _temperature(scaling.factor) if factor is None else factor
+        return cos * factor, sin * factor
+    return _turned(positions, frequencies)
+
+
+def local_rotary(positions: Int[Tensor, "*batch seq"], config: Config) -> Rope:
+    """The same in layers with a window, where these have rates of their own."""
+    assert config.local_theta is not None
+    return _turned(positions, _frequencies(config.local_theta, config, positions.device))
+
+
+class Ropes(NamedTuple):
+    """Rotary tables of layers that see all, and of those with a window."""
+
+    full: Rope
+    local: Rope
+
+    @classmethod
+    def of(
+        cls,
+        positions: Int[Tensor, "*batch seq"],
+        config: Config,
+        length: int | Int[Tensor, ""] | None = None,
+    ) -> "Ropes":
+        """Those of some positions, see `rotary`."""
+        full = rotary(positions, config, length)
+        return cls(full, full if config.local_theta is None else local_rotary(positions, config))
+
+    def of_layer(self, local: Local) -> Rope:
+        """Those of one layer."""
+        if self.full is self.local or local is False:
+            return self.full
+        if local is True:
+            return self.local
+        cos, sin = (torch.where(local, a, b) for a, b in zip(self.local, self.full, strict=True))
+        return cos, sin
+
+
+def rotate(
+    x: Float[Tensor, "batch heads seq head_dim"], rope: Rope
+) -> Float[Tensor, "batch heads seq head_dim"]:
+    """Turn each pair (i, i + head_dim / 2) of features by the angle of its position."""
+    cos, sin = (angle.to(x.dtype) for angle in rope)
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def _turned(positions: Int[Tensor, "*batch seq"], frequencies: Float[Tensor, " half"]) -> Rope:
+    angles = positions[..., None] * frequencies
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def _frequencies(
+    theta: float | Float[Tensor, ""], config: Config, device: torch.device
+) -> Float[Tensor, " half"]:
+    half = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
+    return theta**-half
+
+
+def _stretched(frequencies: Float[Tensor, " half"], c: RopeScaling) -> Float[Tensor, " half"]:
+    """Frequencies divided by a factor where they turn seldom within the original context.
+
+    Those that turn more than `high_freq_factor` times stay, those that turn less than
+    `low_freq_factor` times are divided, and between the two it goes over from one to the other.
+
+    Source: `rope_type` "llama3" of Hugging Face's transformers.
+    """
+    turns = c.original_context * frequencies / (2 * math.pi)
+    kept = (turns - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / c.factor)
+
+
+def _dynamic(
+    theta: float, c: RopeScaling, head_dim: int, length: Int[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """A base that grows with the text, from where it is longer than the original context.
+
+    Source: `rope_type` "dynamic" of Hugging Face's transformers.
+    """
+    length = length.clamp(min=c.original_context)
+    grown = c.factor * length / c.original_context - (c.factor - 1)
+    return theta * grown.float() ** (head_dim / (head_dim - 2))
+
+
+def _yarn(
+    frequencies: Float[Tensor, " half"], config: Config, c: RopeScaling
+) -> Float[Tensor, " half"]:
+    """Frequencies divided by a factor from the feature on at which they turn seldom.
+
+    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023.
+    """
+
+    def feature(turns: float) -> float:
+        """The one that turns so many times within the original context."""
+        base = math.log(c.original_context / (turns * 2 * math.pi))
+        return config.head_dim * base / (2 * math.log(config.rope_theta))
+
+    low, high = feature(c.beta_fast), feature(c.beta_slow)
+    if c.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    high = high + 0.001 if low == high else high
+    place = torch.arange(config.head_dim // 2, device=frequencies.device)
+    divided = ((place - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (1 - divided + divided / c.factor)
+
+
+def _temperature(factor: float) -> float:
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,225 @@
+"""The description of a model: its family, its sizes, and what is particular to it."""
+
+from dataclasses import dataclass
+
+from .families import FAMILIES, Family
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than those of the first training.
+
+    Attributes:
+        factor: how many times longer.
+        low_freq_factor: of `llama3`: what turns fewer times in the original context is stretched.
+        high_freq_factor: of `llama3`: what turns more often is not.
+        original_context: tokens of the first training.
+        kind: `llama3` and `yarn` stretch slow frequencies, `linear` all of them, `dynamic` the more
+            the longer a text is.
+        beta_fast: of `yarn`: what turns more often in the original context is not stretched.
+        beta_slow: of `yarn`: what turns fewer times is stretched.
+        attention_factor: of `yarn`: what rotated queries and keys are multiplied by; null: 1 and a
+            tenth of the logarithm of the factor.
+        truncate: of `yarn`: whether the two bounds are rounded to whole features.
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    kind: str = "llama3"
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"unknown kind {self.kind!r}: use one of {', '.join(ROPE_KINDS)}")
+        for name in ("factor", "original_context", "beta_fast", "beta_slow"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: use a number above 0")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Feed-forward parts of which each token takes some, in every layer.
+
+    Attributes:
+        count: how many there are.
+        active: how many a token takes.
+        intermediate: features within each.
+        normalised: whether the shares of those that a token takes add up to one.
+        shared: features within a part that all tokens take beside; 0: there is none.
+    """
+
+    count: int = 8
+    active: int = 2
+    intermediate: int = 14336
+    normalised: bool = True
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("active", 1), ("intermediate", 1), ("shared", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} is {value}: use {least} or more")
+        if self.active > self.count:
+            raise ValueError(f"active is {self.active} of count {self.count}: take fewer")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of one model.
+
+    Attributes:
+        vocab: tokens.
+        hidden: features of a token between layers.
+        intermediate: features within the feed-forward part.
+        layers: how many.
+        heads: of queries in each layer.
+        kv_heads: of keys and values in each layer.
+        tied: whether the output matrix is the embedding matrix.
+        rope_theta: the base of rotary frequencies.
+        norm_eps: what norms add to a mean square.
+        rope_scaling: how rotary frequencies are stretched; null: not at all.
+        family: what else the model is made of.
+        head_size: features of a head; null: hidden / heads.
+        qkv_bias: whether maps to queries, keys and values have biases.
+        out_bias: whether the map out of attention has one.
+        mlp_bias: whether maps of the feed-forward part have biases.
+        activation: of the feed-forward part.
+        window: how many tokens a token sees, itself among them; null: all before it.
+        full_layers: numbers of the layers that see all tokens in spite of `window`.
+        local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
+            as in others.
+        query_scale: scores are divided by the root of this; null: of the size of a head.
+        score_cap: scores s of attention become cap * tanh(s / cap); null: they stay.
+        logit_cap: the same for logits.
+        experts: of which the feed-forward part is made; null: it is one, for all tokens.
+    """
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool = False
+    rope_theta: float = 500000.0
+    norm_eps: float = 1e-5
+    rope_scaling: RopeScaling | None = None
+    family: str = "llama"
+    head_size: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    local_theta: float | None = None
+    query_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        sizes = "vocab hidden intermediate layers heads kv_heads head_size window".split()
+        for name in sizes:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}: use 1 or more")
+        if self.head_size is None and self.hidden % self.heads:
+            raise ValueError(
+                f"hidden is {self.hidden}, heads is {self.heads}: let heads divide hidden, or give "
+                "head_size"
+            )
+        if self.head_dim % 2 or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
+                "let each head have an even number of features, and kv_heads divide heads"
+            )
+        tables = ("family", FAMILIES), ("activation", ACTIVATIONS)
+        for name, known in tables:
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
+        if wrong := [i for i in self.full_layers if not 0 <= i < self.layers]:
+            raise ValueError(f"full_layers has {wrong}, and the layers are {self.layers}")
+
+    @property
+    def head_dim(self) -> int:
+        """The features of one attention head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def traits(self) -> Family:
+        """What `family` names."""
+        return FAMILIES[self.family]
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has the window."""
+        return tuple(
+            self.window is not None and i not in self.full_layers for i in range(self.layers)
+        )
+
+    @classmethod
+    def tiny(cls, vocab: int = 256, *, tied: bool = False) -> "Config":
+        """A model small enough for a unit test."""
+        return cls(vocab, hidden=32, intermediate=80, layers=2, heads=4, kv_heads=2, tied=tied)
+
+
+_3_1, _3_2 = RopeScaling(), RopeScaling(factor=32.0)
+PUBLISHED = {
+    "llama3.2-1b": Config(128256, 2048, 8192, 16, 32, 8, tied=True, rope_scaling=_3_2),
+    "llama3.2-3b": Config(128256, 3072, 8192, 28, 24, 8, tied=True, rope_scaling=_3_2),
+    "llama3.1-8b": Config(128256, 4096, 14336, 32, 32, 8, rope_scaling=_3_1),
+    "llama3.1-70b": Config(128256, 8192, 28672, 80, 64, 8, rope_scaling=_3_1),
+    "llama3.1-405b": Config(128256, 16384, 53248, 126, 128, 8, rope_scaling=_3_1),
+    "mistral-7b": Config(
+        32000, 4096, 14336, 32, 32, 8, rope_theta=1e4, family="mistral", window=4096
+    ),
+    "qwen2.5-7b": Config(
+        152064, 3584, 18944, 28, 28, 4, rope_theta=1e6, norm_eps=1e-6, family="qwen2", qkv_bias=True
+    ),
+    "qwen3-8b": Config(
+        151936,
+        4096,
+        12288,
+        36,
+        32,
+        8,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        family="qwen3",
+    ),
+    "mixtral-8x7b": Config(
+        32000, 4096, 14336, 32, 32, 8, rope_theta=1e6, family="mixtral", experts=Experts()
+    ),
+    "qwen3-30b-a3b": Config(
+        151936,
+        2048,
+        6144,
+        48,
+        32,
+        4,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        family="qwen3_moe",
+        head_size=128,
+        experts=Experts(128, 8, 768),
+    ),
+}
+TINY = {  # A tokenizer that knows all bytes has 258 tokens or more.
+    "tiny": Config.tiny(512),
+    "tiny-tied": Config.tiny(512, tied=True),
+    "tiny-scaled": Config(
+        512, 64, 96, layers=3, heads=4, kv_heads=4, rope_scaling=RopeScaling(original_context=64)
+    ),
+}
+SMALL = {
+    "demo-1m": Config(2048, 128, 384, layers=4, heads=4, kv_heads=2, tied=True),
+    "small-11m": Config(2048, 384, 1024, layers=6, heads=6, kv_heads=6, tied=True),
+}
+CONFIGS = TINY | SMALL | PUBLISHED

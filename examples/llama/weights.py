@@ -1,0 +1,116 @@
+"""The parameters of a model: what each is, where it lies, what it begins as."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+import xfunc as xf
+
+from .sizes import Config, Experts
+
+Params: TypeAlias = dict[str, Any]
+
+
+@functools.partial(xf.jit, static_argnames=("config", "dtype"))
+def init(config: Config, seed: int | Tensor = 0, dtype: torch.dtype = torch.float32) -> Params:
+    """Random parameters, on the device: norms change nothing, biases are zero, and matrices normal,
+    scaled by their fan-in.
+
+    They depend on nothing but `seed`. Under a `jit` with ``out_shardings`` each device makes its
+    part only.
+    """
+    tree = weights(config)
+    keys = iter(xf.random.split(xf.random.key(seed), len(xf.tree.leaves(tree))))
+
+    def made(part: Any) -> Any:  # in the order in which `weights` has them, which names do not have
+        if isinstance(part, dict):
+            return {name: made(inner) for name, inner in part.items()}
+        if part.kind == "matrix":
+            return xf.random.normal(next(keys), part.shape, dtype) * part.shape[-1] ** -0.5
+        return torch.full(part.shape, float(part.kind == "one"), dtype=dtype)
+
+    return made(tree)
+
+
+def shapes(config: Config, dtype: torch.dtype = torch.bfloat16) -> Params:
+    """The tree that `init` would return, of shapes only: 405 billion parameters fit on a laptop."""
+    return xf.tree.map(lambda w: xf.ShapeDtypeStruct(w.shape, dtype), weights(config))
+
+
+def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
+    """Whether weight decay is for each parameter; matrices in layers always decay."""
+    tree = xf.tree.map(lambda w: w.kind == "matrix" or norms, weights(config))
+    return tree | {"embed": embeddings}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a parameter is.
+
+    Attributes:
+        shape: its sizes.
+        kind: what it begins as: a `matrix`, normal; or all `one` or all `zero`.
+        lies: the field of `sharding.Sharding` that says where.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    lies: str
+
+
+def weights(c: Config) -> Params:
+    """What each parameter of a model is, in the tree of `init`."""
+    q, kv, n = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.layers
+
+    def norm(size: int, lies: str = "layer_norm") -> Weight:
+        return Weight((n, size), "zero" if c.traits.offset_norms else "one", lies)
+
+    def into(size: int) -> Weight:
+        return Weight((n, size, c.hidden), "matrix", "into")
+
+    def out_of(size: int) -> Weight:
+        return Weight((n, c.hidden, size), "matrix", "out_of")
+
+    def bias(size: int, lies: str = "layer_bias") -> Weight:
+        return Weight((n, size), "zero", lies)
+
+    layers = {
+        "attn_norm": norm(c.hidden),
+        "wq": into(q),
+        "wk": into(kv),
+        "wv": into(kv),
+        "wo": out_of(q),
+        "mlp_norm": norm(c.hidden),
+    }
+    if size := c.intermediate if c.experts is None else c.experts.shared:
+        layers |= {"w_gate": into(size), "w_up": into(size), "w_down": out_of(size)}
+    if c.experts is not None:
+        layers |= _experts(c, c.experts)
+    if c.qkv_bias:
+        layers |= {"bq": bias(q), "bk": bias(kv), "bv": bias(kv)}
+    if c.out_bias:
+        layers |= {"bo": bias(c.hidden, "layer_norm")}
+    if c.mlp_bias:
+        layers |= {"b_gate": bias(c.intermediate), "b_up": bias(c.intermediate)}
+        layers |= {"b_down": bias(c.hidden, "layer_norm")}
+    if c.traits.qk_norm:
+        layers |= {"q_norm": norm(c.head_dim, "whole"), "k_norm": norm(c.head_dim, "whole")}
+    if c.traits.norms_around:
+        layers |= {"attn_out_norm": norm(c.hidden), "mlp_out_norm": norm(c.hidden)}
+    table = Weight((c.vocab, c.hidden), "matrix", "embed")
+    last = Weight((c.hidden,), "zero" if c.traits.offset_norms else "one", "norm")
+    params = {"embed": table, "layers": layers, "norm": last}
+    return params if c.tied else params | {"head": table}
+
+
+def _experts(c: Config, e: Experts) -> Params:
+    into = Weight((c.layers, e.count, e.intermediate, c.hidden), "matrix", "into_experts")
+    out_of = Weight((c.layers, e.count, c.hidden, e.intermediate), "matrix", "out_of_experts")
+    router = Weight((c.layers, e.count, c.hidden), "matrix", "router")
+    found = {"router": router, "e_gate": into, "e_up": into, "e_down": out_of}
+    if e.shared:
+        found |= {"shared_gate": Weight((c.layers, 1, c.hidden), "matrix", "router")}
+    return found
