@@ -1,0 +1,75 @@
+"""Models with experts on 8 devices, against the same on one."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import generate, model
+from examples.llama.plan import Plan
+from examples.llama.sharding import Sharding
+from examples.llama.sizes import Experts
+
+CONFIG = model.Config(
+    64,
+    hidden=16,
+    intermediate=8,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    family="qwen2_moe",
+    qkv_bias=True,
+    experts=Experts(8, 3, intermediate=12, shared=8),
+)
+ROUTERS = model.Routers(balance=0.3, size=0.1)
+
+
+def batch() -> model.Batch:
+    """With padding at the end of some rows."""
+    windows = torch.randint(64, (8, 13), generator=torch.Generator().manual_seed(1))
+    segments = 1 + (torch.arange(12) > 6).long().repeat(8, 1)
+    segments[3:, 10:] = 0
+    return model.batch_of(windows)._replace(segments=segments)
+
+
+def run(params: Any, given: model.Batch, plan: Plan) -> Any:
+    loss = functools.partial(model.loss, config=CONFIG, plan=plan, routers=ROUTERS)
+    return xf.device_get(xf.jit(xf.value_and_grad(loss))(params, given))
+
+
+@functools.cache
+def on_one_device() -> Any:
+    return run(xf.device_get(model.init(CONFIG)), batch(), Plan(attention="dense", block=4))
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"expert": 8}, {"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}, {"fsdp": 8}],
+    ids=str,
+)
+def test_same_loss_and_gradients(axes: dict[str, int]) -> None:
+    sharding = Sharding.of(axes)
+    places = sharding.params(model.weights(CONFIG))
+    params = xf.device_put(xf.device_get(model.init(CONFIG)), places)
+    given = xf.device_put(batch(), sharding.on_mesh(sharding.batch))
+    found = run(params, given, Plan(attention="dense", block=4, sharding=sharding))
+    xf.tree.map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, on_one_device()
+    )
+    parts = axes.get("expert", 1)
+    assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+
+
+def test_same_tokens() -> None:
+    """Two rows, which the mesh does not divide."""
+    sharding = Sharding.of({"expert": 4, "tensor": 2})
+    params, prompt = xf.device_get(model.init(CONFIG, 3)), batch().tokens[:2]
+    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
+    found = [
+        generate.generate(p, prompt, xf.random.key(0), config=CONFIG, new=5, plan=plan)
+        for p, plan in ((params, Plan()), (put, Plan(sharding=sharding)))
+    ]
+    one, divided = (xf.device_get(x).tolist() for x in found)
+    assert one == divided
