@@ -134,12 +134,12 @@ def _local(
         features: that over which the features within them are.
         apart: whether tokens are divided over the first.
     """
+    if experts is not None and apart:
+        x, chosen, shares = (
+            xf.all_gather(a, experts, axis=0, tiled=True) for a in (x, chosen, shares)
+        )
     if experts is not None:
         chosen = chosen - xf.axis_index(experts) * gate.shape[0]
-        if apart:
-            x, chosen, shares = (
-                xf.all_gather(a, experts, axis=0, tiled=True) for a in (x, chosen, shares)
-            )
     rows = chosen.numel()
     chosen, shares = chosen.flatten(0, 1), shares.flatten(0, 1)
     where = grouped.layout(chosen, gate.shape[0], min(most, -(-rows // gate.shape[0])))
