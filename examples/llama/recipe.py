@@ -10,7 +10,7 @@ from torch import Tensor
 from . import lora, model, optimizer
 from .flops import Extent
 from .lora import Adapter, Tune
-from .model import Params
+from .model import Params, Routers
 from .plan import Plan
 from .precision import PRECISIONS, Precision
 
@@ -131,9 +131,9 @@ class Recipe:
         return PRECISIONS[self.precision]
 
     @property
-    def routers(self) -> model.Routers:
+    def routers(self) -> Routers:
         """How much losses of routers count."""
-        return model.Routers(self.router_balance, self.router_size)
+        return Routers(self.router_balance, self.router_size)
 
     @property
     def has_base(self) -> bool:

@@ -181,7 +181,7 @@ def test_published_sizes(name: str, count: int) -> None:
 
 def test_mesh_from_text() -> None:
     assert parse_mesh("fsdp=64,tensor=4") == {"data": 1, "fsdp": 64, "tensor": 4, "expert": 1}
-    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1}
+    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1, "expert": 1}
     for text in ("model=4", "fsdp", "fsdp=0", "fsdp=-2", "fsdp=x"):
         with pytest.raises(ValueError, match=f"cannot read '{text}' as an axis: write data=N,"):
             parse_mesh(text)
