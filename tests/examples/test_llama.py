@@ -317,12 +317,12 @@ def test_state_of_a_mesh_that_is_not_there() -> None:
     recipe = train.Recipe(
         model.PUBLISHED["llama3.1-405b"], 100, Plan(sharding=sharding), optimizer="adafactor"
     )
-    state = train.abstract_state(recipe)
-    assert state.params["layers"]["w_up"].sharding.spec == xf.P(None, "tensor", "fsdp")
+    state, parts = train.abstract_state(recipe), ("fsdp", "expert")
+    assert state.params["layers"]["w_up"].sharding.spec == xf.P(None, "tensor", parts)
     assert state.opt.rows["layers"]["w_up"].shape == (126, 53248)
     assert state.opt.rows["layers"]["w_up"].sharding.spec == xf.P(None, "tensor")
-    assert state.opt.columns["layers"]["w_up"].sharding.spec == xf.P(None, "fsdp")
-    assert state.opt.squares["norm"].sharding.spec == xf.P("fsdp")
+    assert state.opt.columns["layers"]["w_up"].sharding.spec == xf.P(None, parts)
+    assert state.opt.squares["norm"].sharding.spec == xf.P(parts)
     assert state.opt.squares["embed"].sharding.spec == xf.P()
     with pytest.raises(ValueError, match="plan has no sharding"):
         train.abstract_state(train.Recipe(model.TINY["tiny"], 100))
