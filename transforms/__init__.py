@@ -12,6 +12,7 @@ from xfunc.transforms.checkpoint import remat as remat
 from xfunc.transforms.checkpoint_name import checkpoint_name as checkpoint_name
 from xfunc.transforms.cond import cond as cond
 from xfunc.transforms.cond import switch as switch
+from xfunc.transforms.custom_gradient import custom_gradient as custom_gradient
 from xfunc.transforms.custom_jvp import custom_jvp as custom_jvp
 from xfunc.transforms.custom_linear_solve import custom_linear_solve as custom_linear_solve
 from xfunc.transforms.custom_vjp import custom_vjp as custom_vjp

@@ -15,6 +15,12 @@ CUSTOM_VJP = """
 f = jax.custom_vjp(lambda x, y: jnp.sin(x) * y{options})
 f.defvjp({rules})
 """
+CUSTOM_GRADIENT = """
+@jax.custom_gradient
+def f(x, y):
+    z = jnp.exp(x)
+    return z * y, lambda g: (2 * g * z * y, z * g)
+"""
 CUSTOM_JVP = "f = jax.custom_jvp(lambda x, y: jnp.sin(x) * y)\n"
 
 # The rule computes twice the function, so that one sees which of the two was called.
@@ -164,6 +170,13 @@ SNIPPETS: dict[str, list[Snippet]] = {
         + "jax.grad(lambda x: f(x, 3.0).sum())(x)",
         CUSTOM_VJP.format(options="", rules="lambda x, y: (jnp.sin(x) * y, (x, y)), lambda r, g: (2 * g, None)")
         + "jax.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(x, v)",
+    ],
+    "jax.custom_gradient": [
+        CUSTOM_GRADIENT + "[f(x, v), jax.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(x, v)]",
+        CUSTOM_GRADIENT + "jax.grad(lambda x: jax.grad(lambda x: f(x, v).sum())(x).sum())(x)",
+        CUSTOM_GRADIENT + "jax.vmap(jax.grad(f), in_axes=(0, None))(x, 2.0)",
+        "f = jax.custom_gradient(lambda p: (p['a'].sum(), lambda g: ({'a': p['a'] * g},)))\njax.grad(f)({'a': x})",
+        "jax.grad(jax.custom_gradient(lambda x: (x.sum(), lambda g: g * x)))(x)",
     ],
     "jax.custom_jvp": [
         CUSTOM_JVP + "f.defjvp(lambda p, t: (f(*p), 3 * t[0] + t[1]))\n"

@@ -224,6 +224,65 @@ class TestCustomJvp:
             xf.grad(lambda x: f(x).sum())(X)
 
 
+class TestCustomGradient:
+    """Beside what is recorded from JAX: see `tests/support/snippets_of_transforms.py`."""
+
+    def test_the_rule_is_used_everywhere(self) -> None:
+        @xf.custom_gradient
+        def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+            z = torch.exp(x)
+            return z * y, lambda ct: (2 * ct * z * y, ct * z)
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return f(x, x * 0 + 3.0).sum()
+
+        want = 6 * torch.exp(X)  # twice the gradient; that of y goes nowhere
+        for g in (
+            xf.grad(loss),
+            xf.jit(xf.grad(loss)),
+            xf.grad(xf.jit(loss)),
+            xf.grad(xf.checkpoint(loss)),
+            lambda x: xf.vmap(xf.grad(loss))(torch.stack([x, x]))[1],
+            xf.grad(lambda x: xf.scan(lambda c, v: (c + loss(v), None), c0(x), x[None])[0]),
+            xf.grad(lambda x: xf.grad(loss)(x).sum()),
+        ):
+            torch.testing.assert_close(g(X).cpu(), want)
+        with xf.disable_jit():
+            torch.testing.assert_close(xf.grad(loss)(X), want)
+
+    def test_what_the_rule_closes_over_is_kept(self) -> None:
+        @xf.custom_gradient
+        def f(x: torch.Tensor) -> Any:
+            z = torch.exp(x)
+            return z.sum(), lambda ct: ct * z
+
+        hlo = str(xf.make_hlo(xf.grad(f))(X))
+        assert hlo.count(" exponential(") == 1
+
+    def test_integers_and_numbers_in_the_closure(self) -> None:
+        i = torch.tensor(1)
+
+        def scaled(scale: float) -> Any:
+            def f(x: torch.Tensor) -> Any:
+                where, zeros = i + 1, torch.zeros_like(x)
+                return x[where], lambda ct: zeros.index_put((where,), ct * scale)
+
+            return xf.custom_gradient(f)
+
+        for scale in (1.0, 2.0):
+            assert xf.grad(scaled(scale))(X).tolist() == [0.0, 0.0, scale]
+
+    def test_errors(self) -> None:
+        f = xf.custom_gradient(lambda x: x * 2)
+        with pytest.raises(xf.errors.TreeMismatchError, match=r"(?s)not a pair.*\(out, rule\)"):
+            f(X)
+        f = xf.custom_gradient(lambda x: (x * 2, lambda ct: (ct, ct)))
+        with pytest.raises(xf.errors.TreeMismatchError, match="2 values, for 1 arguments"):
+            xf.grad(lambda x: f(x).sum())(X)
+        with pytest.raises(xf.errors.UnsupportedOpError, match="forward mode"):
+            xf.jvp(xf.custom_gradient(lambda x: (x, lambda ct: ct)), (X,), (X,))
+
+
 class TestStopGradient:
     def test_both_modes(self) -> None:
         f = lambda x: (xf.stop_gradient({"a": x})["a"] * x).sum()  # noqa: E731

@@ -1,0 +1,94 @@
+"""`custom_gradient`: a function that returns, beside its value, the rule for its gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from xfunc import tree
+from xfunc.core.eager import is_eager
+from xfunc.core.locations import function_name
+from xfunc.core.wrappers import Part
+from xfunc.errors import TreeMismatchError, fail
+from xfunc.program.bind import bind
+from xfunc.stages.arguments import avals_of
+from xfunc.stages.checks import Fun, as_tensors
+from xfunc.stages.entry import Entry
+from xfunc.stages.staging import Staged
+from xfunc.transforms.custom_vjp import CustomVjp, custom_vjp
+
+
+def custom_gradient(fun: Fun) -> CustomVjp:
+    """The first result of `fun`, whose gradient is computed by the second, a function.
+
+    ::
+
+        @xf.custom_gradient
+        def f(x, y):
+            z = torch.exp(x)
+            return z * y, lambda ct: (ct * z * y, ct * z)
+
+    What the rule closes over is kept for the backward pass. `custom_vjp` says the same with two
+    functions.
+
+    Args:
+        fun: a pure function of trees of tensors that returns ``(out, rule)``. ``rule(ct)`` takes a
+            tree like `out` and returns a tuple with one entry for each argument, None meaning
+            zero; for a single argument its gradient alone will do, if that is no tuple.
+
+    Raises:
+        TreeMismatchError: `fun` does not return a pair with a function, or what the rule returns
+            does not fit the arguments.
+        UnsupportedOpError: forward mode is asked for.
+
+    Source: ``jax.custom_gradient``.
+    """
+
+    @functools.wraps(fun)
+    def primal(*args: Any) -> Any:
+        return _pair(fun, args)[0]
+
+    def forward(*args: Any) -> tuple[Any, Any]:
+        out, rule = _pair(fun, args)
+        if is_eager():
+            return out, args
+        leaves, structure = tree.flatten(((as_tensors(out),), {}))
+        entry, held = Staged(rule, value=Part(rule, "gradient")).find(structure, avals_of(leaves))
+        return out, Residuals(entry.inputs(leaves, held)[len(leaves) :], entry)
+
+    def backward(residuals: Any, ct: Any) -> Any:
+        if isinstance(residuals, Residuals):
+            entry = residuals.entry
+            outs = bind(entry.call, [*tree.leaves(ct), *residuals.tensors])
+            grads = tree.unflatten(entry.out_tree, outs)
+        else:  # made under `disable_jit`: the arguments
+            grads = _pair(fun, residuals)[1](ct)
+        return grads if isinstance(grads, (tuple, list)) else (grads,)
+
+    forward.__qualname__ = backward.__qualname__ = function_name(fun)
+    found = custom_vjp(primal)
+    found.defvjp(forward, backward)
+    return found
+
+
+class Residuals:
+    """What a rule closes over, and its program: a tree."""
+
+    def __init__(self, tensors: Iterable[Any], entry: Entry):
+        self.tensors, self.entry = tuple(tensors), entry
+
+
+tree.register(Residuals, lambda r: (r.tensors, r.entry), lambda entry, ts: Residuals(ts, entry))
+
+
+def _pair(fun: Fun, args: tuple[Any, ...]) -> tuple[Any, Fun]:
+    out = fun(*args)
+    if isinstance(out, tuple) and len(out) == 2 and callable(out[1]):
+        return out
+    fail(
+        TreeMismatchError,
+        f"custom_gradient({function_name(fun)}): the function returned a {type(out).__name__}, "
+        "not a pair of its value and a function",
+        "return (out, rule), where rule(ct) returns the gradients of the arguments.",
+    )
