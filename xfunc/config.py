@@ -13,7 +13,13 @@ from xfunc.backends import active
 from xfunc.backends.torch_xla import runtime
 from xfunc.errors import fail, shown
 
-__all__ = ["hide_library_frames", "set_cpu_devices", "set_platform", "shard_as_in_scan"]
+__all__ = [
+    "hide_library_frames",
+    "set_backend",
+    "set_cpu_devices",
+    "set_platform",
+    "shard_as_in_scan",
+]
 
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""

@@ -191,6 +191,12 @@ def test_relative_links(page):
         pytest.fail("\n".join(faults), pytrace=False)
 
 
+def test_the_index_lists_every_page():
+    listed = {str(Path("docs") / target) for _, target in links("docs/index.md")}
+    guides = {page for page in PAGES if not page.startswith("docs/reference/")}
+    assert guides - {"docs/index.md"} <= {os.path.normpath(target) for target in listed}
+
+
 def try_link(page: str, target: str) -> str | None:
     """What is wrong with a relative link, or None."""
     parts = urlsplit(target)
