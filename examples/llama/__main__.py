@@ -67,8 +67,11 @@ def eval_command(argv: Sequence[str]) -> int:
     reader = Reader(found.run.data, found.run.folder, found.recipe.model.vocab)
     batches = found.run.eval_batches
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, batches, found.base)
-    perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
-    print(f"{found.name}: held-out loss {loss:.4f}, perplexity {perplexity:.2f}")
+    text = f"{found.name}: held-out loss {loss:.4f}"
+    if not found.recipe.pairs:
+        perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
+        text += f", perplexity {perplexity:.2f}"
+    print(text)
     if not math.isfinite(loss):
         raise NotFiniteError("the loss is not finite: the weights have diverged")
     return 0

@@ -13,6 +13,7 @@ import xfunc as xf
 
 from . import hf, lora, model
 from .config import Run
+from .hf_config import read_json
 from .model import Params
 from .options import SettingError
 from .recipe import Recipe
@@ -37,11 +38,13 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
 
 def fingerprint(folder: Path) -> str:
     """A hash of all weights in a folder, and of the config.json that says what they mean."""
-    files = sorted({*folder.glob("*.safetensors"), *folder.glob("config.json")})
-    if not files:
+    index = folder / hf.INDEX
+    named = read_json(index).get("weight_map", {}).values() if index.exists() else (hf.SINGLE,)
+    files = [folder / name for name in sorted({*named, "config.json"})]
+    if missing := [path.name for path in files if not path.is_file()]:
         raise SettingError(
-            f"the base, {folder}, has no weights: set base to the folder with config.json and "
-            "safetensors files that the run was begun with"
+            f"the base, {folder}, has no {', '.join(missing)}: set base to the folder with the "
+            "weights that the run was begun with"
         )
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         sums = list(pool.map(_sum, files))

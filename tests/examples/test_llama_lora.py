@@ -292,8 +292,9 @@ def test_a_run_refers_to_its_base(
         with pytest.raises(base.BaseChangedError, match="hub, are not those that the run began"):
             use()
     shutil.rmtree(hub)
+    save_file({"x": torch.zeros(1)}, again / "adapter_model.safetensors")  # Not of the base.
     more = ["train.steps=5", f"data.tokenizer={again}"]
-    with pytest.raises(SettingError, match=r"the base, .*/hub, has no weights: set base"):
+    with pytest.raises(SettingError, match=r"the base, .*/hub, has no config\.json, model\.saf"):
         fit.fit(longer)
     moved = config.read(Path(run.folder, "config.yaml"), [*more, f"base={again}"])
     assert fit.fit(moved).step == 5
