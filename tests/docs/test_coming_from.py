@@ -34,7 +34,6 @@ from tests.support.coming_from_jax import (
 )
 
 ROOT = Path(__file__).parents[2]
-OTHER = (ROOT / "docs" / "coming-from-torch-xla.md").read_text(encoding="utf-8")
 RECORD = json.loads(DATA.read_text(encoding="utf-8"))
 NAMED = {name for row in ROWS for c in row[1:] for name in re.findall(r"`xf\.([\w.]+)", c)}
 NAMES: dict[str, Any] = {
@@ -179,13 +178,6 @@ def test_every_name_exists(name: str) -> None:
     value = xf
     for part in name.split("."):
         value = getattr(value, part)
-
-
-def test_names_on_the_page_for_torch_xla_exist() -> None:
-    for name in re.findall(r"\bxf\.([\w.]*\w)", OTHER):
-        value = xf
-        for part in name.split("."):
-            value = getattr(value, part)
 
 
 def test_the_tables_are_found() -> None:
