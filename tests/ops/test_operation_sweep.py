@@ -1,7 +1,7 @@
 """A part of torch's database of operations each day, in all dtypes and under all transforms.
 
-A day takes a sixth of the operations, each in one floating or complex dtype and in one of int64 and
-bool, which change from day to day: after thirty days, each has run in all of its dtypes.
+A day takes a twelfth of the operations, each in one floating or complex dtype and in one of int64
+and bool, which change from day to day: after sixty days, each has run in all of its dtypes.
 ``python -m benchmarks operations`` runs all at once.
 """
 
@@ -17,8 +17,8 @@ TRANSFORMS = ["jit", "vmap", "grad", "vmap(grad)", "jvp", "grad(grad)", "vjp"]
 
 def chosen_on(day):
     """The operations of a day, each with its dtypes."""
-    sixth, turn = list(operations.entries())[day % 6 :: 6], day // 6
-    for k, name in enumerate(sixth):
+    part, turn = list(operations.entries())[day % 12 :: 12], day // 12
+    for k, name in enumerate(part):
         yield name, [SMOOTH[(k + turn) % len(SMOOTH)], EXACT[(k + turn) % len(EXACT)]]
 
 
@@ -27,8 +27,8 @@ def examined(day, part):
         yield from operations.units(dtypes, TRANSFORMS, [name], samples=1)
 
 
-def test_thirty_days_take_every_operation_in_every_dtype():
-    taken = {(name, d) for day in range(DAY, DAY + 30) for name, ds in chosen_on(day) for d in ds}
+def test_sixty_days_take_every_operation_in_every_dtype():
+    taken = {(name, d) for day in range(DAY, DAY + 60) for name, ds in chosen_on(day) for d in ds}
     assert taken == {(name, d) for name in operations.entries() for d in operations.DTYPES}
 
 
@@ -36,5 +36,5 @@ def test_thirty_days_take_every_operation_in_every_dtype():
 @pytest.mark.parametrize("day", [pytest.param(DAY, id=f"day-{DAY}")])
 def test_operations_of_the_day_are_right_or_refused_by_name(day, part):
     found = operations.measure(examined(day, part))
-    assert sum(f.status == "right" for f in found) > 250
+    assert sum(f.status == "right" for f in found) > 120
     assert [f for f in found if f.status in ("wrong", "crash", "error")] == []

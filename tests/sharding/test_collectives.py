@@ -79,7 +79,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("call", CALLS)
 def test_under_transforms(call: str, transform: str) -> None:

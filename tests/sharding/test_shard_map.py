@@ -221,7 +221,7 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(8, 8, dtype=torch.float64, generator=generator) / 4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_under_transforms(structure: str, transform: str) -> None:
