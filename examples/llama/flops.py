@@ -41,14 +41,29 @@ class Forward(NamedTuple):
 
 def forward(config: Config, seq: int) -> Forward:
     """The operations of a forward pass for one token of a document of `seq` tokens, on average."""
-    kv = config.kv_heads * config.head_dim
-    weights = 2 * config.hidden * (config.hidden + kv) + 3 * config.hidden * config.intermediate
-    seen = seq / 2  # tokens before a token, on average; each is a product with a key and a value
+    q, kv = (n * config.head_dim for n in (config.heads, config.kv_heads))
+    routed = 0 if config.experts is None else config.experts.count * config.hidden
+    weights = 2 * config.hidden * (q + kv) + 3 * config.hidden * _features(config) + routed
+    seen = sum(_seen(seq, config.window if local else None) for local in config.local_layers)
     return Forward(
         layers=2.0 * config.layers * weights,
-        attention=4.0 * config.layers * config.hidden * seen,
+        attention=4.0 * q * seen,
         head=2.0 * config.vocab * config.hidden,
     )
+
+
+def _features(config: Config) -> int:
+    """Features within the feed-forward part that are computed for one token."""
+    if config.experts is None:
+        return config.intermediate
+    return config.experts.active * config.experts.intermediate + config.experts.shared
+
+
+def _seen(seq: int, window: int | None) -> float:
+    """Tokens that a token sees, on average; each is a product with a key and a value."""
+    if window is None or window >= seq:
+        return seq / 2
+    return window - window**2 / (2 * seq)
 
 
 class Extent(NamedTuple):
@@ -83,7 +98,7 @@ def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = AL
     product, whose result no gradient needs; and the scores of attention that does not keep them.
     """
     once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
-    last = 2.0 * config.layers * config.hidden * config.intermediate
+    last = 2.0 * config.layers * config.hidden * _features(config)
     again = once.head + layers * (once.layers - last) + attention * once.attention
     scores = 0.0 if plan.attention == "dense" else once.attention / 2
     return per_token(config, seq, extent) + again + scores

@@ -32,7 +32,30 @@ def counted(fun: Callable[..., Any], config: model.Config, rows: int, seq: int) 
     return lowered.cost_analysis()["flops"] / (rows * seq)
 
 
+EXPERTS = ("e_gate", "e_up", "e_down")
 CONFIG = model.Config(4096, 512, 1408, layers=3, heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_flops_of_weights_that_a_token_uses(name: str) -> None:
+    config = model.PUBLISHED[name]
+    e = config.experts
+    part = {"embed": 0.0} | ({} if e is None else dict.fromkeys(EXPERTS, e.active / e.count))
+    shapes = model.shapes(config)
+    used = sum(
+        math.prod(leaf.shape) * part.get(key, 1.0)
+        for tree in (shapes, shapes["layers"])
+        for key, leaf in tree.items()
+        if key != "layers"
+    )
+    assert flops.per_token(config, 0) == pytest.approx(6 * used, rel=1e-3)  # it has norms, too
+
+
+def test_flops_of_attention_with_a_window() -> None:
+    config = model.PUBLISHED["mistral-7b"]
+    seen = sum(min(i + 1, 4096) for i in range(8192)) / 8192
+    expected = 32 * 4 * 4096 * seen
+    assert flops.forward(config, 8192).attention == pytest.approx(expected, rel=1e-3)
 
 
 def test_forward_flops_are_those_of_the_program() -> None:

@@ -130,7 +130,7 @@ def test_presets(preset: str) -> None:
     run = config.read(preset)
     chips = int(preset.rpartition("-")[2]) if "-v6e-" in preset else 1
     axes = run.mesh.axes(chips)
-    assert run.data.batch % (axes["data"] * axes["fsdp"]) == 0
+    assert run.data.batch % (axes["data"] * axes["fsdp"] * axes["expert"]) == 0
     assert run.train.model in options.NAMED[type(run.train.model)].values()
     assert preset.startswith(Path(run.folder).name)
 

@@ -1,5 +1,6 @@
 """Splash attention: the kernel interpreted on the CPU, and compiled for a TPU."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import splash
-from examples.llama.attention import dense
+from examples.llama.attention import Scores, dense
 from examples.llama.sharding import Sharding
 from xfunc.errors import CompileError, UnsupportedOpError
 
@@ -47,6 +48,14 @@ def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -
 def test_equals_dense_attention(segments: Any) -> None:
     got, want = (results(f, segments) for f in (blocks_of_128, dense))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_windows_and_caps() -> None:
+    kind = Scores(scale=0.3, cap=2.0)
+    see = functools.partial(splash.splash_attention, block=128, window=50, scores=kind)
+    want = results(functools.partial(dense, reach=50, scores=kind), DOCUMENTS)
+    torch.testing.assert_close(results(see, DOCUMENTS), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("interpreted")
