@@ -321,3 +321,22 @@ def test_a_change_by_itself_does_not_hide_a_leak() -> None:
         xf.grad(f)(torch.ones(2, 2))
     with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
         kept[0].sin()
+
+
+@pytest.mark.parametrize(
+    "parts", [lambda y: y.unbind(0), lambda y: y.split(1), lambda y: torch.chunk(y, 2)]
+)
+def test_one_of_several_views_is_not_changed_where_it_is_differentiated(
+    parts: Callable[[Tensor], Any],
+) -> None:
+    """As in torch; without derivatives, it is."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        parts(y)[0].sub_(2)
+        return y.sum()
+
+    x = torch.ones(2, 3)
+    assert xf.jit(f)(x).item() == f(x).item()
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"(?s)one of several views.*Hint"):
+        xf.grad(f)(x)

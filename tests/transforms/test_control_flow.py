@@ -357,3 +357,37 @@ class TestTensorsMadeOnTheHost:
 
         got = xf.jit(f)(torch.tensor(1.0)).cpu()
         torch.testing.assert_close(got, torch.tensor([1.0, 5.0, 13.0]))
+
+
+HELD = {
+    "while": lambda x, c: xf.while_loop(
+        lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * c()[1]), (torch.tensor(0), x)
+    )[1],
+    "condition": lambda x, c: xf.while_loop(lambda s: s.sum() < c()[2], lambda s: s * 2, x),
+    "scan": lambda x, c: xf.scan(lambda s, _: (s * c()[1], None), x, None, 2)[0],
+    "cond": lambda x, c: xf.cond(x.sum() > 0, lambda x: x * c()[1], lambda x: x, x),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_constant_array_in_a_body_under_transforms(name: str) -> None:
+    """It is held by the body's program, and no input of it."""
+    run = HELD[name]
+
+    def of_list() -> torch.Tensor:
+        return torch.tensor([0.0, 3.0, 20.0], dtype=torch.float64)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return run(x, of_list).sin()
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return (x * {"while": 9, "condition": 16, "scan": 9, "cond": 3}[name]).sin()
+
+    x, n = torch.tensor([0.5, 1.0, 0.25], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    both = torch.stack([x, x + 0.01])
+    torch.testing.assert_close(xf.device_get(xf.vmap(f)(both)), plain(both))
+    torch.testing.assert_close(
+        xf.device_get(xf.jvp(f, (x,), (n,))), torch.func.jvp(plain, (x,), (n,))
+    )
+    pushed = xf.vmap(lambda x: xf.jvp(f, (x,), (n,))[1])(both)
+    torch.testing.assert_close(pushed.cpu(), torch.func.jvp(plain, (both,), (n.expand(2, 3),))[1])

@@ -100,9 +100,9 @@ class Lowering:
 
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
-        """For each output, the flat inputs that it is computed from."""
-        found = self.module.output_dependencies()
-        return tuple(frozenset(self.inputs[p] for p in params) for params in found)
+        """For each output, the flat inputs that it is computed from; no `consts`."""
+        flat = [(self.inputs[p] for p in params) for params in self.module.output_dependencies()]
+        return tuple(frozenset(i for i in reads if i < len(self.avals)) for reads in flat)
 
     def apply(
         self, args: Sequence[torch.Tensor], donated: frozenset[int] = frozenset()

@@ -47,6 +47,11 @@ _CHANGES = {
         "a value that a derivative is computed from is changed in place after it was used",
         "change a copy: y = x.clone(), and then y += 1.",
     ),
+    "function that returns multiple views": (
+        "one of several views (of unbind, split or chunk) of a value that is differentiated is "
+        "changed in place, which torch does not follow",
+        "change a part by its index: x[0] -= 1, or write x.select(0, 0).sub_(1).",
+    ),
     "cannot mutate tensors with frozen storage": _REPLACED,
     "cannot resize variables": _REPLACED,
     "aten::set_(self": _REPLACED,
