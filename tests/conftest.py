@@ -52,6 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CPU_NUM_DEVICES"] = "8"
     else:
         config.args = others
+    if config.getoption("--devices") and getattr(config.option, "lf", False):
+        failed = config.cache.get("cache/lastfailed", {}) if config.cache else {}
+        if failed and not any(("tests/sharding/" in name) == (devices == "8") for name in failed):
+            config.args = []  # pytest would run all: it knows of no failure among these
     if not config.args:
         pytest.exit(
             f"none of these tests is for {devices} device(s)", pytest.ExitCode.NO_TESTS_COLLECTED
