@@ -359,16 +359,37 @@ def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             n = trees[0].num_leaves
-            ctx.save_for_backward(*output)
+            ctx.save_for_backward(*output, *inputs)
+            ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(o for o in output[n:] if not differentiable(o)))
 
         @staticmethod
         def backward(ctx: Any, *cts: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             out_tree, res_tree = trees
             n = out_tree.num_leaves
-            residuals = tree.unflatten(res_tree, ctx.saved_tensors[n:])
-            grads = iter(bwd(residuals, tree.unflatten(out_tree, cts[:n])))
-            return tuple(next(grads) if differentiable(x) else None for x in leaves)
+            saved, xs = ctx.saved_tensors[: len(cts)], ctx.saved_tensors[len(cts) :]
+            given = [
+                torch.zeros_like(o) if c is None else c
+                for o, c in zip(saved, cts[:n], strict=False)
+            ]
+            residuals = tree.unflatten(res_tree, saved[n:])
+            smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
+            grads = bwd(residuals, tree.unflatten(out_tree, given))
+            used = [k for k, c in enumerate(cts[n:]) if c is not None]
+            if used:  # by a derivative of `bwd`
+
+                def kept(*moved: Tensor) -> tuple[Tensor, ...]:
+                    full = list(xs)
+                    for i, x in zip(smooth, moved, strict=True):
+                        full[i] = x
+                    found = tree.leaves(as_tensors(fwd(*tree.unflatten(structure, full))[1]))
+                    return tuple(found[k] for k in used)
+
+                pull = torch.func.vjp(kept, *(xs[i] for i in smooth))[1]
+                more = pull(tuple(cts[n + k] for k in used))
+                grads = [g + m for g, m in zip(grads, more, strict=True)]
+            found = dict(zip(smooth, grads, strict=True))
+            return tuple(found.get(i) for i in range(len(leaves)))
 
     outs: Any = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs[: trees[0].num_leaves])

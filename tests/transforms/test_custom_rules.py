@@ -47,6 +47,22 @@ class TestCustomVjp:
         with xf.disable_jit():
             torch.testing.assert_close(xf.grad(loss)(X), want)
 
+    def test_second_derivatives_under_disable_jit(self) -> None:
+        """The residuals are differentiated as well, whatever they are."""
+        rules: list[tuple[Any, Any]] = [
+            (lambda x: (torch.exp(x), x), lambda x, ct: (ct * torch.exp(x),)),
+            (lambda x: ((y := torch.exp(x)), y), lambda y, ct: (ct * y,)),
+            (lambda x: (torch.exp(x), x.exp() * 2), lambda r, ct: (ct * r / 2,)),
+        ]
+        for rule in rules:
+            f = xf.custom_vjp(torch.exp)
+            f.defvjp(*rule)
+            with xf.disable_jit():
+                second = xf.grad(lambda x, f=f: xf.grad(lambda x: f(x).sum())(x).sum())(X)
+                each = xf.vmap(xf.grad(xf.grad(f)))(X)
+            torch.testing.assert_close(second, torch.exp(X))
+            torch.testing.assert_close(each, torch.exp(X))
+
     def test_below_the_innermost_gradient_the_forward_rule_counts(self) -> None:
         """As in JAX: the second derivative goes through what the rules compute."""
         clipped = _clipped()
