@@ -133,6 +133,38 @@ def test_a_function_with_another_path_for_long_inputs_is_traced_for_each_bucket(
     assert "S<=64: 2 calls, one program, 1 masks, 14% padding, traced for this bucket" in text
 
 
+def test_another_tensor_from_outside_for_other_sizes():
+    tables = {n: torch.full((2,), float(n)) for n in range(65)}
+    jitted = xf.jit(lambda x: x.sum() + tables[x.shape[0]], dynamic_shapes=((S,),), buckets=[64])
+    for n in (5, 9):
+        assert jitted(torch.ones(n)).tolist() == [2.0 * n, 2.0 * n]
+    assert "it uses another tensor from outside for other sizes" in jitted.explain()
+    numbers = xf.jit(
+        lambda x: x.sum() + torch.tensor([x.shape[0] ** 2, 7]), dynamic_shapes=((S,),), buckets=[64]
+    )
+    for n in (5, 9):
+        assert numbers(torch.ones(n)).tolist() == [n + n**2, n + 7]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.linalg.cholesky,
+        lambda x: torch.linalg.eigvalsh(x),
+        lambda x: torch.linalg.solve(x, x[..., :1]),
+        lambda x: torch.fft.rfft(x).abs(),
+        lambda x: x.sort(-1)[0],
+        lambda x: torch.linalg.inv(x).sum(0),
+    ],
+)
+def test_batches_of_matrices(f):
+    jitted = xf.jit(f, dynamic_shapes=((B, None, None),), buckets=[8])
+    for n in (3, 5):
+        a = torch.randn(n, 3, 3, dtype=torch.float64)
+        x = a @ a.mT + 3 * torch.eye(3, dtype=torch.float64)
+        torch.testing.assert_close(jitted(x).cpu(), f(x))
+
+
 def test_inside_other_functions_and_under_autograd_shapes_are_exact():
     jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),), buckets=[16])
     x = torch.randn(5)

@@ -93,7 +93,7 @@ class Maker:
         self._structure, self._avals = structure, avals
         self._options = options._replace(effects_allowed=True)
         self._all: SymbolicModule | NoFit | None = None  # of all sizes
-        self._consts: list[torch.Tensor] | None = None
+        self._first: Entry | None = None  # what all others are to be like
 
     def entry(self, env: Env) -> tuple[Entry, list[torch.Tensor]]:
         """The entry at sizes, traced if it is not known, and what the function holds."""
@@ -159,15 +159,18 @@ class Maker:
         lowering = entry.program.lowering
         if not lowering.outputs:
             raise NoFit("it returns no arrays")
-        consts = [c.cpu() for c in lowering.consts]
-        if self._consts is None:
-            self._consts = consts
-        same = len(consts) == len(self._consts) and all(
-            a.dtype == b.dtype and torch.equal(a, b)
-            for a, b in zip(consts, self._consts, strict=True)
-        )
+        first = self._first = self._first or entry
+        if entry.out_tree != first.out_tree:
+            raise NoFit("the tree of its results is another for other sizes")
+        consts = zip(lowering.consts, first.program.lowering.consts, strict=False)
+        captures = zip(entry.captures, first.captures, strict=False)
+        same = len(lowering.consts) == len(first.program.lowering.consts)
+        same = same and len(entry.captures) == len(first.captures)
+        same = same and all(a is b or (isinstance(a, int) and a == b) for a, b in captures)
+        # Not torch.equal: NaN is what it is.
+        same = same and all(a is b or _is_equal(a.cpu(), b.cpu()) for a, b in consts)
         if not same:
-            raise NoFit("it makes a tensor in Python whose values depend on sizes")
+            raise NoFit("it uses another tensor from outside for other sizes")
         return lowering.module
 
     def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
@@ -177,6 +180,11 @@ class Maker:
             varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))
             if varies and inputs[p.parameter_number] >= n:
                 raise Inexact("a tensor from outside whose size varies", p)
+
+
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:

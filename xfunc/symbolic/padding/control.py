@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from xfunc.hlo import Computation, Instruction, Module, Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
@@ -78,6 +79,8 @@ class _Pass:
     def _check_bounds(self, c: Computation) -> None:
         """Whatever the sizes, the exact shape is in the bucket's."""
         for i in c.instructions:
+            if i.proto.control_predecessor_ids:
+                raise Inexact(f"{i.opcode} that waits for another instruction", i)
             shapes = _flat(i.shape)
             dims = [n for s in shapes for n in s.dims]
             for n, size in zip(dims, self.symbolic.dims(i), strict=True):
@@ -124,7 +127,9 @@ class _Body:
     def __init__(self, whole: _Pass, c: Computation, inputs: Sequence[State], packed: bool) -> None:
         self.whole, self.c = whole, c
         self.proto = pb.HloComputationProto(id=next(whole.ids))
-        self.proto.name = renamed(c.name, self.proto.id)
+        # A composite whose shapes vary is none any more: nothing else may stand for it.
+        name = c.name if operation_of(c.proto) is None else "spelled_out"
+        self.proto.name = renamed(name, self.proto.id)
         self.values: dict[int, State] = {}
         n = len(whole.names)
         made: list[pb.HloInstructionProto] = []
