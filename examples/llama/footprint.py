@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import xfunc as xf
-from xfunc.aot import CHIPS, CompiledAhead, Topology, topology_of
-from xfunc.stages import Lowered
+from xfunc.aot import CHIPS, Topology, topology_of
+from xfunc.stages import Compiled, Lowered
 
 from . import flops, train
 from .collectives import Traffic, traffic
@@ -98,7 +98,7 @@ class Footprint:
         return self.parameters + self.optimizer + self.batch + self.padding + self.temporaries
 
 
-def footprint(case: Case, compiled: CompiledAhead) -> Footprint:
+def footprint(case: Case, compiled: Compiled) -> Footprint:
     """Read what a case takes from its compiled program."""
     memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
     given = [_bytes((state.params, base)), 0, _bytes(batch)]

@@ -1,8 +1,7 @@
 """Compiling for a TPU without one: libtpu, in a process of its own."""
 
+from xfunc.aot import compiled as _compiled  # noqa: F401 (it makes the target known)
 from xfunc.aot.buffers import Buffer as Buffer
-from xfunc.aot.compiled import CompiledAhead as CompiledAhead
-from xfunc.aot.compiled import compile_ahead as compile_ahead
 from xfunc.aot.topology import Topology as Topology
 from xfunc.aot.topology import topology_of as topology_of
 from xfunc.hlo.estimate.cost import CHIPS as CHIPS

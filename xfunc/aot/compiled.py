@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NoReturn
 
 from xfunc.aot.buffers import Buffer
@@ -14,74 +13,43 @@ from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.backends.errors import compile_error, out_of_memory
 from xfunc.backends.torch_xla.host_calls import refuse_host_calls
 from xfunc.backends.torch_xla.placement import traced_for
-from xfunc.backends.torch_xla.runtime import text_of
 from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
-from xfunc.stages.stages import Lowered, register_target
+from xfunc.hlo import Module
+from xfunc.stages.compiled import register_target
+from xfunc.stages.stages import Lowered
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompiledAhead:
-    """A function compiled for a TPU that is not there; made by ``Lowered.compile(target=...)``.
+class _Ahead:
+    """What libtpu made; see `xfunc.stages.compiled.Program`."""
 
-    All sizes are those of one chip.
+    def __init__(self, name: str, topology: Topology, result: Result):
+        self.topology, self.result, self._name = topology, result, name
 
-    Attributes:
-        lowered: what it was made from.
-        topology: what it was made for.
-    """
+    def module(self) -> Module | None:
+        return self.result.module
 
-    lowered: Lowered
-    topology: Topology
-    _result: Result
+    def costs(self) -> dict[str, float] | None:
+        return self.result.report["cost"] or None
 
-    def as_text(self) -> str | None:
-        """The HLO that libtpu made, after its optimisations; None if it does not tell."""
-        module = self._result.module
-        return None if module is None else text_of(module)
+    def memory(self) -> MemoryAnalysis:
+        return self.result.memory
 
-    def cost_analysis(self) -> dict[str, float] | None:
-        """What libtpu counts in one chip's program: ``flops``, ``bytes accessed`` and others.
-
-        The body of a loop counts once, whatever the number of its steps; what is inside of a custom
-        call does not count. None if it does not tell.
-        """
-        return self._result.report["cost"] or None
-
-    def memory_analysis(self) -> MemoryAnalysis:
-        """What the program takes of one chip's memory; see `MemoryAnalysis`."""
-        return self._result.memory
-
-    def largest_buffers(self, n: int = 10) -> list[Buffer]:
-        """The n largest pieces of one chip's memory, and what lies there; the largest first.
-
-        Values that lie in the same place one after the other count once, as the largest of them.
-        """
-        return self._result.largest_buffers(n)
+    def largest_buffers(self, n: int) -> list[Buffer]:
+        return self.result.largest_buffers(n)
 
     def serialize(self) -> bytes:
-        """libtpu's own form of the program.
+        return self.result.executable
 
-        A PJRT client of the same version of libtpu loads it, on that topology (in JAX:
-        ``Client.deserialize_executable``). torch_xla offers no way to.
-        """
-        return self._result.executable
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            CompileError: always: it is compiled for another device.
-        """
-        name = self.lowered.traced.parts.staged.name
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         fail(
             CompileError,
-            f"{name} was compiled for {self.topology.name}, and cannot run here",
+            f"{self._name} was compiled for {self.topology.name}, and cannot run here",
             "call the jitted function itself, which compiles for the running device.",
         )
 
 
-def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> CompiledAhead:
+def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> _Ahead:
     """See `Lowered.compile`."""
     topology = topology_of(target)
     _check_options(options)
@@ -111,7 +79,7 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> Com
         raise unknown(target, result.report["unknown_topology"])
     if "refusal" in result.report:
         raise _refusal(name, result)
-    return CompiledAhead(lowered, topology, result)
+    return _Ahead(parts.staged.name, topology, result)
 
 
 _OURS = ("xla_dump_to", "xla_dump_hlo_as_proto")

@@ -12,7 +12,7 @@ from xfunc import tree
 from xfunc.backends import active
 from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy, literal
-from xfunc.core.avals import NUMBERS, aval_of
+from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, aval_of
 from xfunc.errors import fail, shown
 from xfunc.torchlib import values
 from xfunc.trace import tracing
@@ -101,3 +101,19 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
 def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Abstract arguments as they stand in a key."""
     return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
+
+
+def arguments_of(
+    staged: Staged, leaves: list[Any], structure: tree.Structure
+) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
+    """Tensors or avals of the leaves, and those leaves that are neither, by position."""
+    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
+    fixed = tuple(
+        (i, x)
+        for i, x in enumerate(abstract)
+        if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))
+    )
+    if fixed and staged.arrays_only:
+        prepare(staged, leaves, structure)  # Raises, and says which.
+    skip = {i for i, _ in fixed}
+    return [x for i, x in enumerate(abstract) if i not in skip], fixed

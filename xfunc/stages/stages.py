@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from xfunc import export, tree
-from xfunc.backends.analysis import MemoryAnalysis, Optimised
-from xfunc.backends.protocol import Executable
+from xfunc import tree
 from xfunc.backends.torch_xla import stablehlo
-from xfunc.backends.torch_xla.literals import from_numpy
-from xfunc.backends.torch_xla.placement import (
-    Placement,
-    as_argument,
-    known_sharding,
-    placement_of,
-    placements,
-)
-from xfunc.backends.torch_xla.runtime import device_count, text_of
-from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct
-from xfunc.errors import ShardingError, TreeMismatchError, fail, shown
+from xfunc.backends.torch_xla.placement import known_sharding, placements
+from xfunc.backends.torch_xla.runtime import device_count
+from xfunc.core.avals import Aval
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
-from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.spmd.tiles import Tiles
-from xfunc.stages.arguments import avals_of, prepare
+from xfunc.stages import compiled
+from xfunc.stages.arguments import arguments_of, avals_of
+from xfunc.stages.compiled import Compiled
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Options
-from xfunc.stages.staging import Staged, run_staged
+from xfunc.stages.staging import Staged
 from xfunc.trace import portable
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
-
-if TYPE_CHECKING:
-    from xfunc.aot import CompiledAhead
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,20 +120,12 @@ class Lowered:
         Source: ``jax.stages.Lowered.cost_analysis``.
         """
         if not self.traced.parts.lowering.outputs:
-            return dict.fromkeys(_COSTS, 0.0)
-        return _as_dict(self.module)
+            return dict.fromkeys(compiled.COSTS, 0.0)
+        return compiled.costs(self.module)
 
-    @overload
-    def compile(
-        self, target: None = None, compiler_options: dict[str, Any] | None = None
-    ) -> Compiled: ...
-    @overload
-    def compile(
-        self, target: str, compiler_options: dict[str, Any] | None = None
-    ) -> CompiledAhead: ...
     def compile(
         self, target: str | None = None, compiler_options: dict[str, Any] | None = None
-    ) -> Compiled | CompiledAhead:
+    ) -> Compiled:
         """Compile; runs nothing.
 
         Args:
@@ -160,135 +141,7 @@ class Lowered:
             CompileError: the compiler refuses the program.
             OutOfMemoryError: the program does not fit.
         """
-        if target is not None:
-            kind = target.partition(":")[0] if isinstance(target, str) else ""
-            compile_for = _targets.get(kind, _targets["tpu"])
-            return compile_for(self, target, compiler_options or {})
-        if compiler_options:
-            fail(
-                ValueError,
-                f"torch_xla takes no compiler options for a single program: {compiler_options}",
-                "set them for the process, in the environment variable XLA_FLAGS.",
-            )
-        if self.traced.parts.lowering.outputs:
-            _executable(self.traced.parts)
-        return Compiled(self)
-
-
-def _executable(parts: Parts) -> Executable:
-    lowering = parts.lowering
-    placements: tuple[Placement | None, ...] = ()
-    if device_count() > 1:
-        placements = tuple(t and placement_of(t) for t in parts.tiles)
-        n = len(lowering.avals) + len(lowering.held())
-        placements = placements[:n] or (None,) * n
-    return lowering.executable(parts.entry.donated, placements)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Compiled:
-    """A compiled function: takes exactly the arguments that it was compiled for."""
-
-    lowered: Lowered
-
-    def _optimised(self) -> Optimised | None:
-        parts = self.lowered.traced.parts
-        return _executable(parts).optimised() if parts.lowering.outputs else None
-
-    def as_text(self) -> str | None:
-        """The HLO that the compiler made, after its optimisations.
-
-        None where the device's client does not tell, and while `xfunc.profiler.trace` is recording.
-        """
-        found = self._optimised()
-        return None if found is None else text_of(found.module)
-
-    def cost_analysis(self) -> dict[str, float] | None:
-        """Like `Lowered.cost_analysis`, of the program that the compiler made.
-
-        A fusion of several operations reads and writes memory only at its edges. None as in
-        `as_text`.
-
-        Source: ``jax.stages.Compiled.cost_analysis``.
-        """
-        found = self._optimised()
-        return None if found is None else _as_dict(found.module)
-
-    def memory_analysis(self) -> MemoryAnalysis:
-        """What the program takes of the device's memory; see `MemoryAnalysis`.
-
-        Source: ``jax.stages.Compiled.memory_analysis``.
-        """
-        found = self._optimised()
-        return MemoryAnalysis() if found is None else found.memory
-
-    def serialize(self) -> bytes:
-        """The program as bytes, for another process: see `xfunc.export.serialize`.
-
-        It is compiled again where it is loaded: torch_xla offers no way to load what it compiled.
-        """
-        return export.serialize(self.lowered)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        traced = self.lowered.traced
-        for where in traced.static_positions:
-            args = (*args[:where], None, *args[where:])
-        leaves, structure = tree.flatten((args, kwargs))
-        staged = traced.parts.staged
-        given = avals_of(_avals(staged, leaves, structure)[0])
-        if structure != traced.in_tree or given != avals_of(traced.in_avals):
-            fail(
-                TreeMismatchError,
-                f"{staged.name} was compiled for other arguments: "
-                f"{_show(traced.in_tree, traced.in_avals)}, not "
-                f"{_show(structure, [Aval(*a) for a in given])}",
-                "call the jitted function itself, which compiles for each kind of arguments.",
-            )
-        leaves = [
-            x if a.sharding is None else as_argument(x, a.sharding, staged.name, label)
-            for x, a, label in zip(leaves, traced.in_avals, staged.labels(structure), strict=True)
-        ]
-        args, kwargs = tree.unflatten(structure, leaves)
-        return run_staged(staged, args, kwargs, traced.parts.options)
-
-
-Compiler = Callable[[Lowered, str, dict[str, Any]], "CompiledAhead"]
-_targets: dict[str, Compiler] = {}
-
-
-def register_target(kind: str, compile_for: Compiler) -> None:
-    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``."""
-    _targets[kind] = compile_for
-
-
-_COSTS = ("flops", "transcendentals", "bytes accessed")
-
-
-def _as_dict(module: Module) -> dict[str, float]:
-    found = cost(module)
-    numbers = (found.flops, found.transcendentals, found.bytes_accessed)
-    return {name: float(n) for name, n in zip(_COSTS, numbers, strict=True)}
-
-
-def _show(structure: tree.Structure, avals: Any) -> str:
-    args, kwargs = tree.unflatten(structure, [str(a) for a in avals])
-    return f"{args} {kwargs}" if kwargs else f"{args}"
-
-
-def _avals(
-    staged: Staged, leaves: list[Any], structure: tree.Structure
-) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
-    """Tensors or avals of the leaves, and those leaves that are neither, by position."""
-    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
-    fixed = tuple(
-        (i, x)
-        for i, x in enumerate(abstract)
-        if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))
-    )
-    if fixed and staged.arrays_only:
-        prepare(staged, leaves, structure)  # Raises, and says which.
-    skip = {i for i, _ in fixed}
-    return [x for i, x in enumerate(abstract) if i not in skip], fixed
+        return compiled.compile_for(self, target, compiler_options or {})
 
 
 def trace(
@@ -303,7 +156,7 @@ def trace(
     `shardings` are those that it takes its flat arguments in, or None for some.
     """
     leaves, structure = tree.flatten((args, kwargs))
-    leaves, fixed = _avals(staged, leaves, structure)
+    leaves, fixed = arguments_of(staged, leaves, structure)
     avals = avals_of(leaves)
     found = [
         _sharding(x, given, f"{label} of {staged.name}")

@@ -1,0 +1,242 @@
+"""A compiled function: for the running device, or for one that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xfunc import export, tree
+from xfunc.backends.active import runtime
+from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.protocol import Executable
+from xfunc.backends.torch_xla.placement import Placement, as_argument, placement_of
+from xfunc.backends.torch_xla.runtime import text_of
+from xfunc.core.avals import Aval
+from xfunc.errors import TreeMismatchError, fail
+from xfunc.hlo import Module
+from xfunc.hlo.estimate.cost import cost
+from xfunc.stages.arguments import arguments_of, avals_of
+from xfunc.stages.staging import run_staged
+
+if TYPE_CHECKING:
+    from xfunc.stages.stages import Lowered
+
+
+class Program(Protocol):
+    """What the compiler of a target made.
+
+    Attributes:
+        topology: the devices that it is for; None: those of this process.
+    """
+
+    topology: Any
+
+    def module(self) -> Module | None:
+        """The optimized HLO, or None if the compiler does not tell."""
+        ...
+
+    def costs(self) -> dict[str, float] | None:
+        """Operations and memory traffic, or None if the compiler does not tell."""
+        ...
+
+    def memory(self) -> MemoryAnalysis:
+        """What it takes of a device's memory."""
+        ...
+
+    def largest_buffers(self, n: int) -> list[Any] | None:
+        """The largest pieces of a device's memory, or None if the compiler does not tell."""
+        ...
+
+    def serialize(self) -> bytes:
+        """The program for another process."""
+        ...
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it."""
+        ...
+
+
+class Target(Protocol):
+    """Where programs may be compiled to; `register_target` makes it known."""
+
+    def __call__(self, lowered: Lowered, target: str, options: dict[str, Any]) -> Program:
+        """Compile.
+
+        Args:
+            lowered: the function.
+            target: what the user named.
+            options: of the compiler.
+        """
+        ...
+
+
+_targets: dict[str, Target] = {}
+
+
+def register_target(kind: str, target: Target) -> None:
+    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``."""
+    _targets[kind] = target
+
+
+def compile_for(lowered: Lowered, target: str | None, options: dict[str, Any]) -> Compiled:
+    """See `Lowered.compile`."""
+    if target is None:
+        return Compiled(lowered, _Running(lowered, options))
+    kind = target.partition(":")[0] if isinstance(target, str) else ""
+    return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, options))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A compiled function: takes exactly the arguments that it was compiled for.
+
+    What is said of memory and costs is of one device.
+
+    Attributes:
+        lowered: what it was made from.
+        program: what the compiler made; not for users.
+    """
+
+    lowered: Lowered
+    program: Program
+
+    @property
+    def topology(self) -> Any:
+        """The devices that it was compiled for; None: those of this process."""
+        return self.program.topology
+
+    def as_text(self) -> str | None:
+        """The HLO that the compiler made, after its optimizations.
+
+        None where the compiler does not tell. torch_xla does not tell while `xfunc.profiler.trace`
+        is recording.
+        """
+        module = self.program.module()
+        return None if module is None else text_of(module)
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        """Like `Lowered.cost_analysis`, of the program that the compiler made.
+
+        A fusion of several operations reads and writes memory only at its edges. For a TPU that is
+        not there it is what libtpu counts: the body of a loop once, whatever the number of its
+        steps, and nothing inside a custom call. None as in `as_text`.
+
+        Source: ``jax.stages.Compiled.cost_analysis``.
+        """
+        return self.program.costs()
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """What the program takes of the device's memory; see `MemoryAnalysis`.
+
+        Source: ``jax.stages.Compiled.memory_analysis``.
+        """
+        return self.program.memory()
+
+    def largest_buffers(self, n: int = 10) -> list[Any] | None:
+        """The n largest pieces of one device's memory, and what lies there; the largest first.
+
+        Values that lie in the same place one after the other count once, as the largest of them.
+        None where the compiler does not tell: for the running device.
+        """
+        return self.program.largest_buffers(n)
+
+    def serialize(self) -> bytes:
+        """The program as bytes, for another process.
+
+        Of the running device's: see `xfunc.export.serialize`; it is compiled again where it is
+        loaded. Of a TPU's that is not there: libtpu's own form, which a PJRT client of the same
+        version of libtpu loads on that topology (in JAX: ``Client.deserialize_executable``).
+        """
+        return self.program.serialize()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it.
+
+        Raises:
+            TreeMismatchError: other arguments than it was compiled for.
+            CompileError: it was compiled for a device that is not here.
+        """
+        return self.program.call(args, kwargs)
+
+
+class _Running:
+    """A program of the running device."""
+
+    topology = None
+
+    def __init__(self, lowered: Lowered, options: dict[str, Any]):
+        if options:
+            fail(
+                ValueError,
+                f"torch_xla takes no compiler options for a single program: {options}",
+                "set them for the process, in the environment variable XLA_FLAGS.",
+            )
+        self._lowered, self._parts = lowered, lowered.traced.parts
+        if self._parts.lowering.outputs:
+            self._executable()
+
+    def _executable(self) -> Executable:
+        lowering, tiles = self._parts.lowering, self._parts.tiles
+        placements: tuple[Placement | None, ...] = ()
+        if runtime().device_count() > 1:
+            placements = tuple(t and placement_of(t) for t in tiles)
+            n = len(lowering.avals) + len(lowering.held())
+            placements = placements[:n] or (None,) * n
+        return lowering.executable(self._parts.entry.donated, placements)
+
+    def _optimised(self) -> Optimised | None:
+        return self._executable().optimised() if self._parts.lowering.outputs else None
+
+    def module(self) -> Module | None:
+        found = self._optimised()
+        return None if found is None else found.module
+
+    def costs(self) -> dict[str, float] | None:
+        module = self.module()
+        return None if module is None else costs(module)
+
+    def memory(self) -> MemoryAnalysis:
+        found = self._optimised()
+        return MemoryAnalysis() if found is None else found.memory
+
+    def largest_buffers(self, n: int) -> None:
+        return None
+
+    def serialize(self) -> bytes:
+        return export.serialize(self._lowered)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        traced, staged = self._lowered.traced, self._parts.staged
+        for where in traced.static_positions:
+            args = (*args[:where], None, *args[where:])
+        leaves, structure = tree.flatten((args, kwargs))
+        given = avals_of(arguments_of(staged, leaves, structure)[0])
+        if structure != traced.in_tree or given != avals_of(traced.in_avals):
+            fail(
+                TreeMismatchError,
+                f"{staged.name} was compiled for other arguments: "
+                f"{_show(traced.in_tree, traced.in_avals)}, not "
+                f"{_show(structure, [Aval(*a) for a in given])}",
+                "call the jitted function itself, which compiles for each kind of arguments.",
+            )
+        leaves = [
+            x if a.sharding is None else as_argument(x, a.sharding, staged.name, label)
+            for x, a, label in zip(leaves, traced.in_avals, staged.labels(structure), strict=True)
+        ]
+        args, kwargs = tree.unflatten(structure, leaves)
+        return run_staged(staged, args, kwargs, self._parts.options)
+
+
+COSTS = ("flops", "transcendentals", "bytes accessed")
+
+
+def costs(module: Module) -> dict[str, float]:
+    """What a program costs, by the names that JAX gives it."""
+    found = cost(module)
+    numbers = (found.flops, found.transcendentals, found.bytes_accessed)
+    return {name: float(n) for name, n in zip(COSTS, numbers, strict=True)}
+
+
+def _show(structure: tree.Structure, avals: Any) -> str:
+    args, kwargs = tree.unflatten(structure, [str(a) for a in avals])
+    return f"{args} {kwargs}" if kwargs else f"{args}"
