@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.core import ambient
 from xfunc.core.avals import short
 from xfunc.core.locations import function_name
 from xfunc.errors import fail
@@ -25,6 +26,7 @@ from xfunc.stages.checks import (
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
+from xfunc.transforms.checkpoint import checkpoint
 
 
 def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
@@ -100,15 +102,22 @@ class ValueAndGrad(Transform):
         check_floating(leaves, labels_of(self.fun, args, nums), name)
         rest: list[tree.Structure] = []
 
-        def flat(*xs: Tensor) -> Any:
+        def call(*xs: Tensor) -> Any:
             full = list(args)
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
             out = self.fun(*full, **kwargs)
             value, aux = split_aux(out, self.fun, self._has_aux, name)
-            aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+            return self._scalar(value), as_tensors(aux)
+
+        override = ambient.override()
+        run = checkpoint(call) if override is not None and override.whole else call
+
+        def flat(*xs: Tensor) -> Any:
+            value, aux = run(*xs)
+            aux_leaves, aux_tree = tree.flatten(aux)
             rest[:] = [aux_tree]
-            return self._scalar(value), tuple(aux_leaves)
+            return value, tuple(aux_leaves)
 
         trace = tracing.current()
         if not leaves:

@@ -23,6 +23,7 @@ from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
+from xfunc.symbolic import limit
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.trace import tracing
 
@@ -41,6 +42,7 @@ def jit(
     out_shardings: Any = None,
     dynamic_shapes: Any = None,
     buckets: Any = None,
+    memory_limit: int | None = None,
 ) -> Any:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
@@ -66,12 +68,17 @@ def jit(
             dimension. One program then serves all sizes of a bucket, with the exact results.
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
+        memory_limit: bytes that the program may hold on each device, arguments included. Of the
+            policies for the checkpoints and scans in it, from keeping everything to keeping
+            nothing, the fastest takes effect with which it fits; gradients of functions that have
+            none are taken as if the function were a checkpoint. None: as it is written.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
         ValueError: a static argument is not hashable.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
+        OutOfMemoryError: nothing fits the memory limit; it tells the least that would do.
         ShardingError: a sharding does not fit its array, or an argument has another.
         TreeMismatchError: the shardings, or the dynamic shapes, are no prefix.
         ShapeError: an argument does not have the size that `dynamic_shapes` declares.
@@ -89,6 +96,7 @@ def jit(
             out_shardings=out_shardings,
             dynamic_shapes=dynamic_shapes,
             buckets=buckets,
+            memory_limit=memory_limit,
         )
     return Jit(
         fun,
@@ -96,6 +104,7 @@ def jit(
         (donate_argnums, donate_argnames),
         (in_shardings, out_shardings),
         (dynamic_shapes, buckets),
+        memory_limit,
     )
 
 
@@ -109,13 +118,16 @@ class Jit(Transform):
         donate: tuple[Nums, Names],
         shardings: tuple[Any, Any],
         dynamic: tuple[Any, Any] = (None, None),
+        memory_limit: int | None = None,
     ):
         self._static = _resolve(fun, *static)
         self._donate = _resolve(fun, *donate)
         self._in, self._out = shardings
         self._out_shardings: dict[Any, list[Any]] = {}
         self._is_sharded = self._in is not None or self._out is not None
+        limit.check(memory_limit, f"jit({function_name(fun)})")
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
+        self._is_plain &= memory_limit is None
         both = set(self._static[0]) & set(self._donate[0])
         if both:
             fail(
@@ -136,7 +148,11 @@ class Jit(Transform):
                 f"jit({function_name(fun)}) has buckets, and no dimension that varies",
                 "declare dynamic_shapes.",
             )
-        self._dynamic = None if shapes is None else Dynamic(self._staged, shapes, buckets)
+        self._dynamic = self._limit = None
+        if shapes is not None:
+            self._dynamic = Dynamic(self._staged, shapes, buckets, memory_limit)
+        elif memory_limit is not None:
+            self._limit = limit.Limit(self._staged, memory_limit)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         if is_eager():
@@ -154,13 +170,22 @@ class Jit(Transform):
             args, kwargs, options = self._split(args, kwargs)
             if self._in is not None:
                 args = as_arguments(args, self._wanted(args), self._staged, kwargs)
-            if self._dynamic is not None:
-                result = self._dynamic.run(args, kwargs, options)
-            else:
-                result = run_staged(self._staged, args, kwargs, options)
+            result = self._run(args, kwargs, options)
             return result if self._out is None else self._noted(result)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
+        if self._dynamic is not None:
+            return self._dynamic.run(args, kwargs, options)
+        if self._limit is None:
+            return run_staged(self._staged, args, kwargs, options)
+        override = self._limit.override(args, kwargs, options, self._wanted_by_all(args, kwargs))
+        before = ambient.set_override(override)
+        try:
+            return run_staged(self._staged, args, kwargs, options)
+        finally:
+            ambient.set_override(before)
 
     def _split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -211,6 +236,11 @@ class Jit(Transform):
         dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
         return in_order(self._in, dynamic, self._staged.name)
 
+    def _wanted_by_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The sharding of each leaf of all arguments; None: as it is."""
+        found: list[Any] = self._wanted(args) if self._in is not None else []
+        return found + [None] * (tree.structure((args, kwargs)).num_leaves - len(found))
+
     def _noted(self, result: Any) -> Any:
         """The result, of which `xf.sharding_of` says what `out_shardings` did."""
         leaves, structure = tree.flatten(result)
@@ -253,9 +283,14 @@ class Jit(Transform):
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
         """Trace for these arguments (tensors, numbers, `ShapeDtypeStruct`); runs nothing."""
         args, kwargs, options = self._split(args, kwargs)
-        wanted: list[Any] = self._wanted(args) if self._in is not None else []
-        wanted += [None] * (tree.structure((args, kwargs)).num_leaves - len(wanted))
-        return stages.trace(self._staged, args, kwargs, wanted, options)
+        wanted = self._wanted_by_all(args, kwargs)
+        if self._limit is None:
+            return stages.trace(self._staged, args, kwargs, wanted, options)
+        before = ambient.set_override(self._limit.override(args, kwargs, options, wanted))
+        try:
+            return stages.trace(self._staged, args, kwargs, wanted, options)
+        finally:
+            ambient.set_override(before)
 
     def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
         """Trace for these arguments, and give the HLO."""
@@ -274,7 +309,11 @@ class Jit(Transform):
         info, why = self.cache_info(), self._staged.cache.last_miss
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
         text = f"{self._staged.name}: {counts}\nlast miss: {why}"
-        return text if self._dynamic is None else f"{text}\n{self._dynamic.explain()}".rstrip()
+        if self._dynamic is not None:
+            text = f"{text}\n{self._dynamic.explain()}"
+        elif self._limit is not None:
+            text = f"{text}\n{self._limit.explain()}"
+        return text.rstrip()
 
 
 def _resolve(

@@ -99,16 +99,23 @@ class Override:
 
     Attributes:
         policy: which one.
+        whole: whether functions that `grad` differentiates are put into a checkpoint as well.
         asked: whether a checkpoint or a scan has been met.
     """
 
     policy: Any
+    whole: bool = False
     asked: bool = False
 
 
 def set_override(new: Override | None) -> Override | None:
     """Have this policy in place of all others from now on; the one before."""
     return restore(_thread.around._replace(override=new)).override
+
+
+def override() -> Override | None:
+    """The policy in place of all others in this thread, or None."""
+    return _thread.around.override
 
 
 def policy_for(own: Any) -> Any:

@@ -9,14 +9,19 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.backends.devices import device_count
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core import ambient
+from xfunc.hlo import Module
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
+from xfunc.symbolic.limit import held_by, of_chip, plans_of
+from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 
 _Name = tuple[tuple[str, int], ...]  # a bucket: the size of each symbol
@@ -32,9 +37,10 @@ class Dynamic:
         staged: the function.
         spec: `dynamic_shapes`.
         buckets: see `Rungs`.
+        limit: bytes that a program may hold on a device, or None.
     """
 
-    def __init__(self, staged: Staged, spec: Any, buckets: Any) -> None:
+    def __init__(self, staged: Staged, spec: Any, buckets: Any, limit: int | None = None) -> None:
         self._staged, self._spec = staged, spec
         self._rungs = Rungs(buckets, staged.name)
         self._declared: dict[tree.Structure, Declared] = {}
@@ -43,6 +49,8 @@ class Dynamic:
         self._calls: collections.Counter[_Name] = collections.Counter()
         self._cells: collections.Counter[_Name] = collections.Counter()
         self._served: dict[_Name, Bucket] = {}
+        self._limit = limit
+        self._plans: dict[Any, Plans] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
         """Call the function."""
@@ -53,7 +61,72 @@ class Dynamic:
             declared = self.declared(structure, args, kwargs)
             shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             env = declared.bind(shapes)
-            ends = {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
+            ends = self._ends(declared, env)
+            if self._limit is None:
+                return self._call(declared, leaves, structure, env, ends, args, kwargs, options)
+            plans = self._plans_of(declared, leaves, structure, options)
+            largest = {n: high for n, (_, high) in ends.items()}
+            exact = {n: (s, s) for n, s in env.items()}
+            if largest != env and not plans.fits(largest):
+                ends = exact  # Its own size may fit where the bucket's does not.
+            plan = plans.choose({n: high for n, (_, high) in ends.items()})
+            before = ambient.set_override(plan.override)
+            try:
+                return self._call(declared, leaves, structure, env, ends, args, kwargs, options)
+            finally:
+                ambient.set_override(before)
+
+    def _ends(self, declared: Declared, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest sizes of the bucket of sizes."""
+        return {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
+
+    def _plans_of(
+        self, declared: Declared, leaves: list[Any], structure: tree.Structure, options: Options
+    ) -> Plans:
+        """The plans of calls of one kind."""
+        assert self._limit is not None
+        flat, _ = prepare(self._staged, leaves, structure)
+        avals = avals_of(flat)
+        key = (self._kind(declared, structure, avals, options), ambient.modes())
+        if key not in self._plans:
+            maker = Maker(self._staged, declared, structure, avals, options)
+
+            def trace(env: Mapping[str, int]) -> tuple[Module, tuple[int, ...]]:
+                entry, _ = maker.entry(env)
+                return of_chip(entry.program.lowering, entry.donated)
+
+            def measure(env: Mapping[str, int]) -> int | None:
+                ends = self._ends(declared, env)
+                if device_count() > 1:
+                    return None
+                if any(high != env[n] for n, (_, high) in ends.items()):
+                    return held_by(maker.entry(env)[0])  # of an exact shape
+                sizes = [
+                    (sizes_at(dims, shape, env), dtype)
+                    for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
+                ]
+                bucket, _ = self._bucket(declared, structure, tuple(sizes), ends, options)
+                return held_by(bucket.entry or maker.entry(env)[0])
+
+            self._plans[key] = plans_of(
+                self._staged.name, trace, declared.box, self._limit, measure
+            )
+        return self._plans[key]
+
+    def _call(
+        self,
+        declared: Declared,
+        leaves: list[Any],
+        structure: tree.Structure,
+        env: Mapping[str, int],
+        ends: Mapping[str, tuple[int, int]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """Call the function in the bucket between `ends`."""
+        with lock:
+            shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             largest = {n: high for n, (_, high) in ends.items()}
             bucket, flat, held = self._exact_of(leaves, ends), [], []
             if bucket is None:
@@ -62,7 +135,7 @@ class Dynamic:
                     for x, dims, shape in zip(leaves, declared.dims, shapes, strict=True)
                 ]
                 flat, _ = prepare(self._staged, wide, structure)
-                bucket, held = self._bucket(declared, structure, flat, ends, options)
+                bucket, held = self._bucket(declared, structure, avals_of(flat), ends, options)
                 if torch.is_grad_enabled() and any(t.requires_grad for t in held):
                     bucket = _WATCHED
             self._note(tuple(largest.items()), env, bucket)
@@ -100,29 +173,36 @@ class Dynamic:
         self,
         declared: Declared,
         structure: tree.Structure,
-        flat: list[torch.Tensor],
+        avals: tuple[Any, ...],
         ends: Mapping[str, tuple[int, int]],
         options: Options,
     ) -> tuple[Bucket, list[torch.Tensor]]:
-        avals = avals_of(flat)
         options = options._replace(effects_allowed=True)
         entry, held = self._staged.find(structure, avals, None, options)
-        key = (structure, avals, options.static)
+        key = (structure, avals, options.static, ambient.modes())
         found = self._buckets.get(key)
         # The entry is another one when what the function depends on has changed.
         if found is None or found.source is not entry:
             maker = Maker(self._staged, declared, structure, avals, options)
-            found = self._buckets[key] = self._maker(declared, maker, entry, key).bucket(ends)
+            found = self._maker(declared, maker, structure, avals, options).bucket(ends)
+            self._buckets[key] = found
         return found, held
 
-    def _maker(self, declared: Declared, maker: Maker, entry: Any, key: Any) -> Maker:
-        structure, avals, static = key
+    def _maker(
+        self, declared: Declared, maker: Maker, structure: tree.Structure, avals: Any, options: Any
+    ) -> Maker:
+        value = (self._kind(declared, structure, avals, options), ambient.modes())
+        return self._makers.setdefault(value, maker)
+
+    def _kind(
+        self, declared: Declared, structure: tree.Structure, avals: Any, options: Options
+    ) -> Any:
+        """What calls have in common that differ in sizes only."""
         plain = tuple(
             (shape if dims is None else dims, dtype)
             for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
         )
-        value = (structure, plain, static, self._staged.function_value()[0])
-        return self._makers.setdefault(value, maker)
+        return structure, plain, options.static, self._staged.function_value()[0]
 
     def _note(self, name: _Name, env: Mapping[str, int], bucket: Bucket) -> None:
         self._calls[name] += 1
@@ -148,6 +228,7 @@ class Dynamic:
                     f"{own if bucket.per_bucket else ''}"
                 )
             lines.append(f"bucket {sizes}: {calls} calls, {what}")
+        lines += [plans.explain() for plans in self._plans.values()]
         return "\n".join(lines)
 
 

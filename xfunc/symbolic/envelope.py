@@ -10,6 +10,7 @@ few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -117,6 +118,15 @@ class SymbolicPeak:
             [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
         ]
 
+    def along(self, env: Env, symbol: str, sizes: np.ndarray) -> np.ndarray:
+        """The peaks along a symbol, by the pieces that hold at `env`: right around there."""
+        columns = []
+        for m in self.basis.monomials:
+            rest = math.prod(env[name] ** e for name, e in m if name != symbol)
+            columns.append(rest * sizes ** dict(m).get(symbol, 0))
+        monomials = np.array(columns, dtype=np.int64)
+        return np.min([(p.terms @ monomials).max(axis=0) for p in self.pieces(env)], axis=0)
+
     @property
     def known(self) -> int:
         """How many pieces there are so far."""
@@ -148,20 +158,34 @@ def _points(found: Found, given: int, basis: Basis) -> list[Terms]:
 
 def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
     """Those polynomials that no other is known to be at least as large as, all over the box."""
-    # Most are dominated by one that is large in a corner or in the middle.
-    corners = np.array([basis.at(c) for c in box.corners()])
-    values = np.array(points, dtype=np.float64) @ corners.T
-    ordered = [points[int(k)] for k in np.argsort(-values.max(axis=1), kind="stable")]
-    kept: list[Terms] = []
-    for p in ordered:
-        if not any(_dominates(q, p, basis, box) for q in kept):
-            kept = [q for q in kept if not _dominates(p, q, basis, box)]
-            kept.append(p)
-    return kept
+    somewhere = np.array([basis.at(c) for c in _samples(box)])
+    values = np.array(points, dtype=np.float64) @ somewhere.T
+    terms = np.array(points, dtype=np.float64)
+    positive = all(r.min >= 0 for r in box.ranges.values())
+    kept: list[int] = []
+
+    def dominates(q: int, p: int) -> bool:
+        if np.any(values[q] < values[p]):
+            return False
+        if positive and np.all(terms[q] >= terms[p]):
+            return True
+        difference = tuple(a - b for a, b in zip(points[q], points[p], strict=True))
+        return box.never_negative(basis.polynomial(difference)) is True
+
+    for k in np.argsort(-values.max(axis=1), kind="stable"):  # Few are above the first ones.
+        p = int(k)
+        if not any(dominates(q, p) for q in kept):
+            kept = [*(q for q in kept if not dominates(p, q)), p]
+    return [points[k] for k in kept]
 
 
-def _dominates(q: Terms, p: Terms, basis: Basis, box: Box) -> bool:
-    difference = tuple(a - b for a, b in zip(q, p, strict=True))
-    if all(d >= 0 for d in difference) and all(r.min >= 0 for r in box.ranges.values()):
-        return True
-    return box.never_negative(basis.polynomial(difference)) is True
+def _samples(box: Box) -> list[Env]:
+    """Corners of a box, and sizes within: a third, and the root of what lies between."""
+    found = list(box.corners())
+    for part in (1 / 3, 1 / 30):
+        inner = {}
+        for name, r in box.ranges.items():
+            top = r.min + 4096 * r.step if r.max is None else r.max
+            inner[name] = r.min + int((top - r.min) * part) // r.step * r.step
+        found.append(inner)
+    return found

@@ -49,11 +49,41 @@ def cost(module: Module) -> Cost:
 
 def costs(module: Module) -> dict[int, Cost]:
     """What each instruction of the entry takes, by its id."""
+    known = _known(module)
+    return {i.id: _instruction(i, known) for i in module.entry.instructions}
+
+
+def _known(module: Module) -> dict[int, Cost]:
+    """What each computation that is called takes, by its id."""
     known: dict[int, Cost] = {}
     for c in module.computations:  # callees come first
         if c is not module.entry:
             known[c.id] = sum((_instruction(i, known) for i in c.instructions), Cost())
-    return {i.id: _instruction(i, known) for i in module.entry.instructions}
+    return known
+
+
+def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
+    """What the instructions take that do the work, each with how often it runs.
+
+    Those of loops, calls and branches are there, and not the loops, calls and branches; of a
+    conditional those of all branches.
+    """
+    known = _known(module)
+    found: list[tuple[Instruction, Cost, int]] = []
+
+    def add(c: Computation, times: int) -> None:
+        for i in c.instructions:
+            if i.opcode == "while":
+                for inner in i.called_computations:
+                    add(inner, times * (trip_count(i) or 1))
+            elif i.opcode in ("call", "conditional"):
+                for inner in i.called_computations:
+                    add(inner, times)
+            else:
+                found.append((i, _instruction(i, known), times))
+
+    add(module.entry, 1)
+    return found
 
 
 class Chip(NamedTuple):

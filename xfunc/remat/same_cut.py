@@ -1,0 +1,51 @@
+"""`SameCut`: one cut of a function for all sizes of its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xfunc.hlo import Instruction
+from xfunc.remat.cut import InfeasibleBudget, NoPlan, fastest, fewest_bytes, least
+from xfunc.remat.joint_graph import JointGraph
+from xfunc.remat.min_cut import cut_problem
+
+
+class SameCut:
+    """A policy like `min_cut`, whose budget is a part of what there is to keep.
+
+    Sizes of arguments change what a cut keeps in bytes, and could change the cut. This one is
+    chosen for the first sizes that it is asked about, and is the same for all others: the values of
+    a program that differs only in sizes are the same, in the same order.
+
+    Args:
+        part: of the bytes between the fewest that can be kept and those without anything computed
+            twice; None: the fewest without a matrix product or a convolution computed twice.
+    """
+
+    def __init__(self, part: float | None):
+        self._part = part
+        self._known: dict[Any, frozenset[int]] = {}  # positions of what is kept
+
+    def __call__(self, instruction: Instruction) -> bool:
+        raise TypeError("a cut is chosen among all values at a time: ask `choose`")
+
+    def choose(self, graph: JointGraph) -> frozenset[int]:
+        """Ids of the values to keep."""
+        position = {i.id: k for k, i in enumerate(graph.instructions)}
+        skeleton = tuple(
+            (i.opcode, *(position[o.id] for o in i.operands)) for i in graph.instructions
+        )
+        if skeleton not in self._known:
+            self._known[skeleton] = frozenset(position[k] for k in self._chosen(graph))
+        return frozenset(graph.instructions[k].id for k in self._known[skeleton])
+
+    def _chosen(self, graph: JointGraph) -> frozenset[int]:
+        problem = cut_problem(graph)
+        try:
+            if self._part is None:
+                return frozenset(fewest_bytes(problem).kept)
+            fewest = least(problem).bytes
+            most = fastest(problem, sum(n.bytes for n in problem.nodes)).bytes
+            return frozenset(fastest(problem, fewest + int(self._part * (most - fewest))).kept)
+        except (NoPlan, InfeasibleBudget):  # A tuple is needed as such: see `MinCut.choose`.
+            return frozenset(n.id for n in problem.nodes if n.keepable)

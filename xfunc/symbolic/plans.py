@@ -1,0 +1,309 @@
+"""`Plans`: what is kept for the backward pass, chosen for each size by a limit of memory.
+
+A plan is a policy for all checkpoints and scans of a function; a function that has none is
+differentiated as if it were a checkpoint itself. The candidates go from keeping everything to
+keeping nothing, over the matrix products, the minimum cut, and cuts that keep a part of the bytes.
+Of each, peak and time are known at all sizes at once (`SymbolicPeak`, `Seconds`), so that what
+fits a size is a comparison, and the fastest that fits is taken.
+
+NOTE [plans that nobody needs]: to learn how much memory a plan takes at all sizes, the function is
+traced a few times. So plans are looked at in turn, those that keep most first, and those behind one
+that fits wherever it was asked are never looked at. They would compute more again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import numpy as np
+
+from xfunc import checkpoint_policies as cp
+from xfunc.core import ambient
+from xfunc.core.ambient import Override
+from xfunc.core.sizes import size
+from xfunc.errors import OutOfMemoryError, report
+from xfunc.hlo import Instruction, Module
+from xfunc.hlo.estimate import liveness
+from xfunc.hlo.estimate.cost import roofline, running
+from xfunc.remat.joint_graph import FREE
+from xfunc.remat.policies import Policy
+from xfunc.remat.same_cut import SameCut
+from xfunc.symbolic.box import Box
+from xfunc.symbolic.envelope import SymbolicPeak, prepared
+from xfunc.symbolic.fit import NoFit
+from xfunc.symbolic.polynomial import Env
+from xfunc.symbolic.work import Seconds
+
+Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
+"""Gives the HLO at sizes, and the parameters in it that are donated."""
+Measure = Callable[[Env], int | None]
+"""Compiles at sizes, and tells how much the program holds, if the compiler does."""
+
+_UNBOUNDED = 2**20  # how far is looked for the largest size where a symbol has none
+
+
+def candidates() -> dict[str, Policy | None]:
+    """The plans by name, those that keep most first; None: the function as it is written."""
+    return {
+        "everything": cp.everything_saveable,
+        "as written": None,
+        "dots": cp.dots_saveable,
+        "dots_with_no_batch_dims": cp.dots_with_no_batch_dims_saveable,
+        "min_cut": SameCut(None),
+        **{f"cut at 1/{n}": SameCut(1 / n) for n in (2, 4, 8, 16)},
+        "names": cp.save_any_names_but_these(),
+        "nothing": cp.nothing_saveable,
+    }
+
+
+class Plan:
+    """A policy, and what the function takes under it.
+
+    Attributes:
+        name: of the candidate.
+        override: has the policy in place of all others while the function is traced and called.
+        why_one_by_one: why it is analysed at each size by itself; None if it is not.
+    """
+
+    def __init__(self, name: str, override: Override | None, trace: Trace, box: Box, chip: str):
+        self.name, self.override, self._trace, self._chip = name, override, trace, chip
+        self.why_one_by_one: str | None = None
+        self._found: tuple[SymbolicPeak, Seconds] | None = None
+        self._measured: dict[tuple[int, ...], int] = {}
+        self._known: dict[tuple[int, ...], tuple[int, float]] = {}
+        if box.ranges:
+            donated: list[tuple[int, ...]] = []
+
+            def module(env: Env) -> Module:
+                found, numbers = self.traced(env)
+                donated[:] = [numbers]
+                return found
+
+            try:
+                symbolic = prepared(module, box)
+                self._found = SymbolicPeak(symbolic, donated[0]), Seconds(symbolic, chip)
+            except NoFit as error:
+                self.why_one_by_one = error.reason
+
+    def traced(self, env: Env) -> tuple[Module, tuple[int, ...]]:
+        """The HLO under the plan, and the parameters that are donated."""
+        before = ambient.set_override(self.override)
+        try:
+            return self._trace(env)
+        finally:
+            ambient.set_override(before)
+
+    def peak(self, env: Env) -> int:
+        """The most bytes that are held at a time: as compiled, or else as estimated."""
+        key = tuple(env.values())
+        return self._measured.get(key) or self._of(env)[0]
+
+    def seconds(self, env: Env) -> float:
+        """What a run takes by the roofline."""
+        return self._of(env)[1]
+
+    def measure(self, env: Env, measure: Measure) -> bool:
+        """Have it compiled, and note what the compiler made of it; whether that is news."""
+        key = tuple(env.values())
+        if key in self._measured:
+            return False
+        before = ambient.set_override(self.override)
+        try:
+            found = measure(env)
+        finally:
+            ambient.set_override(before)
+        self._measured[key] = self._of(env)[0] if found is None else found
+        return True
+
+    def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
+        """The largest size of a symbol that fits a limit, the others given; None: none does.
+
+        It is where the envelope around it meets the limit.
+        """
+        r = box.ranges[symbol]
+        top = r.max if r.max is not None else max(_UNBOUNDED // r.step * r.step, r.min)
+        sizes = np.arange(r.min, top + 1, r.step)
+
+        def fits(k: int) -> bool:
+            return self.peak({**env, symbol: int(sizes[k])}) <= limit
+
+        low, high = -1, len(sizes)  # what is known to fit, and not to
+        at = len(sizes) - 1
+        while high - low > 1:
+            at = min(max(at, low + 1), high - 1)
+            if fits(at):
+                low = at
+            else:
+                high = at
+            if self._found is None:
+                at = (low + high) // 2
+            else:
+                here = {**env, symbol: int(sizes[at])}
+                fitting = np.flatnonzero(self._found[0].along(here, symbol, sizes) <= limit)
+                guess = int(fitting[-1]) if len(fitting) else -1
+                at = guess + 1 if guess <= low else guess
+        return int(sizes[low]) if low >= 0 else None
+
+    def _of(self, env: Env) -> tuple[int, float]:
+        key = tuple(env.values())
+        if key not in self._known:
+            if self._found is not None:
+                of_memory, of_time = self._found
+                self._known[key] = of_memory.at(env), of_time.at(env)
+            else:
+                module, donated = self.traced(env)
+                flat = liveness.prepared(module)
+                rows = [roofline(c, self._chip) * n for i, c, n in running(flat) if _works(i)]
+                self._known[key] = liveness.peak(module, donated).bytes, math.fsum(rows)
+        return self._known[key]
+
+
+class Plans:
+    """The plans of a function under a limit.
+
+    Args:
+        name: of the function.
+        trace: gives its HLO at sizes.
+        box: the sizes that its symbols may have; with none of them, there is one size.
+        limit: bytes that it may hold at a time, its arguments included.
+        chip: whose speed tells which plan is the fastest; one of `CHIPS`.
+        measure: compiles the plan that is chosen, to make sure of it; None: estimates will do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trace: Trace,
+        box: Box,
+        limit: int,
+        chip: str = "v6e",
+        measure: Measure | None = None,
+    ):
+        self.name, self.box, self.limit = name, box, limit
+        self._trace, self._chip, self._measure = trace, chip, measure
+        self._waiting = candidates()
+        self._whole: bool | None = None
+        self._chosen: dict[tuple[int, ...], Plan] = {}
+        self.plans: list[Plan] = []
+
+    def choose(self, env: Env) -> Plan:
+        """The fastest plan that fits.
+
+        Raises:
+            OutOfMemoryError: none does; it tells the least that would do.
+        """
+        key = tuple(env.values())
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = self._fastest(env)
+        return found
+
+    def fits(self, env: Env) -> bool:
+        """Whether some plan does."""
+        try:
+            self.choose(env)
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def explain(self, env: Env | None = None) -> str:
+        """A table of the plans looked at: peak, time, and the largest size that fits."""
+        top = {n: r.max if r.max is not None else r.min for n, r in self.box.ranges.items()}
+        at = env or top
+        where = f" at {_sizes(at)}" if at else ""
+        lines = [f"memory_limit of {self.name}: {size(self.limit)}; plans{where}"]
+        rows = [("plan", "peak", "time", "fits up to")]
+        for plan in self.plans:
+            ends = {n: plan.largest(self.box, at, n, self.limit) for n in self.box.ranges}
+            fits = plan.peak(at) <= self.limit
+            reach = ", ".join("no " + n if e is None else f"{n}={e}" for n, e in ends.items())
+            rows.append(
+                (
+                    plan.name,
+                    size(plan.peak(at)),
+                    f"{plan.seconds(at) * 1e3:.3g} ms",
+                    reach or ("all" if fits else "none"),
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += [
+            "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+        ]
+        for plan in self.plans:
+            if plan.why_one_by_one:
+                lines.append(f"{plan.name} is analysed size by size: {plan.why_one_by_one}")
+        for key, plan in self._chosen.items():
+            sizes = _sizes(dict(zip(self.box.ranges, key, strict=True)))
+            lines.append(f"{sizes or 'chosen'}: {plan.name}")
+        return "\n".join(lines)
+
+    def _fastest(self, env: Env) -> Plan:
+        while True:
+            fitting = [p for p in self.plans if p.peak(env) <= self.limit]
+            if fitting:
+                plan = min(fitting, key=lambda p: p.seconds(env))
+                if self._is_news(plan, env):
+                    continue  # It may hold more than was estimated.
+                return plan
+            if self._waiting:
+                self._look(env)
+            elif not self._is_news(least := min(self.plans, key=lambda p: p.peak(env)), env):
+                self._refuse(least, env)
+
+    def _is_news(self, plan: Plan, env: Env) -> bool:
+        """Make sure of how much a plan takes; whether it was not known."""
+        return self._measure is not None and plan.measure(env, self._measure)
+
+    def _refuse(self, least: Plan, env: Env) -> NoReturn:
+        needed = least.peak(env)
+        where = f" at {_sizes(env)}" if env else ""
+        problem = (
+            f"{self.name}{where} fits no memory_limit of {self.limit} bytes ({size(self.limit)}): "
+            f"the least that a plan takes is {needed} bytes ({size(needed)}), that which keeps "
+            f"{least.name!r}"
+        )
+        smaller = "".join(self._reach(least, env, name) for name in self.box.ranges)
+        raise OutOfMemoryError(
+            report(problem, f"give memory_limit={needed} or more{smaller}."), needed, self.limit
+        )
+
+    def _reach(self, plan: Plan, env: Env, symbol: str) -> str:
+        """What is said of how large a symbol may be."""
+        end = plan.largest(self.box, env, symbol, self.limit)
+        return "" if end is None else f", or {symbol} of at most {end}"
+
+    def _look(self, env: Env) -> None:
+        """Take up the next candidate, unless it is another by another name."""
+        name = next(iter(self._waiting))
+        policy = self._waiting.pop(name)
+        override = None if policy is None else Override(policy, self._is_whole())
+        plan = Plan(name, override, self._trace, self.box, self._chip)
+        mine = plan.peak(env), plan.seconds(env)
+        if all(mine != (p.peak(env), p.seconds(env)) for p in self.plans):
+            self.plans.append(plan)
+
+    def _is_whole(self) -> bool:
+        """Whether there is no checkpoint and no scan in the function."""
+        if self._whole is None:
+            override = Override(cp.nothing_saveable)
+            before = ambient.set_override(override)
+            try:
+                self._trace(_some(self.box))
+            finally:
+                ambient.set_override(before)
+            self._whole = not override.asked
+        return self._whole
+
+
+def _works(i: Instruction) -> bool:
+    return i.opcode not in FREE
+
+
+def _some(box: Box) -> Env:
+    return {n: r.max if r.max is not None else r.min + 8 * r.step for n, r in box.ranges.items()}
+
+
+def _sizes(env: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={n}" for name, n in env.items())
