@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.backends.devices import default_backend
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.transfer import default_backend
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import ShapeDtypeStruct

@@ -27,7 +27,7 @@ from xfunc.errors import OutOfMemoryError, report
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.cost import roofline, running
-from xfunc.remat.joint_graph import FREE
+from xfunc.hlo.opcodes import FREE
 from xfunc.remat.policies import Policy
 from xfunc.remat.same_cut import SameCut
 from xfunc.symbolic.box import Box
