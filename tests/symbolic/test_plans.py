@@ -149,6 +149,32 @@ def test_a_limit_that_nothing_fits() -> None:
     )
 
 
+def test_short_batches_keep_what_long_ones_compute_again() -> None:
+    torch.manual_seed(0)
+    ws = torch.randn(6, 16, 16) / 4
+    length = xf.Dim("S", max=64)
+    shapes = (None, (None, length, None))
+    limit = 700_000
+    f = xf.jit(xf.grad(loss), dynamic_shapes=shapes, buckets=[16, 64], memory_limit=limit)
+    for s in (5, 16, 60, 64, 9, 50):
+        x = torch.randn(8, s, 16)
+        torch.testing.assert_close(
+            f(ws, x).cpu(), torch.func.grad(unrolled)(ws, x), rtol=2e-5, atol=2e-5
+        )
+    before = f.cache_info()
+    f(ws, torch.randn(8, 31, 16))
+    after = f.cache_info()
+    assert (after.traces, after.compiles) == (before.traces, before.compiles)
+    text = f.explain()
+    assert "S=16: everything" in text
+    assert "S=64: everything" not in text
+    assert "one program" in text
+    with pytest.raises(OutOfMemoryError, match=r"S=9 fits no memory_limit of 5000 bytes"):
+        xf.jit(xf.grad(loss), dynamic_shapes=shapes, buckets=[16, 64], memory_limit=5000)(
+            ws, torch.randn(8, 9, 16)
+        )
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "14 GiB", True])
 def test_limits_that_are_none(limit: Any) -> None:
     with pytest.raises(ValueError, match="memory_limit="):

@@ -20,7 +20,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
-from xfunc.symbolic.limit import held_by, of_chip, plans_of
+from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 
@@ -89,6 +89,7 @@ class Dynamic:
         avals = avals_of(flat)
         key = (self._kind(declared, structure, avals, options), ambient.modes())
         if key not in self._plans:
+            options = options._replace(donated=fixed(options))
             maker = Maker(self._staged, declared, structure, avals, options)
 
             def trace(env: Mapping[str, int]) -> tuple[Module, tuple[int, ...]]:

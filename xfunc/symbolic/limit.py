@@ -64,7 +64,7 @@ class Limit:
         plans = self._plans.get(key)
         if plans is None:
             args, kwargs = tree.unflatten(structure, [_abstract(x) for x in leaves])
-            options = options._replace(donated=_fixed(options))
+            options = options._replace(donated=fixed(options))
             with lock:
                 plans = _plans(self._staged, self._bytes, args, kwargs, options, wanted)
                 plans.choose({})
@@ -118,8 +118,9 @@ def held_by(entry: Entry) -> int | None:
     return None if found is None else found.memory.peak_memory_in_bytes
 
 
-def _fixed(options: Options) -> Any:
-    found = options.donated()  # It asks the arguments, which need not be there any more.
+def fixed(options: Options) -> Any:
+    """The arguments to donate, without holding on to the arguments."""
+    found = options.donated()
     return lambda: found
 
 
