@@ -41,6 +41,7 @@ Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 Measure = Callable[[Env], int | None]
 """Compiles at sizes, and tells how much the program holds, if the compiler does."""
 
+_NEAR = 1.25  # times the limit: estimates so high are made sure of before a limit is refused
 _UNBOUNDED = 2**20  # how far is looked for the largest size where a symbol has none
 
 
@@ -249,7 +250,11 @@ class Plans:
                 return plan
             if self._waiting:
                 self._look(env)
-            elif not self._is_news(least := min(self.plans, key=lambda p: p.peak(env)), env):
+                continue
+            # Estimates may be too high, too.
+            least, *others = sorted(self.plans, key=lambda p: p.peak(env))
+            near = [least, *(p for p in others if p.peak(env) <= _NEAR * self.limit)]
+            if not any(self._is_news(p, env) for p in near):
                 self._refuse(least, env)
 
     def _is_news(self, plan: Plan, env: Env) -> bool:
