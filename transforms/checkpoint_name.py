@@ -36,7 +36,8 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
     Source: ``jax.ad_checkpoint.checkpoint_name``.
     """
-    if not isinstance(name, str) or not name or "\n" in name:
+    given: Any = name
+    if not isinstance(given, str) or not given or "\n" in given:
         fail(
             TypeError,
             f"checkpoint_name was given {shown(name)} as name",

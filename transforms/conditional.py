@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.core.avals import Aval, hlo_shape
-from xfunc.hlo import Builder, Shape
+from xfunc.hlo import Builder, Shape, Value
+from xfunc.hlo.computation import Function
 from xfunc.trace.lowering import Lowering
 
 
@@ -40,7 +41,9 @@ def conditional(
     consts = [t for arm in arms for t in arm.lowering.consts]
     shapes = [*map(hlo_shape, avals), *(Shape(t.dtype, t.shape) for t in consts)]
     params = [entry.parameter(s) for s in shapes]
-    branches, operands, first_const = [], [], len(avals)
+    branches: list[Function] = []
+    operands: list[Value] = []
+    first_const = len(avals)
     for k, arm in enumerate(arms):
         own = arm.lowering
         n, m = len(own.avals), len(own.consts)

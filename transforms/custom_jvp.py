@@ -18,7 +18,7 @@ from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import everything_saveable
-from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction, Parts
@@ -136,7 +136,7 @@ class CustomJvp(CustomFunction):
             full[i] = d
         result = self._rules[0](*nondiff, xs, tree.unflatten(structure, full))
         name = f"{self.__name__}: the rule {function_name(self._rules[0])}"
-        if not isinstance(result, tuple) or len(result) != 2:
+        if not is_pair(result):
             fail(
                 TreeMismatchError,
                 f"{name} returned a {type(result).__name__}, not a pair",
@@ -350,9 +350,10 @@ def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            return functorch.below_jvp(
-                lambda xs, dots: pushed(xs, dots)[1], ctx.saved_tensors, tangents
-            )
+            def push(xs: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
+                return pushed(xs, dots)[1]
+
+            return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
     outs: Any = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs)

@@ -108,7 +108,8 @@ class LinearSolve(Transform):
         for f, operator in zip(self._solvers, operators, strict=False):
             parts.append(self._part(f, operator, "transpose" if len(parts) == 2 else "solve"))
         structure, avals = tree.structure(((b,), {})), avals_of(leaves)
-        inputs, uses, programs, out_trees = SharedInputs(leaves), [], [], []
+        inputs, uses = SharedInputs(leaves), list[tuple[int, ...]]()
+        programs, out_trees = list[Program](), list[tree.Structure]()
         for part in parts:
             entry, held = part.find(structure, avals)
             has_aux = self._has_aux and part is not parts[0]

@@ -18,7 +18,7 @@ from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
@@ -130,7 +130,7 @@ class CustomVjp(CustomFunction):
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
     def _pair(self, out: Any) -> Any:
-        if isinstance(out, tuple) and len(out) == 2:
+        if is_pair(out):
             return out
         fail(
             TreeMismatchError,
@@ -142,8 +142,8 @@ class CustomVjp(CustomFunction):
     def _gradients(self, cts: Any, like: tuple[Any, ...]) -> list[Tensor]:
         """One gradient for each floating leaf of the arguments."""
         name = f"{self.__name__}: the backward rule {function_name(self._rules[1])}"
-        if not isinstance(cts, (tuple, list)) or len(cts) != len(like):
-            what = f"{len(cts)} values" if isinstance(cts, (tuple, list)) else type(cts).__name__
+        if not is_sequence(cts) or len(cts) != len(like):
+            what = f"{len(cts)} values" if is_sequence(cts) else type(cts).__name__
             fail(
                 TreeMismatchError,
                 f"{name} returned {what}, for {len(like)} arguments",

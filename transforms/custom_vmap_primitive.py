@@ -17,7 +17,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.stages.checks import Fun, as_tensors, check_same
+from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim
@@ -80,7 +80,7 @@ class Rule:
         args: Any = tree.unflatten(self.structure, flat[:count])
         result = self.rule(n, list(given), *args)
         name = f"{self.name}: the rule {function_name(self.rule)}"
-        if not isinstance(result, tuple) or len(result) != 2:
+        if not is_pair(result):
             fail(
                 TreeMismatchError,
                 f"{name} returned a {type(result).__name__}, not a pair",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from xfunc.backends.torch_xla import runtime
@@ -14,7 +13,7 @@ from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
-from xfunc.stages.checks import Fun
+from xfunc.stages.checks import Fun, is_integer
 from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
@@ -52,7 +51,7 @@ def fori_loop(
 
     Source: ``jax.lax.fori_loop``.
     """
-    lo, hi = (int(x) if isinstance(x, np.integer) else from_numpy(x) for x in (lower, upper))
+    lo, hi = map(_bound, (lower, upper))
     for bound, which in ((lo, "lower"), (hi, "upper")):
         _check(bound, which, body_fun)
     if isinstance(lo, int) and isinstance(hi, int):
@@ -72,6 +71,10 @@ def fori_loop(
         for x, b in zip((lo, hi), bounds, strict=True)
     )
     return while_loop(_in_range, _Counted(body_fun), (first, last.to(first.dtype), init_val))[2]
+
+
+def _bound(x: Any) -> Any:
+    return int(x) if is_integer(x) else from_numpy(x)
 
 
 def _check(bound: Any, which: str, body: Fun) -> None:

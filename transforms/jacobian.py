@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -89,12 +89,15 @@ class Jacobian(Transform):
         columns = _forward if self._forward else _reverse
         blocks, aux = columns(flat, leaves)
         out_tree, aux_tree = trees
-        per_output = []
+        per_output: list[Any] = []
         for row in blocks:
             picked = tree.unflatten(structure, row)
             per_output.append(picked[0] if isinstance(self._argnums, int) else tuple(picked))
         jacobian = tree.unflatten(out_tree, per_output)
         return (jacobian, tree.unflatten(aux_tree, aux)) if self._has_aux else jacobian
+
+
+_vmap = cast(Any, torch.func.vmap)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _basis(x: Tensor) -> Tensor:
@@ -104,7 +107,8 @@ def _basis(x: Tensor) -> Tensor:
 
 
 def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
-    columns, aux = [], ()
+    columns: list[list[Tensor]] = []
+    aux: Any = ()
     # Aux does not depend on the tangent. Not -1: for an output that does not either, torch reads
     # beyond its shape.
     out_dims: Any = (0, None)
@@ -117,20 +121,20 @@ def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
             _, dots, aux = functorch.jvp(along, (leaves[i],), (tangent,))
             return dots, aux
 
-        dots, aux = torch.func.vmap(push, out_dims=out_dims)(_basis(x))
+        dots, aux = _vmap(push, out_dims=out_dims)(_basis(x))
         columns.append([d.movedim(0, -1).reshape((*d.shape[1:], *x.shape)) for d in dots])
     return [list(row) for row in zip(*columns, strict=True)], aux
 
 
 def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
     outs, pull, aux = vma.vjp(flat, *leaves)
-    rows = []
+    rows: list[list[Tensor]] = []
     for i, o in enumerate(outs):
         zeros = [torch.zeros_like(p) for p in outs]
 
         def pull_row(ct: Tensor, i: int = i, zeros: list[Tensor] = zeros) -> Any:
             return pull((*zeros[:i], ct, *zeros[i + 1 :]))
 
-        grads = torch.func.vmap(pull_row)(_basis(o))
+        grads = _vmap(pull_row)(_basis(o))
         rows.append([g.reshape((*o.shape, *x.shape)) for g, x in zip(grads, leaves, strict=True)])
     return rows, aux

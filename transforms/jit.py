@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -195,7 +195,8 @@ class Jit(Transform):
         if self._static != ((), ()):
             nums = [i for i in self._static[0] if i < len(args)]
             names = [n for n in self._static[1] if n in kwargs]
-            given = [(i, args[i]) for i in nums] + [(n, kwargs[n]) for n in names]
+            given: list[tuple[int | str, Any]] = [(i, args[i]) for i in nums]
+            given += [(n, kwargs[n]) for n in names]
             for where, value in given:
                 self._check_hashable(where, value)
             fun = self.fun
@@ -211,7 +212,8 @@ class Jit(Transform):
                         named[where] = value
                 return fun(*full, **named)
 
-            options = Options(static=tuple((w, type(v), v) for w, v in given), call=call)
+            static = tuple((w, cast("type[Any]", type(v)), v) for w, v in given)
+            options = Options(static=static, call=call)
         if self._is_sharded:
             self._check_positional(kwargs)
             call = constrained(options.call or self.fun, self._wanted, self._out)
@@ -256,7 +258,7 @@ class Jit(Transform):
     def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]
         sizes += [(n in self._donate[1], kwargs[n]) for n in sorted(kwargs)]
-        found, k = [], 0
+        found, k = list[int](), 0
         for donated, x in sizes:
             n = tree.structure(x).num_leaves
             found += range(k, k + n) if donated else ()

@@ -29,7 +29,7 @@ def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
 
     Source: ``jax.jvp``.
     """
-    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+    if not all(isinstance(given, (tuple, list)) for given in (primals, tangents)):
         fail(
             TypeError,
             "jvp needs a tuple of primals and a tuple of tangents",
@@ -57,7 +57,7 @@ def push(
     """`jvp` inside a trace: outputs, their tangents, aux."""
     leaves, structure = tree.flatten(primals)
     dots = tangents_of(leaves, structure, tangents, name)
-    floating = [i for i, x in enumerate(leaves) if dots[i] is not None]
+    floating = [i for i, d in enumerate(dots) if d is not None]
     out_trees: list[tree.Structure] = []
     picks: list[bool] = []
 
@@ -83,7 +83,7 @@ def push(
         out_dots = tuple(torch.zeros_like(o) for o in smooth)
     values, derivatives = iter(smooth), iter(out_dots)
     others = iter(rest)
-    outs, tangents_out = [], []
+    outs, tangents_out = list[Tensor](), list[Tensor]()
     for is_smooth in picks:
         o = next(values) if is_smooth else next(others)
         outs.append(o)

@@ -50,7 +50,7 @@ def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
         return (out, linear, aux) if has_aux else (out, linear)
     args = primals if tracing.current() is None else as_tensors(primals)
     leaves, structure = tree.flatten((args, {}))
-    staged = _Flat(fun, has_aux, name)._staged
+    staged = _Flat(fun, has_aux, name).staged
     leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, structure)
     leaves = arrays(leaves, name, labels_of(fun, args, range(len(args))))
     entry, held = staged.find(structure, avals_of(leaves))

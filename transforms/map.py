@@ -68,7 +68,7 @@ class _BatchedMap(Transform):
         if n is None:
             return scan(_Step(self.fun), None, xs)[1]  # Says what is wrong.
         full = n - n % b
-        parts = []
+        parts: list[Any] = []
         if full:
             batches = tree.map(lambda x: x[:full].reshape(full // b, b, *x.shape[1:]), xs)
             ys = scan(_Step(vmap(self.fun)), None, batches)[1]
@@ -77,4 +77,8 @@ class _BatchedMap(Transform):
             if n == full:
                 return scan(_Step(self.fun), None, xs)[1]
             parts.append(vmap(self.fun)(tree.map(lambda x: x[full:], xs)))
-        return parts[0] if len(parts) == 1 else tree.map(lambda *y: torch.cat(y), *parts)
+        return parts[0] if len(parts) == 1 else tree.map(_joined, *parts)
+
+
+def _joined(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(parts)

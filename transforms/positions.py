@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.core.avals import short
 from xfunc.errors import fail, shown
-from xfunc.stages.checks import Tensor, as_tensor
+from xfunc.stages.checks import Tensor, as_tensor, broadcast_shapes, is_integer
 from xfunc.trace import tracing
 
 
@@ -46,13 +47,15 @@ def positions(
 
     A mask alone stays a mask, unless its places are to be found.
     """
-    entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
+    entries: list[Any] = [_entry(e) for e in _entries(index)]
     if len(entries) == 1 and _is_mask(entries[0]):
         _check_mask(entries[0], shape)
         if not find_mask:
             return Positions(mask=True), entries
     entries = _expanded(entries, shape)
-    slices, arrays, found = [], [], []
+    slices: list[tuple[int, int, int, int]] = []
+    arrays: list[int] = []
+    found: list[Tensor] = []
     axes: list[tuple[str, int]] = []
     dims: list[int] = []
     flipped: list[int] = []
@@ -60,7 +63,7 @@ def positions(
     together = not advanced or advanced[-1] - advanced[0] == len(advanced) - 1
     tensors = [e for e in entries if isinstance(e, Tensor)]
     try:
-        batch = tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
+        batch = broadcast_shapes(t.shape for t in tensors)
     except RuntimeError:
         fail(
             IndexError,
@@ -83,7 +86,7 @@ def positions(
             dims.append(1)
             continue
         n = shape[dim]
-        if isinstance(e, slice):
+        if _is_slice(e):
             start, length, step = _cut(e, n)
             if length != n:
                 slices.append((dim, start, length, abs(step)))
@@ -102,11 +105,19 @@ def positions(
     ), found
 
 
+def _entries(index: Any) -> Sequence[Any]:
+    return cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+
+
+def _is_slice(e: Any) -> TypeGuard[slice[Any, Any, Any]]:
+    return isinstance(e, slice)
+
+
 def _entry(e: Any) -> Any:
     """One entry of an index: None, Ellipsis, an int, a slice or a tensor."""
-    if e is None or e is ... or isinstance(e, slice) or type(e) is int:
+    if e is None or e is ... or _is_slice(e) or type(e) is int:
         return e
-    if isinstance(e, np.integer):
+    if is_integer(e):
         return int(e)
     if isinstance(e, np.ndarray):
         e = from_numpy(e)

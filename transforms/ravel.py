@@ -39,7 +39,7 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     # torch.cat takes no empty list, and promotes by rules of its own.
     vector = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
-    def unravel(v: Tensor) -> Any:
+    def unravel(v: Any) -> Any:
         if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
             what = short(v) if isinstance(v, Tensor) else f"{shown(v)} (a {type(v).__name__})"
             fail(
@@ -47,7 +47,7 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
                 f"unravel was given {what}, but the tree was raveled to {short(vector)}",
                 "give a vector of that shape and dtype.",
             )
-        parts = zip(v.split(sizes) if sizes else (), shapes, dtypes, strict=True)
+        parts = zip(torch.split(v, sizes) if sizes else (), shapes, dtypes, strict=True)
         return tree.unflatten(structure, [p.reshape(s).to(d) for p, s, d in parts])
 
     return vector, unravel

@@ -13,6 +13,7 @@ import torch
 
 from xfunc.core.eager import is_eager
 from xfunc.stages.checks import Tensor
+from xfunc.torchlib.values import unseen
 from xfunc.transforms.custom_jvp import custom_jvp
 
 _REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
@@ -37,7 +38,7 @@ def scattered(rows: Tensor, places: Tensor, valid: Tensor, values: Tensor, kind:
     if is_eager():  # torch itself has nothing behind the last position
         rows = torch.cat([rows, rows[:1]])
         return rows.index_put((places,), values)[:n]
-    with torch._C.DisableTorchFunction():  # Tracing would refuse such a place, if it is constant.
+    with unseen():  # Tracing would refuse such a place, if it is constant.
         return rows.index_put((places,), values)
 
 

@@ -82,7 +82,7 @@ class Switch(Primitive):
     ) -> list[Tensor]:
         present = tuple(i for i, c in enumerate(cts) if c is not None)
         n = len(self.avals)
-        derived, uses = [], []
+        derived, uses = list[Program](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             derived.append(_pullback(b, u, wrt, present, self.avals))
             uses.append((*u, *range(n, n + len(present))))
@@ -94,7 +94,7 @@ class Switch(Primitive):
         wrt = [i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])]
         n = len(self.avals)
         place = {i: n + k for k, i in enumerate(wrt)}
-        derived, uses = [], []
+        derived, uses = list[Program](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             own = tuple(k for k, i in enumerate(u) if i in place)
             derived.append(b.pushforward(own))
@@ -185,7 +185,7 @@ class SwitchPair:
         self._slots_of: list[tuple[int, ...]] = []
         for h in self._halves:
             free = list(enumerate(self._slots))
-            mine = []
+            mine: list[int] = []
             for aval in h.forward.outputs[self.n_outputs :]:
                 slot = next((s for s in free if s[1] == aval), None)
                 if slot is None:
@@ -199,7 +199,7 @@ class SwitchPair:
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> Lowering:
-            arms = []
+            arms: list[Arm] = []
             for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
@@ -224,7 +224,7 @@ class SwitchPair:
         first_ct = n + n_slots
         first_const = first_ct + len(self.cts)
         avals = [*self.avals, *self._slots, *(outputs[i] for i in self.cts)]
-        arms = []
+        arms: list[Arm] = []
         for j, h, u, slots in zip(
             self.joints, self._halves, self.uses, self._slots_of, strict=True
         ):
@@ -263,7 +263,7 @@ class SelectPair:
     n_outputs: int
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        found, residuals = [], []
+        found, residuals = list[list[Tensor]](), list[Tensor]()
         for pair, uses in zip(self.pairs, self.uses, strict=True):
             values = pair.forward([args[i] for i in uses])
             found.append(values[: self.n_outputs])

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from xfunc import tree
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, shown
-from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor
+from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor, broadcast_shapes
 from xfunc.transforms.vmap import vmap
 
 _DIMS = r"\([^(),]*(?:,[^(),]*)*\)"
@@ -65,7 +63,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
 
         loops = [tuple(x.shape[: x.ndim - len(c)]) for x, c in zip(tensors, inputs, strict=True)]
         try:
-            whole = torch.broadcast_shapes(*loops) if loops else ()
+            whole = broadcast_shapes(loops)
         except RuntimeError:
             fail(
                 TreeMismatchError,
@@ -73,7 +71,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
                 "give arrays whose axes, without those of the signature, are equal or 1.",
             )
         mapped, kept = core, list(tensors)
-        plan = []
+        plan: list[tuple[list[bool], int]] = []
         for axis in range(len(whole)):  # from the last one inwards
             inside = [len(s) > axis and s[-1 - axis] != 1 for s in loops]
             plan.append((inside, whole[-1 - axis]))

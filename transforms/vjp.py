@@ -107,7 +107,7 @@ def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> 
     structure = tree.structure((args, {}))
     wrt = tuple(differentiable(x) for x in leaves)
     avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
-    entry, held = flat._staged.find(structure, avals, wrt)
+    entry, held = flat.staged.find(structure, avals, wrt)
     program, inputs = entry.program, entry.inputs(leaves, held)
     n = len(leaves)
     out_tree, aux_tree = entry.out_tree.children()

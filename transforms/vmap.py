@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import optree
 import torch
@@ -15,7 +15,7 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
-from xfunc.stages.checks import Fun, Tensor, arrays, as_arrays, as_tensor
+from xfunc.stages.checks import Fun, Tensor, arrays, as_arrays, as_tensor, is_sequence
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import batching, functorch
 from xfunc.trace import tracing
@@ -51,10 +51,9 @@ def vmap(
 
     Source: ``jax.vmap``.
     """
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
-    axes = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
-    if not isinstance(axes, (tuple, list)) or not all(isinstance(a, str) for a in axes):
+    in_axes = in_axes if not isinstance(in_axes, list) else tuple(cast("list[Any]", in_axes))
+    axes: Any = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
+    if not is_sequence(axes) or not all(isinstance(a, str) for a in axes):
         fail(
             TypeError,
             f"vmap of {function_name(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
@@ -75,7 +74,8 @@ class Vmap(Transform):
         axis_name: str | None,
         mesh_axes: tuple[str, ...],
     ):
-        self._in_axes, self._out_axes, self._axis_size = in_axes, out_axes, axis_size
+        self._in_axes: Any = in_axes
+        self._out_axes, self._axis_size = out_axes, axis_size
         self._axis_name, self._mesh_axes = axis_name, mesh_axes
         options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name, mesh_axes)
         super().__init__(fun, options, "vmap")
@@ -145,7 +145,7 @@ class Vmap(Transform):
 
     def _named(self, size: int, numbers: Tensor) -> contextlib.AbstractContextManager[None]:
         """Have the axis by its name."""
-        name = self._axis_name
+        name: Any = self._axis_name
         if name is None:
             return contextlib.nullcontext()
         if not isinstance(name, str):
@@ -160,13 +160,15 @@ class Vmap(Transform):
         name = self.__name__
         given: Any = structure.unflatten(range(structure.num_leaves))
         args, kwargs = given
-        if isinstance(self._in_axes, tuple) and len(self._in_axes) != len(args):
+        own, mapped = self._in_axes, isinstance(self._in_axes, tuple)
+        entries = len(own) if mapped else len(args)
+        if entries != len(args):
             fail(
                 TreeMismatchError,
-                f"{name} has {len(self._in_axes)} in_axes for {len(args)} positional arguments",
+                f"{name} has {entries} in_axes for {len(args)} positional arguments",
                 "give one entry for each positional argument, or one axis for all.",
             )
-        return [*_per_leaf(self._in_axes, args, name, "in_axes"), *(0 for _ in tree.leaves(kwargs))]
+        return [*_per_leaf(own, args, name, "in_axes"), *(0 for _ in tree.leaves(kwargs))]
 
     def _size(self, leaves: list[Tensor], dims: list[int | None], paths: list[str]) -> int:
         sizes = {

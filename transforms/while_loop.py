@@ -5,7 +5,7 @@ How it is differentiated and batched is in `while_primitive`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from xfunc.torchlib import functorch
 from xfunc.transforms.while_primitive import While
 
 
-def while_loop(cond_fun: Fun, body_fun: Fun, init_val: Any) -> Any:
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
+) -> Any:
     """Repeat `body_fun` as long as `cond_fun` holds.
 
     Means::

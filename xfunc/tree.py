@@ -11,7 +11,7 @@ import builtins
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import optree
 from torch.utils import _pytree as torch_pytree
@@ -106,6 +106,23 @@ def structure(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Struc
     return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
+@overload
+def map(
+    fun: Callable[[Any], Any], tree: Tree, *, is_leaf: Callable[[Any], bool] | None = None
+) -> Tree: ...
+@overload
+def map(
+    fun: Callable[[Any, Any], Any],
+    tree: Tree,
+    other: Tree,
+    /,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Tree: ...
+@overload
+def map(
+    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> Tree: ...
 def map(
     fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
 ) -> Tree:

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from xfunc.hlo import Builder, Module, Shape
+from xfunc.hlo import Builder, Module, Shape, Value
 from xfunc.hlo.spmd.annotations import tie
 
 Role = tuple[str, Any]
@@ -92,7 +92,10 @@ class _Loop:
             *(self._initial(entry, r, s) for r, s in zip(spec.results, self._out, strict=True)
               if r[0] != "carry"),
         ]  # fmt: skip
-        fixed = [*(xs[i] for i in self._used_xs), *(consts[i] for i in self._used_consts)]
+        fixed: list[Value] = [
+            *(xs[i] for i in self._used_xs),
+            *(consts[i] for i in self._used_consts),
+        ]
         trips, rest = divmod(spec.length, spec.unroll)
         if trips > 1:
             state = self._while(entry, state, fixed, trips)

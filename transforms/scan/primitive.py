@@ -199,7 +199,7 @@ class Scan(Primitive):
 
 def _regroup(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """Consecutive groups of the given sizes, and the rest."""
-    groups, start = [], 0
+    groups, start = list[list[Tensor]](), 0
     for n in sizes:
         groups.append(list(flat[start : start + n]))
         start += n

@@ -45,7 +45,7 @@ def scan(
     Means::
 
         def scan(f, init, xs, length=None):
-            carry, ys = init, []
+            carry, ys = init, list[Any]()
             for i in range(length):          # backwards if reverse
                 carry, y = f(carry, xs[i])   # of each leaf; None if xs is None
                 ys.append(y)
@@ -85,7 +85,8 @@ class ScanTransform(Transform):
         unroll: int | bool,
         policy: Policy | None,
     ):
-        if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
+        given: Any = unroll
+        if not isinstance(given, int) or (given < 1 and given is not False):
             fail(ValueError, f"scan has unroll={unroll!r}", "give a number from 1, or True.")
         self._length, self._reverse, self._policy = length, bool(reverse), policy
         self._unroll = unroll
@@ -200,7 +201,7 @@ class ScanTransform(Transform):
     def _loop(self, init: Any, xs: Any, length: int) -> Any:
         """The plain Python loop of `disable_jit`."""
         steps = range(length - 1, -1, -1) if self._reverse else range(length)
-        carry, ys = init, []
+        carry, ys = init, list[Any]()
         for i in steps:
             carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
             ys.append(as_tensors(y))

@@ -4,6 +4,8 @@ The mesh in use, the axes that a manual region is manual over, those of vmaps th
 a policy in place of the user's.
 """
 
+# pyright: reportPrivateUsage=false
+# torch has no public names for what `modes` asks.
 from __future__ import annotations
 
 import dataclasses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 class _Switches(threading.local):
@@ -15,7 +15,7 @@ _switches = _Switches()
 
 
 @contextlib.contextmanager
-def disable_jit(disable: bool = True) -> Iterator[None]:
+def disable_jit(disable: bool = True) -> Generator[None]:
     """Run transforms eagerly, operation by operation, on whatever device the tensors are on."""
     before = _switches.eager
     _switches.eager = disable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any
 
 Guard = Callable[[], Hashable]
@@ -34,7 +34,7 @@ class State:
 
 
 @contextlib.contextmanager
-def collect_guards() -> Iterator[dict[Guard, None]]:
+def collect_guards() -> Generator[dict[Guard, None]]:
     """A set that gets the guards left until the block ends."""
     before, found = _thread.open, {}
     _thread.open = (*before, found)

@@ -80,7 +80,7 @@ def line_of(code: types.CodeType, instruction: int) -> int:
 
 def user_location(frame: types.FrameType | None = None) -> Location | None:
     """The innermost frame at or above `frame` (the caller's, if None) that is the user's."""
-    frame = frame or sys._getframe(1)
+    frame = frame or sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if in_user_code(frame.f_code):
             return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -115,8 +115,9 @@ def function_name(fun: object) -> str:
     if isinstance(fun, types.BuiltinFunctionType):
         return fun.__name__
     name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None)
-    if name is None and hasattr(fun, "func"):
-        return f"partial({function_name(fun.func)})"  # pyright: ignore[reportAttributeAccessIssue]
+    inside = getattr(fun, "func", None)
+    if name is None and inside is not None:
+        return f"partial({function_name(inside)})"
     return name or type(fun).__name__
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from xfunc import tree
 from xfunc.errors import fail
@@ -28,15 +29,16 @@ def encode(structure: tree.Structure, what: str) -> Any:
 def _encode(x: Any, what: str) -> Any:
     if x is None:
         return None
-    kind = type(x)
+    kind = cast("type[Any]", type(x))
     if kind is _Leaf:
         return _LEAF
     if kind in (list, tuple):
         return [kind.__name__, [_encode(c, what) for c in x]]
-    if isinstance(x, tuple) and hasattr(kind, "_fields"):
-        return ["namedtuple", [_encode(c, what) for c in x], kind.__name__, list(kind._fields)]
-    if kind is dict and all(type(k) in _KEYS for k in x):
-        keys = list(x)
+    fields = getattr(kind, "_fields", None)
+    if fields is not None and issubclass(kind, tuple):
+        return ["namedtuple", [_encode(c, what) for c in x], kind.__name__, list(fields)]
+    keys: list[Any] = list(x) if kind is dict else []
+    if kind is dict and all(type(k) in _KEYS for k in keys):
         return ["dict", [_encode(x[k], what) for k in keys], keys]
     fail(
         TypeError,
@@ -62,7 +64,12 @@ def _decode(written: Any) -> Any:
     kind, children, *rest = written
     found = [_decode(c) for c in children]
     if kind == "namedtuple":
-        return collections.namedtuple(rest[0], rest[1])(*found)
+        return _new_class(rest[0], rest[1])(*found)
     if kind == "dict":
         return dict(zip(rest[0], found, strict=True))
     return {"list": list, "tuple": tuple}[kind](found)
+
+
+def _new_class(name: str, fields: list[str]) -> Callable[..., Any]:
+    # Named by the file: no annotations to be had.
+    return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple]

@@ -12,6 +12,7 @@ import torch
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.literal import write_literal
+from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import PRED, mismatch
 
@@ -88,7 +89,7 @@ class ComputationBuilder:
     def constant(self, value: bool | int | float | complex, dtype: torch.dtype) -> Value:
         """A scalar."""
         # Inside grad, jvp or functionalize even a new tensor is wrapped, and cannot be read.
-        with torch._C._DisableFuncTorch():
+        with plain_tensors():
             return self.literal(torch.tensor(value, dtype=dtype, device="cpu"))
 
     def literal(self, tensor: torch.Tensor) -> Value:

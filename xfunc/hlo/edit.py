@@ -9,6 +9,7 @@ import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.literal import write_literal
+from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
 
 
@@ -47,7 +48,7 @@ def constant(
 ) -> pb.HloInstructionProto:
     """A new scalar; see `instruction`."""
     made = instruction("constant", id, Shape(dtype).to_proto(), of=of)
-    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+    with plain_tensors():
         write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made.literal)
     return made
 

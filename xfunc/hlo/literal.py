@@ -1,5 +1,7 @@
 """Tensors as HLO literals."""
 
+# pyright: reportUnknownMemberType=false
+# torch declares no elements of `tolist`.
 from __future__ import annotations
 
 import sys

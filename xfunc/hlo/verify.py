@@ -112,6 +112,8 @@ def mismatch(
                 ) or _differ("result", result, f"branch {k} returns", returned)
                 if found:
                     return found
+        case _:
+            pass
     return None
 
 

@@ -81,7 +81,7 @@ def _absent(output: Aval) -> Tensor | None:
     """What torch takes for no tangent: zeros that stay zero beside infinity."""
     if not differentiable(output):
         return None
-    return torch._efficientzerotensor(output.shape, dtype=output.dtype, device=runtime.device())
+    return functorch.zero_tensor(output.shape, output.dtype, runtime.device())
 
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:

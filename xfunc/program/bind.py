@@ -57,7 +57,7 @@ def _on_device(x: Any) -> Any:
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     watched = differentiations(args)
     if watched == 0:
-        return primitive.emit([a if a is None else traced.as_said(a) for a in args])
+        return primitive.emit([traced.as_said(a) for a in args])
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (pair := primitive.pair(wrt)) is not None:

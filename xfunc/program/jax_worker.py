@@ -27,16 +27,22 @@ def main() -> None:
 
 
 def _lowered(fun: str, args: list[Any], platform: str, static: dict[str, Any]) -> tuple[Any, bytes]:
-    import jax
+    import jax as untyped
     from jax import export
+
+    jax: Any = untyped  # JAX's own types leave out what is used of them here.
 
     module, _, name = fun.partition(":")
     target = getattr(importlib.import_module(module), name)
     structs = [a and jax.ShapeDtypeStruct(*a) for a in args]
-    call = jax.jit(lambda *xs: tuple(target(*xs, **static)), keep_unused=True)
+
+    def fixed(*xs: Any) -> tuple[Any, ...]:
+        return tuple(target(*xs, **static))
+
+    call = jax.jit(fixed, keep_unused=True)
     # Exported first: only then do Pallas kernels have a form that libtpu 0.0.21 reads, which is
     # older than JAX 0.7.1 and belongs to the same torch_xla.
-    exported = export.export(call, platforms=[platform])(*structs)
+    exported: Any = export.export(call, platforms=[platform])(*structs)
     lowered = jax.jit(exported.call).trace(*structs).lower(lowering_platforms=(platform,))
     hlo: Any = lowered.compiler_ir("hlo")
     outputs = [[a.shape, str(a.dtype)] for a in exported.out_avals]

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -65,7 +65,7 @@ class NamedAxis:
 
 
 @contextlib.contextmanager
-def named(name: str, size: int, numbers: Tensor) -> Iterator[None]:
+def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
     """Have an axis of this name, in a block."""
     before = ambient.named_axes()
     ambient.set_named_axes((*before, NamedAxis(name, size, weakref.ref(numbers))))

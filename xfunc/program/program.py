@@ -88,7 +88,7 @@ class Joint:
     outputs: tuple[Aval, ...]
     cts: tuple[int, ...]
     wrt: tuple[int, ...]
-    _memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+    _memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict[Hashable, Any], repr=False)
 
     def split(
         self,

@@ -106,8 +106,9 @@ def autograd_grad(
     at = _here()
     shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
     with functorch.own_gradient():
-        grads = torch.autograd.grad(outs, ins, shares, *args, **options)
+        grads: Any = torch.autograd.grad(outs, ins, shares, *args, **options)
     pairs = zip(grads, ins, strict=True)
+    # With `allow_unused`, some are None.
     return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
 
 
@@ -227,8 +228,8 @@ def _lowering(primitive: Type | Linear) -> Lowering:
     b = Builder(primitive.kind)
     body = b.computation(primitive.kind)
     values = [body.parameter(hlo_shape(a)) for a in primitive.operands]
-    options = {} if isinstance(primitive, Type) else {"weak": primitive.weak, "at": primitive.at}
-    result = mark(body, primitive.kind, values, primitive.axes, **options)
+    weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
+    result = mark(body, primitive.kind, values, primitive.axes, weak=weak, at=at)
     module = b.build(body.build(body.tuple([result])))
     return Lowering.of(b.name, module, primitive.operands, primitive.outputs)
 

@@ -75,7 +75,7 @@ def prepare(
 
 def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
     """The leaves that a traced function returned, as traced tensors."""
-    made = []
+    made: list[torch.Tensor] = []
     for i, o in enumerate(outs):
         if isinstance(o, torch.Tensor):
             trace = tracing.current()

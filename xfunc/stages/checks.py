@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -122,11 +122,36 @@ def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]
     return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
 
 
+def broadcast_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that arrays of some shapes broadcast to.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    broadcast = cast(Any, torch.broadcast_shapes)  # pyright: ignore[reportUnknownMemberType]
+    return tuple(broadcast(*shapes))
+
+
+def is_sequence(x: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether something is a tuple or a list."""
+    return isinstance(x, (tuple, list))
+
+
+def is_integer(x: Any) -> TypeGuard[np.integer[Any]]:
+    """Whether something is a scalar integer of NumPy."""
+    return isinstance(x, np.integer)
+
+
+def is_pair(x: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Whether something is a tuple of two."""
+    return isinstance(x, tuple) and len(x) == 2  # pyright: ignore[reportUnknownArgumentType]
+
+
 def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
     """``(out, aux)`` of what a function returned; aux is None if it has none."""
     if not has_aux:
         return out, None
-    if not isinstance(out, tuple) or len(out) != 2:
+    if not is_pair(out):
         fail(
             TypeError,
             f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "

@@ -12,7 +12,8 @@ def hide_library_frames(error: Exception) -> Exception:
     """The exception with the frames of xfunc and torch taken out of its traceback."""
     if not config.hide_library_frames:
         return error
-    entry, kept = error.__traceback__, []
+    entry = error.__traceback__
+    kept: list[types.TracebackType] = []
     while entry is not None:
         if in_user_code(entry.tb_frame.f_code):
             kept.append(entry)

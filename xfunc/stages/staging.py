@@ -11,7 +11,7 @@ import functools
 import inspect
 import operator
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Protocol
 
 import optree
@@ -241,7 +241,7 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def _being_traced(staged: Staged, key: Key) -> Iterator[None]:
+def _being_traced(staged: Staged, key: Key) -> Generator[None]:
     keys = _thread.keys
     _thread.keys = (*keys, (staged.cache, key))
     before = count_compiles(None)

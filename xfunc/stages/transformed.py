@@ -38,6 +38,11 @@ class Transform(Wrapper):
         self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
         self._staged = Staged(self.apply, value=self, stays=self.stays)
 
+    @property
+    def staged(self) -> Staged:
+        """The programs of `apply`."""
+        return self._staged
+
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         """Of each flat argument, whether a Python number there stays one (and counts by value)."""
         return (False,) * structure.num_leaves

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._C import _functorch
-from torch._functorch.autograd_function import custom_function_call as custom_function_call
+from torch._functorch import autograd_function
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter,
@@ -134,6 +134,17 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any,
     out, dots, aux = made
     # Some of torch's rules give narrow numbers tangents of float32 (renorm, frexp).
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
+
+
+def custom_function_call(function: type[torch.autograd.Function], *operands: Any) -> Any:
+    """``function.apply(*operands)``, as a higher-order operator."""
+    call: Any = autograd_function.custom_function_call
+    return call(function, *operands)
+
+
+def zero_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What torch takes for no tangent."""
+    return torch._efficientzerotensor(shape, dtype=dtype, device=device)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def watched_here(t: Tensor) -> bool:

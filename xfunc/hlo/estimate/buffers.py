@@ -124,6 +124,8 @@ class _Walk:
                 return operands
             case "while" if i.shape.is_tuple:
                 return self._loop(i, operands[0])
+            case _:
+                pass
         reads = tuple(dict.fromkeys(b for o in operands for leaf in leaves(o) for b in leaf))
         if fused and len(reads) <= _MOST_READS:
             return reads

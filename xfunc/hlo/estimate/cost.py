@@ -233,7 +233,9 @@ def _convolution(i: Instruction) -> int:
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 16)
     spatial = zip(
         _window(i),
-        *(wire.integers(numbers, k) for k in (_KERNEL_SPATIAL, _INPUT_SPATIAL, _OUTPUT_SPATIAL)),
+        wire.integers(numbers, _KERNEL_SPATIAL),
+        wire.integers(numbers, _INPUT_SPATIAL),
+        wire.integers(numbers, _OUTPUT_SPATIAL),
         strict=True,
     )
     met = math.prod(_meetings(w, kernel[k], x[d], out[o]) for w, k, d, o in spatial)

@@ -22,7 +22,7 @@ def sent(module: Module, results: Mapping[int, str]) -> Module:
     proto, entry, ids = _copy(module)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
     operands = list(root.operand_ids)
-    calls = []
+    calls: list[pb.HloInstructionProto] = []
     for k, memory in results.items():
         calls.append(_place(next(ids), operands[k], module.entry.root.operands[k].shape, memory))
         operands[k] = calls[-1].id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -108,9 +108,14 @@ def compared(direction: str, a: Number, b: Number) -> Number | None:
 
 def _sure(x: Number) -> Number | None:
     """The number, unless it is one of those for which processors have settings."""
-    if isinstance(x, np.floating) and not (x == 0 or np.finfo(x).tiny <= abs(x) < np.inf):
-        return None
-    return x
+    if not _is_floating(x) or x == 0:
+        return x
+    least = float(np.finfo(x.dtype).tiny)
+    return x if least <= abs(x) < np.inf else None
+
+
+def _is_floating(x: Number) -> TypeGuard[np.floating[Any]]:
+    return isinstance(x, np.floating)
 
 
 # -- types ----------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ def simplify(module: Module, *, bodies: bool = False) -> Module:
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
     same = Same(module)
-    inside = {k for c in module.proto.computations for k in _bodies(c)} if bodies else set()
+    inside: set[int] = set()
+    if bodies:
+        inside = {k for c in module.proto.computations for k in _bodies(c)}
     for c in proto.computations:
         if c.id == proto.entry_computation_id or c.id in inside:
             simpler = _Simpler(same, {k for i in c.instructions for k in i.control_predecessor_ids})

@@ -19,6 +19,7 @@ from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 from xfunc.hlo.module import Module
 from xfunc.hlo.ops import bitcast_convert
+from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.tiles import Order
 
@@ -243,8 +244,8 @@ def _number(body: ComputationBuilder) -> Value:
 
 def _numbers(body: ComputationBuilder, numbers: np.ndarray) -> Value:
     # No concern of a trace or transform that this happens in.
-    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-        return body.literal(torch.from_numpy(numbers))
+    with plain_tensors():
+        return body.literal(torch.as_tensor(numbers))
 
 
 def _arithmetic(

@@ -94,7 +94,8 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
 def _primes(sizes: Sequence[int], d: int) -> list[Axis]:
     """The prime axes of dimension d of the numbers of the devices, the slowest first."""
     stride, n = math.prod(sizes[d:]), sizes[d]
-    found, p = [], 2
+    found: list[Axis] = []
+    p = 2
     while n > 1:
         while n % p:
             p += 1
@@ -184,6 +185,8 @@ class _Walk:
                 return self._loop(i, of[0])
             case "call" | "conditional":
                 return self._call(i, of)
+            case _:
+                pass
         if i.shape.is_tuple:
             return [self._array(i, of, e.dims) for e in i.shape.elements]
         return self._array(i, of, i.shape.dims)

@@ -109,7 +109,7 @@ class Tiles:
             return
         proto.type = pb.OpSharding.OTHER
         proto.tile_assignment_dimensions.extend(self.dims)
-        kinds = []
+        kinds: list[pb.OpSharding.Type] = []
         if self.manual > 1:
             proto.tile_assignment_dimensions.append(self.manual)
             kinds.append(pb.OpSharding.MANUAL)

@@ -132,6 +132,8 @@ class Walk:
                 return self._branches(i, operands, around)
             case "partition-id":
                 return self._every
+            case _:
+                pass
         found = all_axes(tuple(operands))
         said = i.proto.frontend_attributes.map.get(AXES)
         if i.opcode in opcodes.COLLECTIVES:

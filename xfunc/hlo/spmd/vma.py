@@ -155,10 +155,13 @@ class _Types(Walk):
                 return own
 
 
+Total = Callable[[ComputationBuilder, Value, Sequence[str]], Value]
+
+
 class _Settling:
     """Copies a module; a computation with marks, once for each way in which its inputs vary."""
 
-    def __init__(self, module: Module, walk: _Types, sizes: Mapping[str, int], total: Callable):
+    def __init__(self, module: Module, walk: _Types, sizes: Mapping[str, int], total: Total):
         self._module, self._walk, self._sizes, self._total = module, walk, sizes, total
         self._b = Builder(module.name)
         self._ids: dict[int, int] = {}
@@ -223,6 +226,8 @@ class _Settling:
                 args = [(self._walk.loop(i, operands[0]),)] * 2
             case "conditional":
                 args = [(x,) for x in operands[1:]]
+            case _:
+                pass
         return [self._function(*x) for x in zip(callees, args, strict=True)]
 
     def _settle(
