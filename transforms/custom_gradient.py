@@ -13,7 +13,7 @@ from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
-from xfunc.stages.checks import Fun, as_tensors
+from xfunc.stages.checks import Fun, as_tensors, is_pair, is_sequence
 from xfunc.stages.entry import Entry
 from xfunc.stages.staging import Staged
 from xfunc.transforms.custom_vjp import CustomVjp, custom_vjp
@@ -64,7 +64,7 @@ def custom_gradient(fun: Fun) -> CustomVjp:
             grads = tree.unflatten(entry.out_tree, outs)
         else:  # made under `disable_jit`: the arguments
             grads = _pair(fun, residuals)[1](ct)
-        return grads if isinstance(grads, (tuple, list)) else (grads,)
+        return grads if is_sequence(grads) else (grads,)
 
     forward.__qualname__ = backward.__qualname__ = function_name(fun)
     found = custom_vjp(primal)
@@ -84,7 +84,7 @@ tree.register(Residuals, lambda r: (r.tensors, r.entry), lambda entry, ts: Resid
 
 def _pair(fun: Fun, args: tuple[Any, ...]) -> tuple[Any, Fun]:
     out = fun(*args)
-    if isinstance(out, tuple) and len(out) == 2 and callable(out[1]):
+    if is_pair(out) and callable(out[1]):
         return out
     fail(
         TreeMismatchError,

@@ -6,7 +6,9 @@ import torch
 import xfunc as xf
 from examples.llama import model, plan, train
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
-from xfunc.hlo.estimate.liveness import live_ranges, peak
+from xfunc.hlo.estimate.buffers import flow, leaves
+from xfunc.hlo.estimate.liveness import peak, prepared
+from xfunc.hlo.estimate.occupancy import Task, best, last_reads
 
 F32, S32 = torch.float32, torch.int32
 N = 64
@@ -253,12 +255,17 @@ def test_lines_and_names():
     assert found.timeline[0].line == f"{__file__}:{fun.__code__.co_firstlineno + 1}"
 
 
-def test_live_ranges():
+def test_how_long_arrays_are_held():
     c, x = begin()
     y = dot(c, x, x)
     z = dot(c, y, x)
     out = dot(c, z, y)
-    found = [(r.instruction.id, r.bytes, r.start, r.end) for r in live_ranges(of(out))]
+    memory = flow(prepared(of(out)).entry)
+    order, _ = best(Task(memory, {}, True, {}))
+    last = last_reads(order, memory)
+    start = {leaf[0]: -1 for a in memory.arguments for leaf in leaves(a)}
+    start |= {b: t for t, step in enumerate(order) for b in step.writes}
+    found = [(b.instruction.id, b.bytes, t, last[b]) for b, t in start.items()]
     assert found == [(x.id, ONE, -1, 1), (y.id, ONE, 0, 2), (z.id, ONE, 1, 2), (out.id, ONE, 2, 3)]
 
 

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.cut_brute_force import frontier, frontier_of_subsets, random_problem
+from tests.support.cut_brute_force import (
+    frontier,
+    frontier_of_subsets,
+    random_problem,
+    working_bytes,
+)
 from xfunc.remat import cut, cut_core
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, Plan
 
@@ -113,12 +118,12 @@ def test_nothing_rises_when_the_budget_falls(first):
     for seed in range(first, first + 20):
         problem = random_problem(seed)
         costs = frontier(problem)
-        everything_again = cut.working_bytes(problem)
+        everything_again = working_bytes(problem)
         low, high = costs[0][0], costs[-1][0]
         before = None
         for k in range(9, -1, -1):
             plan = cut.fastest(problem, low + (high - low) * k // 9)
-            working = cut.working_bytes(problem, plan.kept)
+            working = working_bytes(problem, plan.kept)
             assert working <= everything_again
             if before is not None:
                 assert plan.bytes <= before.bytes
@@ -133,7 +138,7 @@ def test_no_planner_can_make_the_peak_fall_with_the_budget():
     costs = {}
     for budget in (10, 0):
         plan = cut.fastest(problem, budget)
-        costs[budget] = plan.bytes + cut.working_bytes(problem, plan.kept)
+        costs[budget] = plan.bytes + working_bytes(problem, plan.kept)
     assert costs == {10: 10, 0: 1010}  # At 0 there is only one plan.
 
 
@@ -146,9 +151,9 @@ def test_working_bytes_counts_what_is_held():
         Node(4, 5, 1.0, (3,)),
     )
     problem = CutProblem(nodes, (1, 4))
-    assert cut.working_bytes(problem) == 10 + 20 + 40
-    assert cut.working_bytes(problem, (2,)) == 10 + 40 + 5
-    assert cut.working_bytes(problem, (1, 4)) == 0
+    assert working_bytes(problem) == 10 + 20 + 40
+    assert working_bytes(problem, (2,)) == 10 + 40 + 5
+    assert working_bytes(problem, (1, 4)) == 0
 
 
 def test_a_plan_is_the_same_in_every_process():

@@ -1,6 +1,7 @@
 """Cut problems at random, and all good plans of a small one, found without being clever."""
 
 import random
+from collections.abc import Collection
 from itertools import combinations
 
 from xfunc.remat.cut import CutProblem, Node, NoPlan, recomputed
@@ -95,3 +96,25 @@ def random_problem(
     values = [n.id for n in nodes if n.keepable]
     needed = rng.sample(values, k=min(len(values), rng.randint(1, 10)))
     return CutProblem(tuple(nodes), tuple(needed))
+
+
+def working_bytes(problem: CutProblem, kept: Collection[int] = ()) -> int:
+    """The most bytes that are there at once for what is computed again.
+
+    It is computed in the order of the problem, before the backward pass starts. What is needed is
+    held until then, the rest until its last use. It is the most if nothing is kept but what cannot
+    be computed again: see NOTE [what is promised of the peak] in `xfunc.remat.cut`.
+    """
+    size = {n.id: n.bytes for n in problem.nodes}
+    fixed = {n.id for n in problem.nodes if not n.recomputable}
+    again = set(recomputed(problem, fixed.union(kept)))
+    held = again.intersection(problem.needed)
+    live = peak = sum(size[v] for v in held)
+    for n in reversed(problem.nodes):
+        if n.id in again:
+            operands = again.intersection(n.operands) - held
+            held |= operands
+            live += sum(size[v] for v in operands)
+            peak = max(peak, live)
+            live -= n.bytes
+    return peak

@@ -5,6 +5,19 @@ transforms an operation: autograd's formulas, the batching rules of torch.func, 
 that torch composes of others in C++ all find it, whether a program is traced or not. In place of a
 missing kernel, torch_xla has a fallback that computes on the host, which a trace must refuse.
 
+NOTE [which way to replace an operation]: from the user's call down to the device, what is highest
+serves most, and what is lowest is met most often:
+
+- a function in `xfunc.torchlib.replacements` runs in the place of a torch function that traced code
+  calls, before autograd and torch.func see it: for what other torch functions can say as well;
+- a `composition` takes the place of an operation's own derivative and batching rule by those of the
+  operations that it is made of, from wherever it is called;
+- a `differentiable` function brings the derivative itself: where torch's formula is wrong on
+  torch_xla, or ends in what it lacks;
+- a `batched` function is the rule of torch.func's vmap alone: where there is none, or a wrong one;
+- a `kernel` computes values alone, where torch's derivative is right; `bare` is how one is called
+  that would cost too much otherwise.
+
 NOTE [kernels are written with views]: above the key XLA torch turns views and changes in place into
 plain operations ("functionalisation"); below it a view is a copy, and a change to it is lost.
 Kernels of ours therefore run above it again, on wrapped tensors.

@@ -23,10 +23,10 @@ or so to all the seconds of a problem; and it takes plans that are `exact`.
 NOTE [what is promised of the peak]: the true peak of the backward pass cannot have this property,
 whoever plans. Let a large value be computed from an input, and a small one, which is needed, from
 the large one. A budget that has no room for the small one brings the large one back. What falls
-with the budget is an upper bound: the kept bytes, plus `working_bytes` of a plan that keeps
-nothing. The second term is the same for every budget; and no plan holds more for recomputing, since
-what it computes again that plan does too, in the same order, and for users that are the same or
-more.
+with the budget is an upper bound: the kept bytes, plus the most that a plan which keeps nothing has
+to hold at once of what it computes again. The second term is the same for every budget; and no plan
+holds more for recomputing, since what it computes again that plan does too, in the same order, and
+for users that are the same or more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CutProblem:
     Attributes:
         nodes: forward values, operands before their users.
         needed: ids of those that the backward pass uses directly, in the order in which it does;
-            plans do not depend on the order, `working_bytes` does.
+            plans do not depend on the order.
     """
 
     nodes: tuple[Node, ...]
@@ -198,28 +198,6 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
         raise ValueError(f"the plan does not add {plan.seconds} seconds")
     if budget_bytes is not None and plan.bytes > budget_bytes:
         raise ValueError(f"the plan keeps {plan.bytes} bytes of {budget_bytes}")
-
-
-def working_bytes(problem: CutProblem, kept: Collection[int] = ()) -> int:
-    """The most bytes that are there at once for what is computed again.
-
-    It is computed in the order of the problem, before the backward pass starts. What is needed is
-    held until then, the rest until its last use. It is the most if nothing is kept but what cannot
-    be computed again: see NOTE [what is promised of the peak].
-    """
-    size = {n.id: n.bytes for n in problem.nodes}
-    fixed = {n.id for n in problem.nodes if not n.recomputable}
-    again = set(recomputed(problem, fixed.union(kept)))
-    held = again.intersection(problem.needed)
-    live = peak = sum(size[v] for v in held)
-    for n in reversed(problem.nodes):
-        if n.id in again:
-            operands = again.intersection(n.operands) - held
-            held |= operands
-            live += sum(size[v] for v in operands)
-            peak = max(peak, live)
-            live -= n.bytes
-    return peak
 
 
 def _forced(problem: CutProblem) -> set[int]:

@@ -71,11 +71,6 @@ def register(name: str, function: Function) -> None:
     _functions[name] = function
 
 
-def unregister(name: str) -> None:
-    """Forget a function; no program that calls it may run any more."""
-    del _functions[name]
-
-
 def host_call(
     body: ComputationBuilder,
     name: str,

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from xfunc.hlo.estimate.buffers import Buffer, Flow, flow, leaves
-from xfunc.hlo.estimate.occupancy import Task, best, last_reads, results
+from xfunc.hlo.estimate.occupancy import Task, best, results
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.simplify import simplify
@@ -76,23 +76,6 @@ class Peak:
     spans: tuple[Span, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class LiveRange:
-    """How long an array of the entry is in memory.
-
-    Attributes:
-        instruction: what wrote it.
-        bytes: its size.
-        start: the number of the step that writes it; -1 for an argument.
-        end: that of the last step that reads it; for a result, the number of steps.
-    """
-
-    instruction: Instruction
-    bytes: int
-    start: int
-    end: int
-
-
 def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
     """The memory of a module.
 
@@ -112,19 +95,6 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
         tuple(_held(*h) for h in sorted([*arguments, *found.held], key=lambda h: -h[0])),
         tuple(_held(given + n, i) for n, i in found.points or [(0, entry.root)]),
         tuple(Span(_held(n, i), start, end) for n, i, start, end in found.spans),
-    )
-
-
-def live_ranges(module: Module) -> tuple[LiveRange, ...]:
-    """How long each array of the entry is in memory, in the order that `peak` assumes."""
-    memory = flow(prepared(module).entry)
-    order, _ = best(Task(memory, {}, True, {}))
-    last = last_reads(order, memory)
-    start = {b: t for t, step in enumerate(order) for b in step.writes}
-    start |= {leaf[0]: -1 for a in memory.arguments for leaf in leaves(a)}
-    return tuple(
-        LiveRange(b.instruction, b.bytes, t, last.get(b, t))
-        for b, t in sorted(start.items(), key=lambda item: item[1])
     )
 
 
