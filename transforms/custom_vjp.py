@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -385,7 +385,8 @@ def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any
                     found = tree.leaves(as_tensors(fwd(*tree.unflatten(structure, full))[1]))
                     return tuple(found[k] for k in used)
 
-                pull = torch.func.vjp(kept, *(xs[i] for i in smooth))[1]
+                vjp: Any = cast(Any, torch.func.vjp)  # pyright: ignore[reportUnknownMemberType]
+                pull = vjp(kept, *(xs[i] for i in smooth))[1]
                 more = pull(tuple(cts[n + k] for k in used))
                 grads = [g + m for g, m in zip(grads, more, strict=True)]
             found = dict(zip(smooth, grads, strict=True))

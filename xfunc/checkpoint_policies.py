@@ -15,13 +15,15 @@ from xfunc.remat.policies import (
 )
 from xfunc.remat.policies import everything_saveable as everything_saveable
 from xfunc.remat.policies import nothing_saveable as nothing_saveable
-from xfunc.remat.policies import offload_dot_with_no_batch_dims as offload_dot_with_no_batch_dims
-from xfunc.remat.policies import (
+from xfunc.remat.policy_factories import (
+    offload_dot_with_no_batch_dims as offload_dot_with_no_batch_dims,
+)
+from xfunc.remat.policy_factories import (
     save_and_offload_only_these_names as save_and_offload_only_these_names,
 )
-from xfunc.remat.policies import save_any_names_but_these as save_any_names_but_these
-from xfunc.remat.policies import (
+from xfunc.remat.policy_factories import save_any_names_but_these as save_any_names_but_these
+from xfunc.remat.policy_factories import (
     save_anything_except_these_names as save_anything_except_these_names,
 )
-from xfunc.remat.policies import save_from_both_policies as save_from_both_policies
-from xfunc.remat.policies import save_only_these_names as save_only_these_names
+from xfunc.remat.policy_factories import save_from_both_policies as save_from_both_policies
+from xfunc.remat.policy_factories import save_only_these_names as save_only_these_names

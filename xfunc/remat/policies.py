@@ -5,8 +5,7 @@ HLO instruction that computes the value, and answers True (keep it), False (comp
 `Offload` (keep it in the memory of the host). `xfunc.remat.min_cut.MinCut` is asked about all
 values at a time.
 
-Policies are compared by value, where they are made by a function: made anew at each step, they are
-the same to the cache.
+Functions that return policies: `xfunc.remat.policy_factories`.
 
 Source: ``jax.checkpoint_policies``, whose names and meanings these have.
 """
@@ -14,12 +13,9 @@ Source: ``jax.checkpoint_policies``, whose names and meanings these have.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
-from xfunc.errors import fail, shown
 from xfunc.hlo import Instruction
-from xfunc.hlo.passes.names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,140 +61,3 @@ def dots_with_no_batch_dims_saveable(instruction: Instruction) -> bool:
 
 checkpoint_dots = dots_saveable
 checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
-
-
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """Keep, or offload, what has one of some names."""
-
-    kept: frozenset[str]
-    offloaded: frozenset[str] = frozenset()
-    offload: Offload = Offload()
-
-    def __call__(self, instruction: Instruction) -> Answer:
-        names = names_of(instruction.proto)
-        if self.offloaded.intersection(names):
-            return self.offload
-        return not self.kept.isdisjoint(names)
-
-
-def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
-    """Keep what `xfunc.checkpoint_name` has given one of these names."""
-    return _Names(_names(names_which_can_be_saved, "save_only_these_names"))
-
-
-@dataclasses.dataclass(frozen=True)
-class _NotNames:
-    """Keep what has a name, or everything, but what has one of some names."""
-
-    excluded: frozenset[str]
-    unnamed: bool
-
-    def __call__(self, instruction: Instruction) -> bool:
-        names = names_of(instruction.proto)
-        return self.excluded.isdisjoint(names) and (self.unnamed or bool(names))
-
-
-def save_any_names_but_these(*names_not_to_save: str) -> Policy:
-    """Keep what `xfunc.checkpoint_name` has given a name other than these."""
-    return _NotNames(_names(names_not_to_save, "save_any_names_but_these"), unnamed=False)
-
-
-def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
-    """Keep everything but what `xfunc.checkpoint_name` has given one of these names.
-
-    What is computed from such a value, its transpose for one, may be kept.
-    """
-    return _NotNames(_names(names_not_to_save, "save_anything_except_these_names"), unnamed=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Both:
-    """See `save_from_both_policies`."""
-
-    first: Policy
-    second: Policy
-
-    def __call__(self, instruction: Instruction) -> Answer:
-        return self.first(instruction) or self.second(instruction)
-
-
-def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-    """Keep what one of two policies keeps; the first says how, if both do."""
-    for policy in (policy_1, policy_2):
-        if not callable(policy):
-            fail(
-                TypeError,
-                f"save_from_both_policies was given {shown(policy)}",
-                "give two functions of an HLO instruction.",
-            )
-    return _Both(policy_1, policy_2)
-
-
-def save_and_offload_only_these_names(
-    *,
-    names_which_can_be_saved: Iterable[str],
-    names_which_can_be_offloaded: Iterable[str],
-    offload_src: str = "device",
-    offload_dst: str = "pinned_host",
-) -> Policy:
-    """Keep what has one of some names; keep what has one of others in the memory of the host.
-
-    Raises:
-        ValueError: a name is in both.
-    """
-    function = "save_and_offload_only_these_names"
-    kept = _names(names_which_can_be_saved, function)
-    offloaded = _names(names_which_can_be_offloaded, function)
-    both = sorted(kept & offloaded)
-    if both:
-        fail(
-            ValueError,
-            f"{function} was given {both[0]!r} both to be saved and to be offloaded",
-            "give each name once.",
-        )
-    return _Names(kept, offloaded, _offload(offload_src, offload_dst))
-
-
-@dataclasses.dataclass(frozen=True)
-class _OffloadDots:
-    """See `offload_dot_with_no_batch_dims`."""
-
-    offload: Offload
-
-    def __call__(self, instruction: Instruction) -> Answer:
-        return dots_with_no_batch_dims_saveable(instruction) and self.offload
-
-
-def offload_dot_with_no_batch_dims(
-    offload_src: Any = "device", offload_dst: str = "pinned_host"
-) -> Any:
-    """A policy that keeps matrix products without batch dimensions in the memory of the host.
-
-    Itself it is such a policy too: ``policy=offload_dot_with_no_batch_dims``.
-    """
-    if isinstance(offload_src, Instruction):
-        return _OffloadDots(Offload())(offload_src)
-    return _OffloadDots(_offload(offload_src, offload_dst))
-
-
-def _offload(src: str, dst: str) -> Offload:
-    if (src, dst) != ("device", "pinned_host"):
-        fail(
-            ValueError,
-            f"values cannot be offloaded from {shown(src)} to {shown(dst)}",
-            "offload from 'device' to 'pinned_host'.",
-        )
-    return Offload(src, dst)
-
-
-def _names(names: Iterable[str], function: str) -> frozenset[str]:
-    found = [names] if isinstance(names, str) else list(names)
-    for n in found:
-        if not isinstance(n, str):
-            fail(
-                TypeError,
-                f"{function} was given {shown(n)} as a name",
-                "give the strings that xf.checkpoint_name was given.",
-            )
-    return frozenset(found)

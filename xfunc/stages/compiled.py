@@ -82,7 +82,7 @@ def compile_for(lowered: Lowered, target: str | None, options: dict[str, Any]) -
     """See `Lowered.compile`."""
     if target is None:
         return Compiled(lowered, _Running(lowered, options))
-    kind = target.partition(":")[0] if isinstance(target, str) else ""
+    kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
     return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, options))
 
 
