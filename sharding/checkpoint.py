@@ -79,10 +79,13 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
     Raises:
         FileExistsError, TypeError, PurityError, RuntimeError: as of `save_checkpoint`.
     """
+    from xfunc.sharding import storage
+
     global _pending
     job, tensors = _job("save_checkpoint_async", path, x, extra)
     parts = {name: copy(tensor, job.targets[name]) for name, tensor in tensors.items()}
     group = _group_beside(distributed.group.WORLD) if distributed.is_initialized() else None
+    storage.silence()
     _pending = _thread.submit(_write, job, parts.__getitem__, group)
     return _pending
 

@@ -39,7 +39,7 @@ def write(folder: Path, name: str, planner: Save, extra: bytes, group: ProcessGr
         group: the processes that write; None: all.
     """
     try:
-        _silence()
+        silence()
         writer = _Writer(folder, name, extra)
         dcp.save({}, storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
@@ -55,7 +55,7 @@ def read(stored: Stored, targets: Mapping[str, Target]) -> dict[str, torch.Tenso
     """
     planner = Load(targets)
     try:
-        _silence()
+        silence()
         dcp.load({}, storage_reader=stored, planner=planner)
     except CheckpointException as error:
         raise _reading_failed(stored.folder, _cause(error)) from None
@@ -76,11 +76,12 @@ def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
     return found
 
 
-def _silence() -> None:
+def silence() -> None:
     """Not what torch says of each save and load without a process group.
 
     For good: `warnings.catch_warnings` would change what other threads see, and put it back when
-    they do not expect it.
+    they do not expect it. For the same reason a thread that is about to save has this called before
+    it starts: what it does itself is undone when the main thread leaves a `catch_warnings`.
     """
     warnings.filterwarnings(
         "ignore", "torch.distributed is disabled", UserWarning, r"torch\.distributed\.checkpoint"
