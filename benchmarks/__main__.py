@@ -14,9 +14,11 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        choices="trace dispatch scan pods linalg remat training second_process operations".split(),
+        choices=(
+            "trace dispatch scan pods linalg remat training second_process dynamic operations"
+        ).split(),
         metavar="name",
-        help="trace, dispatch, scan, pods, linalg, training, second_process, "
+        help="trace, dispatch, scan, pods, linalg, training, second_process, dynamic, "
         "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
@@ -52,6 +54,10 @@ def main() -> None:
             from benchmarks import remat
 
             remat.main()
+        elif name == "dynamic":
+            from benchmarks import dynamic
+
+            dynamic.main()
         elif name == "training":
             from benchmarks import training
 
