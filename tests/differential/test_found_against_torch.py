@@ -96,3 +96,16 @@ def test_a_mask_without_dimensions() -> None:
     got = xf.vmap(fun, in_axes=(None, 0))(F, F)
     want = [torch.stack(parts) for parts in zip(*(fun(F, y) for y in F), strict=True)]
     torch.testing.assert_close(xf.device_get(got), tuple(want))
+
+
+@pytest.mark.parametrize("mask", [[True, False, True], [[True], [False]], [[[True]], [[False]]]])
+def test_masked_scatter_with_a_mask_of_another_shape(mask: list[Any]) -> None:
+    x, m = torch.arange(6.0).reshape(2, 3), torch.tensor(mask)
+
+    def fun(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 1
+        if m.ndim <= 2:
+            y.masked_scatter_(m, x + 10)
+        return y, torch.masked_scatter(x, m, torch.arange(20.0))
+
+    same(fun, x)

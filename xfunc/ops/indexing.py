@@ -145,9 +145,18 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, src)
 
 
-@kernel("masked_scatter", unless=lambda x, mask, source: max(x.ndim, mask.ndim) > 0)
+@kernel(
+    "masked_scatter",
+    unless=lambda x, mask, source: 0 < x.ndim == mask.ndim and x.numel() == source.numel(),
+)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    return torch.where(mask, source.reshape(-1)[0], x)
+    # torch_xla 2.9 takes masks of as many dimensions only, and sources of as many entries.
+    x, mask = torch.broadcast_tensors(x, mask)
+    if not x.numel() or not source.numel():
+        return x.clone()
+    place = (mask.reshape(-1).long().cumsum(0) - 1).clamp(0, source.numel() - 1)
+    found = source.reshape(-1).index_select(0, place).reshape(x.shape)
+    return torch.where(mask, found, x)
 
 
 @kernel("masked_scatter_backward")
