@@ -1,9 +1,12 @@
 """A part of torch's database of operations each day, in all dtypes and under all transforms.
 
-A day takes a twelfth of the operations, each in one floating or complex dtype and in one of int64
-and bool, which change from day to day: after sixty days, each has run in all of its dtypes.
+A day takes a part of the operations, each in one floating or complex dtype and in one of int64 and
+bool, which change from day to day: after five rounds, each has run in all of its dtypes. The part
+is a twelfth, and in continuous integration a third (``TESTS_SWEEP=3``).
 ``python -m benchmarks operations`` runs all at once.
 """
+
+import os
 
 import pytest
 
@@ -12,12 +15,13 @@ from tests.support.day import DAY
 
 SMOOTH = ["float64", "float32", "complex64", "bfloat16", "float16"]
 EXACT = ["int64", "bool"]
+PARTS = int(os.environ.get("TESTS_SWEEP", "12"))
 TRANSFORMS = ["jit", "vmap", "grad", "vmap(grad)", "jvp", "grad(grad)", "vjp"]
 
 
 def chosen_on(day):
     """The operations of a day, each with its dtypes."""
-    part, turn = list(operations.entries())[day % 12 :: 12], day // 12
+    part, turn = list(operations.entries())[day % PARTS :: PARTS], day // PARTS
     for k, name in enumerate(part):
         yield name, [SMOOTH[(k + turn) % len(SMOOTH)], EXACT[(k + turn) % len(EXACT)]]
 
@@ -27,8 +31,9 @@ def examined(day, part):
         yield from operations.units(dtypes, TRANSFORMS, [name], samples=1)
 
 
-def test_sixty_days_take_every_operation_in_every_dtype():
-    taken = {(name, d) for day in range(DAY, DAY + 60) for name, ds in chosen_on(day) for d in ds}
+def test_five_rounds_take_every_operation_in_every_dtype():
+    days = range(DAY, DAY + 5 * PARTS)
+    taken = {(name, d) for day in days for name, ds in chosen_on(day) for d in ds}
     assert taken == {(name, d) for name in operations.entries() for d in operations.DTYPES}
 
 
