@@ -189,7 +189,7 @@ def _report(console: Console, case: Case, given: dict[str, str], *, as_json: boo
         else:
             show.out_of_memory(console, case, error)
         return 1
-    found, buffers = footprint(case, compiled), compiled.largest_buffers()
+    found, buffers = footprint(case, compiled), compiled.largest_buffers() or []
     if as_json:
         parts = {"staging": staging, "footprint": found}
         figures: dict[str, Any] = {k: dataclasses.asdict(v) for k, v in parts.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,15 @@ class ShapeDtypeStruct:
     shape: tuple[int, ...]
     dtype: torch.dtype
     sharding: Any = None
+
+    if TYPE_CHECKING:  # It takes any sequence, and sizes that are symbols.
+
+        def __init__(
+            self,
+            shape: Sequence[int | SymbolicSize],
+            dtype: torch.dtype,
+            sharding: Any = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         sizes = (d if isinstance(d, SymbolicSize) else int(d) for d in self.shape)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from xfunc.hlo import Computation, Instruction, Module, Shape
+from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, instruction, renamed
@@ -15,8 +15,18 @@ from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.padding import rules, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
-from xfunc.symbolic.padding.layouts import MaybeLayout, own
+from xfunc.symbolic.padding.layouts import own
 from xfunc.symbolic.padding.rules import remade, result
+from xfunc.symbolic.padding.states import (
+    flat,
+    forgotten,
+    joined,
+    shape_of,
+    signature,
+    tuple_of,
+    varies,
+    whole,
+)
 from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Size
 
@@ -81,7 +91,7 @@ class _Pass:
         for i in c.instructions:
             if i.proto.control_predecessor_ids:
                 raise Inexact(f"{i.opcode} that waits for another instruction", i)
-            shapes = _flat(i.shape)
+            shapes = flat(i.shape)
             dims = [n for s in shapes for n in s.dims]
             for n, size in zip(dims, self.symbolic.dims(i), strict=True):
                 if isinstance(size, Polynomial) and not self.symbolic.box.at_most(size, n):
@@ -102,7 +112,7 @@ class _Pass:
         It takes the actual sizes as well: as further parameters, or, if `packed`, behind the
         elements of its one parameter, which is a tuple, as in loops and branches.
         """
-        key = (c.id, packed, tuple(map(_signature, inputs)))
+        key = (c.id, packed, tuple(map(signature, inputs)))
         if key in self.known:
             return self.known[key]
         body = _Body(self, c, inputs, packed)
@@ -158,7 +168,7 @@ class _Body:
         if packed:
             (state,) = inputs
             elements = state if isinstance(state, list) else [state]
-            shape = _tuple([*map(shape_of, elements), *[scalar] * n])
+            shape = tuple_of([*map(shape_of, elements), *[scalar] * n])
             whole_id = parameter(shape)
             found = [placed(e, element(whole_id, k, shape_of(e))) for k, e in enumerate(elements)]
             sizes = [element(whole_id, len(elements) + k, scalar) for k in range(n)]
@@ -242,7 +252,7 @@ class _Body:
             return self.branches(i, operands)
         if opcode not in rules.LIGHT and self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
-            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+            return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
         arrays = [x for x in operands if isinstance(x, Val)]
         if len(arrays) == len(operands):
             if opcode in _RULES:
@@ -260,7 +270,7 @@ class _Body:
         """Whether an instruction has nothing to do with sizes."""
         numbers = (x for xs in self.whole.symbolic.numbers[i.id].values() for x in xs)
         return (
-            not any(_varies(x) for x in operands)
+            not any(varies(x) for x in operands)
             and all(isinstance(x, (int, float)) for x in numbers)
             and all(self.whole.is_plain(c) for c in i.called_computations)
         )
@@ -275,7 +285,7 @@ class _Body:
         (callee,) = i.called_computations
         if self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
-            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+            return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
         if is_pair(callee.proto):  # It returns what it takes.
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(list(operands), remade(self.movers, i, ids))
@@ -290,12 +300,12 @@ class _Body:
     def loop(self, i: Instruction, init: State) -> State:
         if self.is_whole(i, [init]):
             id = remade(self.movers, i, [self.packed_up(init)])
-            return self.taken_apart(_whole(i.shape), id)
+            return self.taken_apart(whole(i.shape), id)
         body, condition = (
             self.whole.symbolic.module.computation(k) for k in i.proto.called_computation_ids
         )
         assert isinstance(init, list)
-        state: State = _forgotten(init)
+        state: State = forgotten(init)
         for _ in range(8):
             trial = _Body(self.whole, body, [state], True)
             for j in body.instructions:
@@ -303,16 +313,16 @@ class _Body:
                     trial.emit.source = j.proto
                     trial.values[j.id] = trial.apply(j, [trial.values[x.id] for x in j.operands])
             after = trial.values[body.root.id]
-            joined = _joined(state, after)
-            if _signature(joined) == _signature(state):
+            either = joined(state, after)
+            if signature(either) == signature(state):
                 break
-            state = joined
+            state = either
         else:
             raise Inexact("a loop whose state lies differently in each step", i)
         root = trial.like(after, state, i)
         assert isinstance(root, list)
         packed = [*(trial.packed_up(x) for x in root), *trial.sizes]
-        sized = _tuple([*map(shape_of, root), *[array(S64, ())] * len(self.sizes)])
+        sized = tuple_of([*map(shape_of, root), *[array(S64, ())] * len(self.sizes)])
         last = trial.emit.put(instruction("tuple", trial.emit.new_id(), sized, packed))
         trial.proto.root_id = last
         trial.proto.instructions.extend(trial.emit.instructions)
@@ -331,11 +341,11 @@ class _Body:
     def branches(self, i: Instruction, operands: list[State]) -> State:
         if self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
-            return self.taken_apart(_whole(i.shape), remade(self.movers, i, ids))
+            return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
         which, *inputs = operands
         bodies, outs = [], []
         for c, x in zip(i.called_computations, inputs, strict=True):
-            body = _Body(self.whole, c, [_forgotten(x)], True)
+            body = _Body(self.whole, c, [forgotten(x)], True)
             for j in c.instructions:
                 if j.opcode != "parameter":
                     body.emit.source = j.proto
@@ -344,11 +354,11 @@ class _Body:
             outs.append(body.values[c.root.id])
         found = outs[0]
         for x in outs[1:]:
-            found = _joined(found, x)
+            found = joined(found, x)
         ids = [self.packed_up(which)]
         for x in inputs:
             elements = x if isinstance(x, list) else [x]
-            shape = _tuple([*map(shape_of, elements), *[array(S64, ())] * len(self.sizes)])
+            shape = tuple_of([*map(shape_of, elements), *[array(S64, ())] * len(self.sizes)])
             packed = [*map(self.packed_up, elements), *self.sizes]
             ids.append(self.emit.put(instruction("tuple", self.emit.new_id(), shape, packed)))
         made = instruction("conditional", self.emit.new_id(), shape_of(found), ids, i.proto)
@@ -366,62 +376,6 @@ class _Body:
             if layout is not None:
                 x = self.movers.relaid(x, d, layout, x.dims[d])
         return x
-
-
-def shape_of(x: State) -> pb.ShapeProto:
-    """The shape of a value in the bucket."""
-    if isinstance(x, Val):
-        return array(x.element_type, x.dims)
-    return _tuple(map(shape_of, x))
-
-
-def _tuple(shapes: Iterable[pb.ShapeProto]) -> pb.ShapeProto:
-    return pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=shapes)
-
-
-def _flat(shape: Shape) -> list[Shape]:
-    return [s for e in shape.elements for s in _flat(e)] if shape.is_tuple else [shape]
-
-
-def _signature(x: State) -> object:
-    if isinstance(x, list):
-        return tuple(map(_signature, x))
-    fills = tuple(sorted((d, repr(v)) for d, v in x.fills.items()))
-    return (x.dims, x.element_type, x.sizes, x.layouts, fills, repr(x.const))
-
-
-def _forgotten(x: State) -> State:
-    """The value without what is known of its contents, which a loop may change."""
-    if isinstance(x, list):
-        return [_forgotten(e) for e in x]
-    return dataclasses.replace(x, fills={}, const=None)
-
-
-def _joined(a: State, b: State) -> State:
-    """What is known of a value that is either."""
-    if isinstance(a, list):
-        assert isinstance(b, list)
-        return [_joined(x, y) for x, y in zip(a, b, strict=True)]
-    assert isinstance(b, Val)
-    layouts: list[MaybeLayout] = []
-    for d in range(len(a.dims)):
-        p, q = a.layouts[d], b.layouts[d]
-        layouts.append(q if p is None else p)
-    return dataclasses.replace(a, layouts=tuple(layouts), fills={}, const=None)
-
-
-def _varies(x: State) -> bool:
-    if isinstance(x, list):
-        return any(map(_varies, x))
-    return any(isinstance(s, Polynomial) for s in x.sizes)
-
-
-def _whole(shape: Shape) -> State:
-    """A value that no size has to do with."""
-    if shape.is_tuple:
-        return [_whole(e) for e in shape.elements]
-    layouts = tuple(own(n, n) for n in shape.dims)
-    return Val(0, shape.element_type, shape.dims, shape.dims, layouts)
 
 
 def _reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 
@@ -29,9 +30,7 @@ class Rows(TorchFunctionMode):
 
 
 def _memory(t: Tensor) -> int:
-    while _functorch.is_functorch_wrapped_tensor(t):
-        t = _functorch.get_unwrapped(t)
-    return t.untyped_storage().data_ptr()
+    return functorch.innermost(t).untyped_storage().data_ptr()
 
 
 class SumsOfParts(TorchDispatchMode):

@@ -1,0 +1,73 @@
+"""Values of a program in a bucket, and tuples of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from xfunc.hlo import Shape
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.symbolic.padding.emit import array
+from xfunc.symbolic.padding.layouts import MaybeLayout, own
+from xfunc.symbolic.padding.values import State, Val
+from xfunc.symbolic.polynomial import Polynomial
+
+
+def shape_of(x: State) -> pb.ShapeProto:
+    """The shape of a value in the bucket."""
+    if isinstance(x, Val):
+        return array(x.element_type, x.dims)
+    return tuple_of(map(shape_of, x))
+
+
+def tuple_of(shapes: Iterable[pb.ShapeProto]) -> pb.ShapeProto:
+    """A tuple's shape."""
+    return pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=shapes)
+
+
+def flat(shape: Shape) -> list[Shape]:
+    """The arrays in a shape."""
+    return [s for e in shape.elements for s in flat(e)] if shape.is_tuple else [shape]
+
+
+def signature(x: State) -> object:
+    """What programs of a body differ by."""
+    if isinstance(x, list):
+        return tuple(map(signature, x))
+    fills = tuple(sorted((d, repr(v)) for d, v in x.fills.items()))
+    return (x.dims, x.element_type, x.sizes, x.layouts, fills, repr(x.const))
+
+
+def forgotten(x: State) -> State:
+    """The value without what is known of its contents, which a loop may change."""
+    if isinstance(x, list):
+        return [forgotten(e) for e in x]
+    return dataclasses.replace(x, fills={}, const=None)
+
+
+def joined(a: State, b: State) -> State:
+    """What is known of a value that is either."""
+    if isinstance(a, list):
+        assert isinstance(b, list)
+        return [joined(x, y) for x, y in zip(a, b, strict=True)]
+    assert isinstance(b, Val)
+    layouts: list[MaybeLayout] = []
+    for d in range(len(a.dims)):
+        p, q = a.layouts[d], b.layouts[d]
+        layouts.append(q if p is None else p)
+    return dataclasses.replace(a, layouts=tuple(layouts), fills={}, const=None)
+
+
+def varies(x: State) -> bool:
+    """Whether a size of it depends on a symbol."""
+    if isinstance(x, list):
+        return any(map(varies, x))
+    return any(isinstance(s, Polynomial) for s in x.sizes)
+
+
+def whole(shape: Shape) -> State:
+    """A value that no size has to do with."""
+    if shape.is_tuple:
+        return [whole(e) for e in shape.elements]
+    layouts = tuple(own(n, n) for n in shape.dims)
+    return Val(0, shape.element_type, shape.dims, shape.dims, layouts)
