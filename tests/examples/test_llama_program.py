@@ -136,8 +136,13 @@ def test_presets(preset: str) -> None:
 
 
 def test_mesh_takes_all_devices() -> None:
-    assert config.Mesh(tensor=4).axes(256) == {"data": 1, "fsdp": 64, "tensor": 4}
-    assert config.Mesh().axes(1) == {"data": 1, "fsdp": 1, "tensor": 1}
+    assert config.Mesh(tensor=4).axes(256) == {
+        "data": 1,
+        "fsdp": 64,
+        "tensor": 4,
+        "expert": 1,
+    }
+    assert config.Mesh().axes(1) == dict.fromkeys(("data", "fsdp", "tensor", "expert"), 1)
     for mesh in (config.Mesh(fsdp=3), config.Mesh(tensor=16)):
         with pytest.raises(SettingError, match=r"the devices are 8: use others, or mesh\.data=1"):
             mesh.axes(8)

@@ -17,10 +17,10 @@ from xfunc.backends.errors import out_of_memory
 from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]
-# A program compiled for the CPU holds 30 memory maps, or 60 if it is large, and Linux gives a
+# A program compiled for the CPU holds 3 to 150 memory maps, by its size, and Linux gives a
 # process 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with
 # SIGSEGV when it gets no more. A smaller cache evicts in time; what it forgot is compiled again.
-MAPS_OF_A_PROGRAM = 100
+MAPS_OF_A_PROGRAM = 200
 _compiles = itertools.count(1)
 
 
