@@ -40,11 +40,13 @@ class Runtime(Protocol):
     Attributes:
         name: as `xfunc.config.set_backend` takes it.
         kind: the class of its tensors.
+        kinds: that class alone.
         holds: whether a tensor is data of its devices. Raises AttributeError for what is no tensor.
     """
 
     name: str
     kind: type[torch.Tensor]
+    kinds: frozenset[type[torch.Tensor]]
     holds: Callable[[Any], bool]
 
     def platform(self) -> str:

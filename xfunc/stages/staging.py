@@ -268,12 +268,13 @@ def run_staged(
     """Call a staged function with real tensors."""
     with lock:
         # Plain tensors are the common case of small functions, where flattening would show.
-        if not kwargs and set(map(type, args)) == _TENSOR_ONLY:
+        where = active.runtime()
+        kinds = set(map(type, args))
+        if not kwargs and (kinds == _TENSOR_ONLY or kinds == where.kinds):
             leaves, structure = list(args), _structure_of_leaves(len(args))
         else:
             given: Any = (args, kwargs)
             leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
-        where = active.runtime()
         try:
             ready = all(map(where.holds, leaves))
         except AttributeError:

@@ -28,6 +28,7 @@ class Pjrt:
 
     name = "pjrt"
     kind = Array
+    kinds = frozenset({Array})
     holds = staticmethod(operator.attrgetter("is_pjrt"))
 
     def __init__(self) -> None:

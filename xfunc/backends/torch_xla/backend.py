@@ -27,6 +27,7 @@ class TorchXLA:
 
     name = "torch_xla"
     kind = torch.Tensor
+    kinds = frozenset({torch.Tensor})
     holds = staticmethod(operator.attrgetter("is_xla"))
     device_count = staticmethod(runtime.device_count)
     process_count = staticmethod(runtime.process_count)
