@@ -270,7 +270,7 @@ def run_staged(
         # Plain tensors are the common case of small functions, where flattening would show.
         where = active.runtime()
         kinds = set(map(type, args))
-        if not kwargs and (kinds == _TENSOR_ONLY or kinds == where.kinds):
+        if not kwargs and (kinds == _TENSOR_ONLY or kinds <= where.kinds):
             leaves, structure = list(args), _structure_of_leaves(len(args))
         else:
             given: Any = (args, kwargs)
