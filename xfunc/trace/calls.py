@@ -78,6 +78,10 @@ class Mode(TorchFunctionMode):
         args, kwargs = self.lift_all(args, kwargs)
         if bounds.checks(func):
             trace.known.check(func, trace.name, args, kwargs)
+        args = trace.overlaps.separate(func, args)
+        if kind is Kind.IN_PLACE or "out" in kwargs or kwargs.get("inplace"):
+            written = kwargs.get("out", args[0] if args else None)
+            trace.overlaps.check(func, written, trace.name)
         if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
             trace.batching.prepare(func, args, kwargs)
         if func in torch_functions.ARITHMETIC and functorch.JVP in functorch.levels():
@@ -101,6 +105,7 @@ class Mode(TorchFunctionMode):
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
             trace.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
+        trace.overlaps.note(func, args, out if isinstance(out, (tuple, list)) else (out,))
         if isinstance(out, torch.Tensor):
             frame = sys._getframe(2)
             if func not in _SAME_VALUE:

@@ -52,6 +52,7 @@ from xfunc.torchlib.values import check_array, is_tracked
 from xfunc.trace import scopes
 from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
+from xfunc.trace.overlaps import Overlaps
 from xfunc.trace.refusals import refusal_of
 
 
@@ -121,6 +122,7 @@ class Trace:
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.made = Made(name, defined_at)
         self.batching = batching.Batching(self)
+        self.overlaps = Overlaps()
         self.known = bounds.Known()  # the integers that stand in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
