@@ -40,7 +40,7 @@ class Runtime(Protocol):
     Attributes:
         name: as `xfunc.config.set_backend` takes it.
         kind: the class of its tensors.
-        kinds: that class alone.
+        kinds: the classes of leaves that need no flattening: that one, and torch's own.
         holds: whether a tensor is data of its devices. Raises AttributeError for what is no tensor.
     """
 

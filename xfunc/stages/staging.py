@@ -42,7 +42,6 @@ from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 
 _AVAL = operator.attrgetter("shape", "dtype")
-_TENSOR_ONLY = {torch.Tensor}
 
 
 class Staged:
@@ -269,8 +268,7 @@ def run_staged(
     with lock:
         # Plain tensors are the common case of small functions, where flattening would show.
         where = active.runtime()
-        kinds = set(map(type, args))
-        if not kwargs and (kinds == _TENSOR_ONLY or kinds <= where.kinds):
+        if not kwargs and set(map(type, args)) <= where.kinds:
             leaves, structure = list(args), _structure_of_leaves(len(args))
         else:
             given: Any = (args, kwargs)

@@ -73,7 +73,7 @@ class Array(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SAME:
-            return wrap(args[0], args[0]._data)
+            return args[0]._another()
         held: dict[int, Array] = {}
 
         def plain(x: Any) -> Any:
@@ -144,28 +144,25 @@ class Array(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         self._data.written()
-        return wrap(self, self._data)
+        return self._another()
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         self.detach().copy_(new)
+
+    def _another(self) -> Array:
+        """A tensor of the same data."""
+        return make(self._data, self.shape, self.dtype)
 
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
         return self._data.read().clone().requires_grad_(self.requires_grad)
 
 
-def wrap(like: torch.Tensor, data: Data) -> Array:
-    """A tensor of this data, of the shape and dtype of another."""
-    found = torch.Tensor._make_wrapper_subclass(Array, like.shape, dtype=like.dtype, device=_CPU)
-    found._data = data
-    return found
-
-
-def make(array: Any, shape: Any, dtype: torch.dtype) -> Array:
-    """A tensor that a ``jax.Array`` of this shape and dtype holds."""
+def make(data: Data, shape: Any, dtype: torch.dtype) -> Array:
+    """A tensor of this data, which is of this shape and dtype."""
     found = torch.Tensor._make_wrapper_subclass(Array, shape, dtype=dtype, device=_CPU)
-    found._data = Data(array)
+    found._data = data
     return found
 
 

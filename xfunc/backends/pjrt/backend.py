@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, make
+from xfunc.backends.pjrt.array import Array, Data, make
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.torch_xla import ffi, host_calls
 from xfunc.backends.torch_xla.host_calls import has_host_calls, refuse_host_calls
@@ -28,7 +28,7 @@ class Pjrt:
 
     name = "pjrt"
     kind = Array
-    kinds = frozenset({Array})
+    kinds = frozenset({torch.Tensor, Array})
     holds = staticmethod(operator.attrgetter("is_pjrt"))
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Pjrt:
 
     def _uploaded(self, tensor: torch.Tensor) -> Array:
         if tensor.device.type != "xla":
-            return make(client.put(tensor.detach()), tensor.shape, tensor.dtype)
+            return make(Data(client.put(tensor.detach())), tensor.shape, tensor.dtype)
         # What a trace made, and a program holds: it never changes.
         reference, found = self._moved.get(id(tensor), (None, None))
         if reference is None or reference() is not tensor or found is None:

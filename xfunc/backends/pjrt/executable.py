@@ -18,7 +18,7 @@ import torch
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, array_of, make
+from xfunc.backends.pjrt.array import Array, Data, array_of, make
 from xfunc.backends.torch_xla.executable import failures
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
@@ -76,7 +76,7 @@ class Executable:
             if failures:
                 raise failures[0] from None
             raise compile_error(self._name, str(error)) from error
-        return [make(x, *aval) for x, aval in zip(found, self._outputs, strict=True)]
+        return [make(Data(x), *aval) for x, aval in zip(found, self._outputs, strict=True)]
 
     def optimised(self) -> Optimised:
         """What XLA made of the program."""
