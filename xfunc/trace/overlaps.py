@@ -7,13 +7,13 @@ the elements has changed by to the one that they are, so that ``x.expand(2, 3).z
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from xfunc.core.avals import short
+from xfunc.core.weak import WeakTable
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib.torch_functions import operation_name
 
@@ -49,7 +49,7 @@ class Overlaps:
     """Those of the tensors of a trace that have elements in common with themselves."""
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: WeakTable[bool] = WeakTable()
 
     def note(self, func: Any, args: tuple[Any, ...], outs: Sequence[Any]) -> None:
         """What a call returned: views with more elements than there are, and views of these."""
@@ -59,32 +59,24 @@ class Overlaps:
                 continue
             base = out._base if out._is_view() else None
             if base is not None:
-                made = _bytes(out) > _bytes(base) or any(a in self for a in args)
+                made = _bytes(out) > _bytes(base) or any(a in self._known for a in args)
             else:  # vmap's wrappers do not tell.
                 made = expanding and out.numel() > _smallest(args)
             if made:
-                self._remember(out)
-
-    def _remember(self, out: torch.Tensor) -> None:
-        forget, key = self._known.pop, id(out)
-        self._known[key] = weakref.ref(out, lambda _: forget(key, None))
+                self._known[out] = True
 
     def separate(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call that copies such a tensor in eager torch: with a copy of it."""
-        if self._known and func in _COPYING and args and args[0] in self:
+        if self._known and func in _COPYING and args and args[0] in self._known:
             return (args[0].clone(), *args[1:])
         return args
-
-    def __contains__(self, x: Any) -> bool:
-        known = self._known.get(id(x))
-        return known is not None and known() is x
 
     def check(self, func: Any, written: Any, name: str) -> None:
         """Refuse to write to one of them, or to several tensors of which one is."""
         if not self._known:
             return
         for x in written if isinstance(written, (list, tuple)) else (written,):
-            if x in self:
+            if x in self._known:
                 fail(
                     UnsupportedOpError,
                     f"{operation_name(func)} writes to an expanded tensor ({short(x)}), several "

@@ -33,7 +33,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -45,6 +44,7 @@ from xfunc.backends.torch_xla.traced import number_of
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
+from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail
 from xfunc.torchlib import batching, bounds, functorch, switches
 from xfunc.torchlib.torch_functions import operation_name
@@ -62,20 +62,13 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# By identity: a WeakSet asks whether tensors are equal, which reads them.
-_constants: dict[int, weakref.ref[torch.Tensor]] = {}
+_constants: WeakTable[bool] = WeakTable()
 
 
 def as_constant(tensor: torch.Tensor) -> torch.Tensor:
     """Mark device data that belongs to a program: no capture wherever it is used."""
-    key = id(tensor)
-    _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None))
+    _constants[tensor] = True
     return tensor
-
-
-def _is_constant(tensor: torch.Tensor) -> bool:
-    known = _constants.get(id(tensor))
-    return known is not None and known() is tensor
 
 
 def current() -> Trace | None:
@@ -237,7 +230,7 @@ class Trace:
             return number_of(tensor) >= self._first_id
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _is_constant(tensor):
+        if tensor in _constants:
             return tensor
         if self._frozen:
             fail(

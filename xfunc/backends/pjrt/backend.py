@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from xfunc.backends.torch_xla.host_calls import has_host_calls, refuse_host_call
 from xfunc.backends.torch_xla.lapack import use_lapack
 from xfunc.backends.torch_xla.placement import prepare_to_run
 from xfunc.core.avals import Aval
+from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.torchlib.functorch import top_level
@@ -32,7 +32,7 @@ class Pjrt:
     holds = staticmethod(operator.attrgetter("is_pjrt"))
 
     def __init__(self) -> None:
-        self._moved: dict[int, tuple[weakref.ref[torch.Tensor], Array]] = {}
+        self._moved: WeakTable[Array] = WeakTable()
 
     def platform(self) -> str:
         """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
@@ -74,12 +74,9 @@ class Pjrt:
         if tensor.device.type != "xla":
             return make(Data(client.put(tensor.detach())), tensor.shape, tensor.dtype)
         # What a trace made, and a program holds: it never changes.
-        reference, found = self._moved.get(id(tensor), (None, None))
-        if reference is None or reference() is not tensor or found is None:
-            key = id(tensor)
-            found = self._uploaded(tensor.detach().cpu())
-            forget = self._moved.pop
-            self._moved[key] = (weakref.ref(tensor, lambda _: forget(key, None)), found)
+        found = self._moved.get(tensor)
+        if found is None:
+            found = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
         return found
 
     def all_to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

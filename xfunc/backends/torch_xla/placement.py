@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import Aval
+from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
@@ -177,20 +177,18 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Exe
     return Executable("device_put", handle, [aval], (), (before,))
 
 
-_noted: dict[int, tuple[Any, Any]] = {}  # by a tensor's id: a weak reference to it, and the note
+_noted: WeakTable[Any] = WeakTable()
 
 
 def remember(tensor: torch.Tensor, sharding: Any) -> None:
     """Note how a tensor was divided: a sharding, or the mesh of one."""
     # Not as an attribute, which torch.save would write.
-    key = id(tensor)
-    _noted[key] = (weakref.ref(tensor, lambda _: _noted.pop(key, None)), sharding)
+    _noted[tensor] = sharding
 
 
 def remembered(tensor: torch.Tensor) -> Any:
     """What was noted; in-place changes do not change it."""
-    reference, sharding = _noted.get(id(tensor), (None, None))
-    return sharding if reference is not None and reference() is tensor else None
+    return _noted.get(tensor)
 
 
 def known_sharding(tensor: torch.Tensor) -> Any:

@@ -1,0 +1,34 @@
+"""What is known of objects, as long as they live."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class WeakTable(Generic[T]):
+    """A value for each of some objects, which it does not keep alive.
+
+    By identity: a WeakKeyDictionary asks whether tensors are equal, which reads them.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def __setitem__(self, key: Any, value: T) -> None:
+        forget, number = self._entries.pop, id(key)
+        self._entries[number] = (weakref.ref(key, lambda _: forget(number, None)), value)
+
+    def get(self, key: Any) -> T | None:
+        """The value of an object; None if it has none."""
+        entry = self._entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __contains__(self, key: Any) -> bool:
+        entry = self._entries.get(id(key))
+        return entry is not None and entry[0]() is key
+
+    def __len__(self) -> int:
+        return len(self._entries)
