@@ -1,8 +1,8 @@
-"""The picture of what imports what: `python -m docs.scripts.imports > docs/images/imports.svg`.
+"""The import graph as a picture: `python -m docs.scripts.imports > docs/images/imports.svg`.
 
-Each box is a folder or a module of `xfunc`; those that import each other share one. An arrow says
-that the upper one imports the lower one. What follows from other arrows is left out: a box may
-import everything that can be reached from it.
+Each box is a folder or a module of `xfunc`; those that import each other share a box. An arrow
+means that the upper box imports the lower one. Transitive arrows are omitted: a box may import
+everything that can be reached from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def arrows() -> nx.DiGraph:
 
 
 def rows(graph: nx.DiGraph) -> list[list[tuple[str, ...]]]:
-    """Boxes in rows, each as low as what it imports allows; the lowest first."""
+    """Boxes in rows, each as low as its imports allow; the lowest row first."""
     height: dict[tuple[str, ...], int] = {}
     for box in reversed(list(nx.lexicographical_topological_sort(graph, key=str))):
         height[box] = 1 + max((height[b] for b in graph[box]), default=-1)

@@ -1,7 +1,7 @@
-"""What to look at when torch, torch_xla or libtpu change: `python -m docs.scripts.version_notes`.
+"""What to check when torch, torch_xla or libtpu change: `python -m docs.scripts.version_notes`.
 
-Every comment and docstring of the library that names a version, by file: what goes around something
-of that version says so. The site shows the list on the page about moving to another torch_xla.
+Prints every comment and docstring in the library that names a version, by file; comments on
+workarounds do. The site shows the list on the page about upgrading torch_xla.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def notes() -> dict[str, list[str]]:
 
 
 def notes_of(source: str) -> list[str]:
-    """The texts of a file that name a version, each after the name of what it is in."""
+    """The texts of a file that name a version, each after the name of the enclosing definition."""
     whole = ast.parse(source)
     kinds = ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef
     scopes = [node for node in ast.walk(whole) if isinstance(node, kinds)]
@@ -45,7 +45,7 @@ def notes_of(source: str) -> list[str]:
 
 
 def prose(source: str, whole: ast.Module) -> list[tuple[int, str]]:
-    """With their lines, docstrings paragraph by paragraph, and comments block by block."""
+    """The paragraphs of docstrings and the blocks of comments, with their lines."""
     texts: list[tuple[int, str]] = []
     for node in ast.walk(whole):
         match node:
@@ -65,7 +65,7 @@ def prose(source: str, whole: ast.Module) -> list[tuple[int, str]]:
 
 
 def _sentences(text: str) -> str:
-    """Those of a text that name a version, and what leads up to the first."""
+    """The sentences of a text that name a version, and those between the first and the last."""
     text = " ".join(text.split())
     parts = re.split(r"(?<=[.:;]) (?=[A-Z`\"]|it |its )", text)
     named = [i for i, part in enumerate(parts) if VERSION.search(part)]
