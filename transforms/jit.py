@@ -23,7 +23,8 @@ from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
-from xfunc.symbolic import limit
+from xfunc.symbolic import limit, lowered
+from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.trace import tracing
 
@@ -149,6 +150,7 @@ class Jit(Transform):
                 "declare dynamic_shapes.",
             )
         self._dynamic = self._limit = None
+        self._buckets, self._has_limit = buckets, memory_limit is not None
         if shapes is not None:
             self._dynamic = Dynamic(self._staged, shapes, buckets, memory_limit)
         elif memory_limit is not None:
@@ -284,6 +286,8 @@ class Jit(Transform):
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
         """Trace for these arguments (tensors, numbers, `ShapeDtypeStruct`); runs nothing."""
+        if is_symbolic(args, kwargs):
+            lowered.refuse_trace(self._staged.name)
         args, kwargs, options = self._split(args, kwargs)
         wanted = self._wanted_by_all(args, kwargs)
         if self._limit is None:
@@ -295,7 +299,18 @@ class Jit(Transform):
             ambient.set_override(before)
 
     def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
-        """Trace for these arguments, and give the HLO."""
+        """Trace for these arguments, and give the HLO.
+
+        `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
+        bucket, for `xfunc.export`.
+        """
+        if is_symbolic(args, kwargs):
+            args, kwargs, options = self._split(args, kwargs)
+            wanted = self._wanted_by_all(args, kwargs)
+            if self._has_limit:
+                lowered.refuse_limit(self._staged.name)
+            found: Any = lowered.lower(self._staged, args, kwargs, options, self._buckets, wanted)
+            return found
         return self.trace(*args, **kwargs).lower()
 
     def cache_info(self) -> CacheInfo:

@@ -14,9 +14,9 @@ from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.bucket import explained
-from xfunc.symbolic.dim import Expression, merged, size_of
+from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import NoFit, SymbolicModule, fit, fit_sizes
-from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.symbolic.polynomial import Env, Size, value
 
 
 def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -56,7 +56,7 @@ def symbolic_result(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         _refuse(fun, error)
     leaves, structure = tree.flatten(results[0])
     made = [
-        ShapeDtypeStruct(tuple(_dimension(s, box) for s in sizes), x.dtype)  # type: ignore[arg-type]
+        ShapeDtypeStruct(tuple(dimension(s, box) for s in sizes), x.dtype)  # type: ignore[arg-type]
         for x, sizes in zip(leaves, found, strict=True)
     ]
     return tree.unflatten(structure, made)
@@ -83,12 +83,6 @@ def _at(trees: Any, env: Env) -> Any:
 
     leaves, structure = tree.flatten(trees)
     return tree.unflatten(structure, [at(x) for x in leaves])
-
-
-def _dimension(s: Size, box: Box) -> int | Expression:
-    if not isinstance(s, Polynomial):
-        return s
-    return Expression(s, {n: box.ranges[n] for n in s.symbols})
 
 
 def _refuse(fun: Callable[..., Any], error: NoFit) -> NoReturn:

@@ -23,7 +23,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box
-from xfunc.symbolic.fit import NoFit, SymbolicModule, fit
+from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
 from xfunc.symbolic.padding.control import padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
@@ -112,9 +112,11 @@ class Maker:
     def _made(self, source: Entry, held: list[torch.Tensor], ends: Ends) -> Bucket:
         ranges = self._declared.box.ranges
         whole = self._declared.box
-        if self._all is None:
-            self._all = self._fitted(whole)
-        symbolic, per_bucket = self._all, False
+        if all(low == high for low, high in ends.values()):
+            env = {n: high for n, (_, high) in ends.items()}
+            found = padded(at_one_size(self._module(env), env, whole.within(**ends)))
+            return Bucket(source, _entry(source, found.module, len(held), len(ends)), found.outputs)
+        symbolic, per_bucket = self.all_sizes(), False
         if isinstance(symbolic, SymbolicModule):
             try:
                 symbolic = self._checked(symbolic, ends)
@@ -131,6 +133,12 @@ class Maker:
         found = padded(symbolic)
         entry = _entry(source, found.module, len(held), len(ends))
         return Bucket(source, entry, found.outputs, found.masks, "", per_bucket)
+
+    def all_sizes(self) -> SymbolicModule | NoFit:
+        """The program of all sizes, or why there is none."""
+        if self._all is None:
+            self._all = self._fitted(self._declared.box)
+        return self._all
 
     def _fitted(self, box: Box) -> SymbolicModule | NoFit:
         try:

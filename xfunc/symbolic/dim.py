@@ -135,6 +135,13 @@ def size_of(d: int | Expression) -> Size:
     return d.polynomial if isinstance(d, Expression) else d
 
 
+def dimension(s: Size, box: Box) -> int | Expression:
+    """A size as users see it."""
+    if not isinstance(s, Polynomial):
+        return s
+    return Expression(s, {n: box.ranges[n] for n in s.symbols})
+
+
 def merged(dims: Iterable[Any]) -> dict[str, Range]:
     """The ranges of all symbols in some dimensions."""
     found: dict[str, Range] = {}

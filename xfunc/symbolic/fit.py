@@ -140,6 +140,12 @@ def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
     raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
 
 
+def at_one_size(module: Module, env: Env, box: Box) -> SymbolicModule:
+    """A module as it is, in which no number depends on sizes."""
+    numbers = {i.id: n.lists for i, n in _instructions(module)}
+    return SymbolicModule(module, env, box, numbers)
+
+
 def fit_sizes(
     shapes: Callable[[Env], Sequence[tuple[int, ...]]], box: Box
 ) -> list[tuple[Size, ...]]:

@@ -96,6 +96,21 @@ class Rungs:
         low = max(-(-low // r.step) * r.step, r.min)
         return low, high
 
+    def all(self, name: str, r: Range) -> list[tuple[int, int]]:
+        """The smallest and the largest sizes of all buckets of a symbol, in order."""
+        sizes = self._of.get(name, self._of.get(None))
+        last = r.max if sizes is None else sizes[-1]
+        if last is None:
+            fail(
+                ShapeError,
+                f"{name} has no largest size, so {self._function} has no last bucket",
+                f"declare Dim({name!r}, max=...), or give jit the buckets.",
+            )
+        found = [self.of(name, r.min, r)]
+        while found[-1][1] < last:
+            found.append(self.of(name, found[-1][1] + r.step, r))
+        return found
+
 
 def _is_grid(buckets: Any) -> bool:
     """Whether these are several lists of sizes, as `xf.buckets` gives them for several symbols."""

@@ -1,0 +1,175 @@
+"""Files that hold a program of a range of shapes: round trips, JAX, and what is refused.
+
+Run as a script, it writes tests/data/export/range.xfunc anew: see tests/record/export_in_jax.py.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.core.archive import packed, unpacked
+from xfunc.errors import ShapeError, TreeMismatchError, UnsupportedOpError
+
+DATA = Path(__file__).parents[1] / "data" / "export"
+S = xf.Dim("S", max=32)
+SIZES = [2, 5, 8, 9, 20]
+HELD = torch.linspace(0.0, 1.0, 3)
+
+
+def struct(*shape, dtype=torch.float32):
+    return xf.ShapeDtypeStruct(shape, dtype)
+
+
+def given(n):
+    """What `inputs` of export_in_jax.py gives."""
+    return [torch.arange(k * 4.0).cos().reshape(k, 4) for k in (n, 4)]
+
+
+def ragged(x, w):
+    """A mean, slices, a loop as long as the dimension, and gradients through all."""
+
+    def loss(w):
+        h, each = xf.scan(lambda h, a: (torch.tanh(h @ w + a), h.sum()), x.new_zeros(4), x)
+        return (h * x.mean(0)).sum() + each.softmax(0)[1:].square().mean()
+
+    return xf.value_and_grad(loss)(w), x[1:] - x[:-1], x.reshape(-1).cumsum(0) + HELD[0]
+
+
+def lowered():
+    jitted = xf.jit(ragged, dynamic_shapes=((S, None), None), buckets=[8, 32])
+    return jitted.lower(struct(S, 4), struct(4, 4))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return xf.export.serialize(lowered())
+
+
+def equal(got, want):
+    for g, w in zip(xf.tree.leaves(got), xf.tree.leaves(want), strict=True):
+        torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_one_file_serves_all_sizes(data):
+    loaded = xf.export.deserialize(data)
+    assert [sizes for sizes, _ in loaded.buckets] == [{"S": 8}, {"S": 32}]
+    assert loaded.stablehlo == loaded.buckets[-1][1]
+    assert str(loaded.in_info[0][0]) == "float32[S,4]"
+    assert [str(x) for x in xf.tree.leaves(loaded.out_info)[2:]] == [
+        "float32[S-1,4]",
+        "float32[4*S]",
+    ]
+    for n in SIZES:
+        equal(loaded(*given(n)), xf.jit(ragged)(*given(n)))
+    x, w = given(5)
+    equal(xf.jit(lambda x: loaded(x, w)[2] * 2)(x), 2 * x.reshape(-1).cumsum(0))
+    assert xf.export.serialize(lowered()) == data
+
+
+def test_equal_to_jax(data):
+    """JAX ran the StableHLO in the file, with NaN in the padding; it is what is exported today."""
+    recorded = unpacked((DATA / "range.xfunc").read_bytes())
+    today = unpacked(data)
+    assert {n: d for n, d in recorded.items() if n.endswith(".stablehlo")} == {
+        n: d for n, d in today.items() if n.endswith(".stablehlo")
+    }
+    want = iter(json.loads((DATA / "results.json").read_text())["range"])
+    loaded = xf.export.deserialize(data)
+    for n in SIZES:
+        for x in xf.tree.leaves(loaded(*given(n))):
+            expected = torch.tensor(next(want), dtype=torch.float64)
+            equal(x.cpu().ravel().double(), expected)
+
+
+def test_two_symbols_trees_and_static_arguments():
+    B = xf.Dim("B", max=4)
+
+    def f(scale, batch, *, shift):
+        return {"out": scale * batch["x"].sum(1) + shift, "n": batch["mask"].sum()}
+
+    batch = {"x": struct(B, 2 * S), "mask": struct(B, dtype=torch.bool)}
+    jitted = xf.jit(
+        f, static_argnums=0, dynamic_shapes=(None, {"x": (B, 2 * S), "mask": (B,)}),
+        buckets={"B": [1, 4], "S": [6, 32]},
+    )  # fmt: skip
+    loaded = xf.export.deserialize(xf.export.serialize(jitted.lower(3, batch, shift=1.0)))
+    assert len(loaded.buckets) == 4
+    for b, s in ((1, 3), (2, 6), (4, 31)):
+        x = torch.randn(b, 2 * s)
+        got = loaded({"x": x, "mask": torch.arange(b) != 1}, shift=0.5)
+        equal(got, {"out": 3 * x.sum(1) + 0.5, "n": torch.tensor(b - (b > 1))})
+    # An odd size is no 2*S, and two arguments have to agree about B.
+    with pytest.raises(ShapeError, match=r"\['x'\] of .*f is 5, which is to be 2\*S"):
+        loaded({"x": torch.ones(2, 5), "mask": torch.ones(2, dtype=torch.bool)}, shift=0.5)
+    with pytest.raises(ShapeError, match="makes it B="):
+        loaded({"x": torch.ones(2, 4), "mask": torch.ones(3, dtype=torch.bool)}, shift=0.5)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "text"),
+    [
+        (torch.ones(33, 4), ShapeError, "is 33, which is to be S; S is at most 32"),
+        (torch.ones(0, 4), ShapeError, "it is empty"),
+        (torch.ones(3, 5), TreeMismatchError, r"argument 0: float32\[3,5\] instead of .*\[S,4\]"),
+        (torch.ones(3), TreeMismatchError, r"float32\[3\] instead of float32\[S,4\]"),
+        (torch.ones(3, 4, 1), TreeMismatchError, r"float32\[3,4,1\] instead of"),
+        (torch.ones(3, 4).double(), TreeMismatchError, r"float64\[3,4\] instead of"),
+        (torch.ones(3, 4, requires_grad=True), UnsupportedOpError, "no longer be differentiated"),
+    ],
+)
+def test_other_arguments(data, x, kind, text):
+    loaded = xf.export.deserialize(data)
+    with pytest.raises(kind, match=text):
+        loaded(x, torch.ones(4, 4))
+
+
+def test_what_cannot_be_lowered():
+    Q = xf.Dim("Q")
+    for f, shape, text in [
+        (lambda x: x.sort()[0], (S,), "sort along a dimension of size S"),
+        (torch.sin, (Q,), "Q has no largest size"),
+        (torch.sin, (xf.Dim("Q", max=4) * S,), "no argument of sin says what Q is"),
+    ]:
+        with pytest.raises(ShapeError, match=text):
+            xf.jit(f).lower(struct(*shape))
+    with pytest.raises(ShapeError, match=r"call lower\(\.\.\.\) for a program of all sizes"):
+        xf.jit(torch.sin).trace(struct(S))
+    with pytest.raises(ValueError, match="has a memory_limit, which a program for a range"):
+        xf.jit(torch.sin, memory_limit=2**20).lower(struct(S))
+
+
+def test_damaged_files(data):
+    contents = unpacked(data)
+    header = json.loads(contents["header.json"])
+    wrong = {
+        "symbols": [["S", 1, "x", 1]],
+        "buckets": [{"S": 8}, {"Q": 32}],
+        "input_avals": [[[[[1, 0, {"S": 1}]], 4], "float32"]],
+        "output_avals": [],
+        "static": None,
+    }
+    files = {f"wrong {k}": {**contents, "header.json": json.dumps(header | {k: v}).encode()}
+             for k, v in wrong.items()}  # fmt: skip
+    files |= {
+        f"without {k}": {n: d for n, d in contents.items() if n != k}
+        for k in contents
+        if k != "checksums.json"
+    }
+    files["swapped"] = {**contents, "program-0.hlo": contents["program-1.hlo"]}
+    for what, parts in files.items():
+        # The sums are those of the damaged parts, so that what is damaged is read.
+        parts = {n: d for n, d in parts.items() if n != "checksums.json"}
+        with pytest.raises(ValueError, match="no program exported by xfunc") as raised:
+            xf.export.deserialize(packed(parts))
+        assert type(raised.value) is ValueError, what
+
+
+if __name__ == "__main__":
+    file = DATA / "range.xfunc"
+    file.write_bytes(xf.export.serialize(lowered()))
+    with zipfile.ZipFile(file) as archive:
+        print(archive.namelist())

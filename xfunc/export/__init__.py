@@ -1,0 +1,5 @@
+"""Programs as files, which run without the Python code that they were made from."""
+
+from xfunc.export.files import deserialize as deserialize
+from xfunc.export.files import serialize as serialize
+from xfunc.export.loaded import Exported as Exported

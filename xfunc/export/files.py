@@ -1,0 +1,146 @@
+"""Programs as files, which run without the Python code that they were made from.
+
+A file is a ZIP archive (see `xfunc.core.archive`) of
+
+- ``header.json``: version, name, structures, shapes and dtypes;
+- ``program.hlo``: the program as a serialised ``HloModuleProto``, which xfunc runs;
+- ``program.stablehlo``: the same as a portable artifact of StableHLO, for JAX and others.
+
+What the function held (captured tensors, constants) is part of the program. A program of a range of
+shapes has two such parts for each of its buckets: see `xfunc.symbolic.exported`.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from xfunc.backends.torch_xla import stablehlo
+from xfunc.core.archive import SUMS, check_names, packed, unpacked
+from xfunc.core.structures import encode
+from xfunc.errors import UnsupportedOpError, fail, report
+from xfunc.export.loaded import Exported, write_avals
+from xfunc.hlo import InvalidHloError
+from xfunc.trace import portable
+
+_FORMAT = 2
+_WITHOUT_SUMS = 1  # the format of files written before there were checksums
+_HEADER, _HLO, _STABLEHLO = "header.json", "program.hlo", "program.stablehlo"
+
+Reader = Callable[[Any, Mapping[str, bytes]], Exported]
+_readers: dict[int, Reader] = {}  # by format
+_writers: dict[type, Callable[[Any], dict[str, bytes]]] = {}
+
+
+def register(
+    kind: type, write: Callable[[Any], dict[str, bytes]], format: int, read: Reader
+) -> None:
+    """Let `serialize` take what is lowered in another way.
+
+    Args:
+        kind: its class.
+        write: its parts, with a header that says the format.
+        format: of its files.
+        read: from the header and all parts.
+    """
+    _writers[kind], _readers[format] = write, read
+
+
+def serialize(lowered: Any) -> bytes:
+    """A lowered function as the bytes of a file, for `deserialize`.
+
+    Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
+    Donation is not kept. A program for a mesh runs where there are as many devices. The program is
+    for tensors of the shapes that it was lowered for: exactly these, or, if there were `Dim`s among
+    the sizes, all that their bounds admit. It cannot be differentiated or batched where it is
+    loaded: export the gradient instead.
+
+    Raises:
+        TypeError: a tree has a node of another class.
+        UnsupportedOpError: the program has no form in StableHLO, or calls back to Python.
+
+    Source: ``jax.export.Exported.serialize``.
+    """
+    return packed(_writers.get(type(lowered), _parts)(lowered))
+
+
+def refuse_effects(entry: Any) -> None:
+    """Raise if a program calls back to Python."""
+    if entry.effects:
+        fail(
+            UnsupportedOpError,
+            f"{entry.program.name} calls back to Python (xf.debug), which a file cannot hold",
+            "return the values that it prints, or export without the calls.",
+        )
+
+
+def _parts(lowered: Any) -> dict[str, bytes]:
+    traced = lowered.traced
+    entry = traced.parts.entry
+    refuse_effects(entry)
+    program = entry.program
+    n, lowering = len(traced.in_avals), program.lowering
+    held = dict(enumerate([*program.captures, *lowering.consts], start=n))
+    module = portable.whole(lowering, held, lines=False, tiles=traced.parts.tiles)
+    header = {
+        "format": _FORMAT,
+        "name": program.name,
+        "inputs": encode(traced.in_tree, f"the arguments of {program.name}"),
+        "input_avals": write_avals(traced.in_avals),
+        "outputs": encode(traced.out_tree, f"the result of {program.name}"),
+        "output_avals": write_avals(program.outputs),
+        "static": traced.static_positions,
+    }
+    return {
+        _HEADER: json.dumps(header, indent=1).encode(),
+        _HLO: module.to_bytes(),
+        _STABLEHLO: stablehlo.bytecode(module),
+    }
+
+
+def deserialize(data: bytes) -> Exported:
+    """The function in the bytes that `serialize` made: call it like the jitted function.
+
+    Raises:
+        ValueError: the bytes are not such a file, are damaged, or of another version.
+
+    Source: ``jax.export.deserialize``.
+    """
+    try:
+        contents = unpacked(data)
+        header = json.loads(contents[_HEADER])
+        version = header["format"]
+        if SUMS in contents and version in _readers:
+            return _readers[version](header, contents)
+        if version == (_FORMAT if SUMS in contents else _WITHOUT_SUMS):
+            check_names(contents, {_HEADER, _HLO, _STABLEHLO})
+            return Exported(header, contents[_HLO], contents[_STABLEHLO])
+    # What reading raises on bytes that are anything; ValueError includes JSON's and Unicode's.
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError) as error:
+        raise _refusal(f"they are no ZIP archive, or damaged ({error})") from error
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise _refusal(f"a part is missing or damaged ({error!r})") from error
+    except (DecodeError, InvalidHloError) as error:
+        raise _refusal(f"the program is damaged ({error})") from error
+    raise _refusal(f"they have format {version}, and this xfunc reads {_FORMAT}")
+
+
+def _refusal(why: str) -> ValueError:
+    return ValueError(
+        report(
+            f"these bytes are no program exported by xfunc: {why}",
+            "read the whole file, in binary mode, that xf.export.serialize made.",
+        )
+    )

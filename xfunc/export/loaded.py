@@ -1,0 +1,163 @@
+"""A program that was loaded from a file, and what its header says of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc import tree
+from xfunc.backends.devices import to_device
+from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.structures import decode, encode
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
+from xfunc.hlo import InvalidHloError, Module, Shape, verify
+from xfunc.torchlib import functorch, values
+from xfunc.trace import tracing
+from xfunc.trace.lowering import UNUSED, Lowering
+
+
+def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval]) -> None:
+    verify(module)
+    entry = module.entry
+    parameters = [p.shape for p in entry.parameters]
+    if parameters != ([hlo_shape(a) for a in avals] or [UNUSED]):
+        raise InvalidHloError("its parameters are not those of the header")
+    if entry.root.shape != Shape.of_tuple(map(hlo_shape, outputs)):
+        raise InvalidHloError("its results are not those of the header")
+
+
+def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
+    """The program of a file, checked against what its header says."""
+    # A program without arguments has a parameter that is not used.
+    inputs = tuple(range(max(1, len(avals))))
+    _check_program(Module.from_bytes(hlo), avals, outputs)
+    return Lowering.of(name, hlo, avals, outputs, inputs=inputs)
+
+
+def placed(x: torch.Tensor) -> torch.Tensor:
+    """A tensor where a program takes it: on the device, or in the trace that it is of."""
+    return to_device(x) if tracing.current() is None else x
+
+
+class Exported:
+    """A program that was loaded; made by `deserialize`.
+
+    Attributes:
+        name: of the function that it was made from.
+        stablehlo: the program as a portable artifact of StableHLO. Its function ``main`` takes the
+            leaves of the arguments in order (a boolean, if there are none) and returns those of
+            the result. Of a range of shapes: that of the largest of the buckets.
+        buckets: of a range of shapes, for each bucket its sizes and its StableHLO, in which
+            ``main`` takes the leaves padded to the bucket's shape, and after them the actual size
+            of each `Dim`, an int64; its results are to be cut to their shapes. () of one shape.
+    """
+
+    def __init__(self, header: Mapping[str, Any], hlo: bytes, stablehlo: bytes):
+        self._describe(header, read_avals(header["input_avals"]))
+        self.stablehlo = stablehlo
+        self.buckets: tuple[tuple[dict[str, int], bytes], ...] = ()
+        outputs = read_avals(header["output_avals"])
+        self._lowering = loaded(self.name, hlo, tree.leaves(self._expected), outputs)
+
+    def _describe(self, header: Mapping[str, Any], avals: Sequence[Aval]) -> None:
+        self.name: str = header["name"]
+        self._inputs, self._outputs = header["inputs"], decode(header["outputs"])
+        self._static = [int(i) for i in header["static"]]
+        self._expected = tree.unflatten(decode(self._inputs), avals)
+
+    @property
+    def in_info(self) -> Any:
+        """``(args, kwargs)`` as trees of `ShapeDtypeStruct`."""
+        return self._expected
+
+    @property
+    def out_info(self) -> Any:
+        """The result as a tree of `ShapeDtypeStruct`."""
+        return tree.unflatten(self._outputs, self._lowering.outputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program.
+
+        Raises:
+            TreeMismatchError: arguments of another structure, shape or dtype.
+            UnsupportedOpError: the call is being differentiated or batched.
+        """
+        for where in self._static:
+            args = (*args[:where], None, *args[where:])
+        args, kwargs = tree.map(from_numpy, (args, kwargs))
+        leaves = tree.leaves((args, kwargs))
+        self._check(args, kwargs)
+        tensors = [self._tensor(x) for x in leaves]
+        with lock:
+            return tree.unflatten(self._outputs, self._run(tensors))
+
+    def _run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return self._lowering.apply([placed(x) for x in tensors])
+
+    def _tensor(self, x: Any) -> torch.Tensor:
+        trace = tracing.current()
+        if not isinstance(x, torch.Tensor):
+            x = torch.tensor(x, dtype=NUMBERS[type(x)], device="cpu" if trace is None else None)
+        watched = torch.is_grad_enabled() and values.is_tracked(x)
+        if watched or (functorch.levels() and functorch.is_wrapped(x)):
+            fail(
+                UnsupportedOpError,
+                f"{self.name} was exported, and can no longer be differentiated or batched",
+                "export xf.grad or xf.vmap of the function instead; pass x.detach() for an "
+                "argument that needs no gradient.",
+            )
+        return x if trace is None else trace.lift(x)
+
+    def _is_like(self, x: Any, want: Aval) -> bool:
+        return (tuple(x.shape), x.dtype) == (tuple(want.shape), want.dtype)
+
+    def _check(self, args: Any, kwargs: Any) -> None:
+        got = _by_path(args, kwargs)
+        want = _by_path(*self._expected)
+        lines = [f"  {p}: missing" for p in want if p not in got]
+        lines += [f"  {p}: unexpected" for p in got if p not in want]
+        lines += [
+            f"  {p}: {short(got[p])} instead of {short(w)}"
+            for p, w in want.items()
+            if p in got and not self._is_like(got[p], w)
+        ]
+        if not lines and encode(tree.structure((args, kwargs)), self.name) != self._inputs:
+            lines = [f"  {args} {kwargs} instead of {self._expected}"]
+        if lines:
+            fail(
+                TreeMismatchError,
+                "\n".join([f"{self.name} was exported for other arguments:", *lines]),
+                "pass arguments of the exported shapes, or export for these.",
+            )
+
+
+def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
+    found = {}
+    for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
+        for path, x in tree.leaves_with_path(t):
+            if not isinstance(x, (torch.Tensor, ShapeDtypeStruct)):
+                x = Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else _not_an_array(root, x)
+            found[f"{root}{path}"] = x
+    return found
+
+
+def _not_an_array(where: str, x: Any) -> Any:
+    fail(
+        TypeError,
+        f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
+        "pass tensors, NumPy arrays and Python numbers.",
+    )
+
+
+def write_avals(avals: Any) -> list[Any]:
+    """Shapes and dtypes, for a header."""
+    return [[list(a.shape), str(a.dtype).removeprefix("torch.")] for a in avals]
+
+
+def read_avals(written: Any) -> tuple[Aval, ...]:
+    """What `write_avals` wrote."""
+    return tuple(Aval(tuple(shape), getattr(torch, dtype)) for shape, dtype in written)

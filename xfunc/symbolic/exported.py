@@ -1,0 +1,204 @@
+"""Programs of a range of shapes as files: see `xfunc.export`.
+
+A file holds the program of each bucket, as ``program-<k>.hlo`` and ``program-<k>.stablehlo``. It
+takes the leaves of the arguments padded to the bucket's shape, whatever is in the padding, and then
+the actual size of each `Dim`, as int64 scalars; its results are to be cut to their shapes. In
+``header.json`` are
+
+- ``symbols``: of each `Dim`, in order, its name, its smallest and largest size, and what all its
+  sizes are multiples of;
+- ``buckets``: the sizes of each;
+- ``input_avals`` and ``output_avals``: for each array its sizes and its dtype. A size is a number,
+  or a polynomial: a list of terms ``[numerator, denominator, {name: power, ...}]`` to be added.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xfunc import tree
+from xfunc.backends.torch_xla import runtime, stablehlo
+from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.core.archive import check_names
+from xfunc.core.avals import Aval
+from xfunc.core.structures import encode
+from xfunc.export.files import refuse_effects, register
+from xfunc.export.loaded import Exported, loaded, placed
+from xfunc.hlo import Module
+from xfunc.stages.stages import Parts
+from xfunc.symbolic.binding import Declared, sizes_at
+from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.bucket import Bucket
+from xfunc.symbolic.dim import dimension
+from xfunc.symbolic.dynamic import narrowed, widened
+from xfunc.symbolic.lowered import LoweredRange
+from xfunc.symbolic.polynomial import Polynomial, Size, value
+from xfunc.trace import portable, tracing
+
+_FORMAT = 3
+_HEADER = "header.json"
+
+
+def _write(lowered: LoweredRange) -> dict[str, bytes]:
+    """The parts of a file."""
+    buckets = lowered.buckets
+    bucket, parts = next(iter(buckets.values()))
+    refuse_effects(parts.entry)
+    declared, name = lowered.declared, lowered.name
+    dims = [
+        a.shape if d is None else d for a, d in zip(lowered.in_avals, declared.dims, strict=True)
+    ]
+    names = list(declared.box.ranges)
+    header = {
+        "format": _FORMAT,
+        "name": name,
+        "inputs": encode(lowered.in_tree, f"the arguments of {name}"),
+        "input_avals": _written(dims, [a.dtype for a in lowered.in_avals]),
+        "outputs": encode(parts.entry.out_tree, f"the result of {name}"),
+        "output_avals": _written(bucket.outputs, [a.dtype for a in parts.entry.outputs]),
+        "static": lowered.static_positions,
+        "symbols": [[n, r.min, r.max, r.step] for n, r in declared.box.ranges.items()],
+        "buckets": [dict(zip(names, sizes, strict=True)) for sizes in buckets],
+    }
+    contents = {_HEADER: json.dumps(header, indent=1).encode()}
+    for k, (bucket, parts) in enumerate(buckets.values()):
+        module = _module(bucket, parts, len(dims), len(names))
+        contents[f"program-{k}.hlo"] = module.to_bytes()
+        contents[f"program-{k}.stablehlo"] = stablehlo.bytecode(module)
+    return contents
+
+
+def _module(bucket: Bucket, parts: Parts, arguments: int, symbols: int) -> Module:
+    """The program of a bucket, with what the function holds: see `bucket._entry`."""
+    assert bucket.entry is not None
+    lowering, source = bucket.entry.program.lowering, parts.entry.program
+    captures = dict(enumerate(source.captures, start=arguments))
+    held = captures | dict(enumerate(lowering.consts, start=len(lowering.avals)))
+    tiles = parts.tiles
+    if tiles:
+        n = arguments + len(captures)
+        tiles = (*tiles[:n], *[None] * symbols, *tiles[n:])
+    return portable.whole(lowering, held, lines=False, tiles=tiles)
+
+
+class ExportedRange(Exported):
+    """A program of a range of shapes that was loaded."""
+
+    def __init__(self, header: Mapping[str, Any], contents: Mapping[str, bytes]):
+        box = Box({n: Range(int(a), int(b), int(k)) for n, a, b, k in header["symbols"]})
+        avals = _read(header["input_avals"], box)
+        self._describe(header, avals)
+        envs = [{n: int(env[n]) for n in box.ranges} for env in header["buckets"]]
+        kinds = "hlo", "stablehlo"
+        parts = {f"program-{k}.{kind}" for k in range(len(envs)) for kind in kinds}
+        check_names(contents, {_HEADER, *parts})
+        self.buckets = tuple(
+            (env, contents[f"program-{k}.stablehlo"]) for k, env in enumerate(envs)
+        )
+        self.stablehlo = self.buckets[-1][1]
+        self._dims = [_dims(sizes) for sizes, _ in header["input_avals"]]
+        self._out_dims = [_dims(sizes) for sizes, _ in header["output_avals"]]
+        self._results = _read(header["output_avals"], box)
+        self._declared = Declared(self.name, self._labels(), tuple(self._dims), box)
+        self._programs = [
+            loaded(
+                self.name,
+                contents[f"program-{k}.hlo"],
+                [*_at(avals, self._dims, env), *[Aval((), torch.int64)] * len(env)],
+                _at(self._results, self._out_dims, env),
+            )
+            for k, env in enumerate(envs)
+        ]
+
+    @property
+    def out_info(self) -> Any:
+        return tree.unflatten(self._outputs, self._results)
+
+    def _labels(self) -> tuple[str, ...]:
+        args, kwargs = self._expected
+        roots = [*((f"argument {i}", a) for i, a in enumerate(args)), *sorted(kwargs.items())]
+        return tuple(f"{r}{path}" for r, t in roots for path, _ in tree.leaves_with_path(t))
+
+    def _is_like(self, x: Any, want: Aval) -> bool:
+        pairs = itertools.zip_longest(x.shape, want.shape)
+        return x.dtype == want.dtype and all(
+            n is not None and d is not None and (n == d or not isinstance(d, int)) for n, d in pairs
+        )
+
+    def _run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        env = self._declared.bind([tuple(x.shape) for x in tensors])
+        k = next(
+            k for k, (b, _) in enumerate(self.buckets) if all(s <= b[n] for n, s in env.items())
+        )
+        bucket, traced = self.buckets[k][0], tracing.current() is not None
+        wide = [
+            (_padded if traced else widened)(x, sizes_at(d, tuple(x.shape), bucket))
+            for x, d in zip(tensors, self._dims, strict=True)
+        ]
+        sizes = [_scalar(s, traced) for s in env.values()]
+        outs = self._programs[k].apply([*map(placed, wide), *sizes])
+        shapes = [
+            sizes_at(d, tuple(x.shape), env) for x, d in zip(outs, self._out_dims, strict=True)
+        ]
+        if traced:
+            return [x[tuple(map(slice, s))] for x, s in zip(outs, shapes, strict=True)]
+        return [narrowed(x, s) for x, s in zip(outs, shapes, strict=True)]
+
+
+def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A traced value with zeros behind its elements."""
+    behind = [high - n for n, high in zip(x.shape, shape, strict=True)]
+    return F.pad(x, [n for b in reversed(behind) for n in (0, b)]) if any(behind) else x
+
+
+def _scalar(n: int, traced: bool) -> torch.Tensor:
+    if traced:
+        return torch.full((), n, dtype=torch.int64, device=runtime.device())
+    return to_device(torch.tensor(n))
+
+
+def _written(dims: Any, dtypes: list[torch.dtype]) -> list[Any]:
+    return [
+        [[_size(d) for d in sizes], str(dtype).removeprefix("torch.")]
+        for sizes, dtype in zip(dims, dtypes, strict=True)
+    ]
+
+
+def _size(d: Size) -> Any:
+    if not isinstance(d, Polynomial):
+        return d
+    return [[Fraction(c).numerator, Fraction(c).denominator, dict(m)] for m, c in d.terms]
+
+
+def _dims(written: Any) -> tuple[Size, ...]:
+    """Sizes as `_size` wrote them."""
+    return tuple(
+        d
+        if isinstance(d, int)
+        else Polynomial.of(
+            (tuple(sorted((str(s), int(e)) for s, e in m.items())), Fraction(int(n), int(k)))
+            for n, k, m in d
+        )
+        for d in written
+    )
+
+
+def _read(written: Any, box: Box) -> tuple[Aval, ...]:
+    return tuple(
+        Aval([dimension(d, box) for d in _dims(sizes)], getattr(torch, dtype))
+        for sizes, dtype in written
+    )
+
+
+def _at(avals: Any, dims: Any, env: Mapping[str, int]) -> list[Aval]:
+    return [Aval([value(s, env) for s in d], a.dtype) for a, d in zip(avals, dims, strict=True)]
+
+
+register(LoweredRange, _write, _FORMAT, ExportedRange)
