@@ -28,7 +28,7 @@ from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import fail, shown
-from xfunc.torchlib.functorch import is_wrapped
+from xfunc.torchlib.functorch import is_leaf, is_wrapped
 
 _MAX_NODES = 1_000_000  # of one function's value
 
@@ -104,7 +104,7 @@ class Walk:
         known = kind is torch.Tensor
         more = None
         # Of a traced value, only the aval counts: a token of it, later, knows no more.
-        if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and x.is_leaf)):
+        if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and is_leaf(x))):
             more = (x.stride() if x.is_cpu else None, x.requires_grad)
             if x.__dict__ and (known or kind in _TENSORS or is_of_user(kind)):
                 more = (*more, self.state(x))

@@ -82,6 +82,24 @@ def innermost(t: Tensor) -> Tensor:
     return t
 
 
+def is_leaf(t: Tensor) -> bool:
+    """Whether a tensor is a leaf of plain autograd.
+
+    To say so, torch makes anew how a view was computed whose base has changed since. Above the
+    bottom level that is an internal error of torch 2.9.
+    """
+    with bottom_level():
+        return t.is_leaf
+
+
+def layers(t: Tensor) -> Iterator[Tensor]:
+    """A tensor, what it wraps, and so on."""
+    yield t
+    while is_wrapped(t):
+        t = unwrapped(t)
+        yield t
+
+
 def is_batched(t: Tensor) -> bool:
     """Whether a tensor is batched at any level."""
     while is_wrapped(t):

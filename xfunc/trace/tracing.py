@@ -16,7 +16,8 @@ anything derived from one is alive, kills the process. User code therefore only 
 NOTE [who owns a tensor]: traces nest strictly, and torch_xla numbers its tensors in order of
 creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than
 the trace's first one. torch.func wraps tensors without passing the mode; their innermost value is
-what counts.
+what counts. But a view whose base was changed in place is made again, under a new number, when its
+number is next asked for: what an enclosing trace is known to have made is not asked.
 
 NOTE [defusing what leaks]: when the outermost trace ends, ``_clear_pending_irs`` turns whatever is
 still alive into placeholder data, which is safe to synchronise over; and each leaked Python tensor
@@ -224,10 +225,19 @@ class Trace:
         if isinstance(tensor, Leaked):
             raise error_of(tensor)
         with torch._C.DisableTorchFunction():
-            tensor = functorch.innermost(tensor)
-            if tensor.device.type != "xla":
-                return tensor in self.made
-            return number_of(tensor) >= self._first_id
+            *_, plain = layers = list(functorch.layers(tensor))
+            if plain.device.type != "xla":
+                return plain in self.made
+            return not self._is_of_parent(layers) and number_of(plain) >= self._first_id
+
+    def _is_of_parent(self, layers: Sequence[torch.Tensor]) -> bool:
+        """Whether an enclosing trace is known to have made one of these."""
+        parent = self._parent
+        while parent is not None:
+            if any(t in parent.made for t in layers):
+                return True
+            parent = parent._parent
+        return False
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor in _constants:
