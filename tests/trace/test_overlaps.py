@@ -93,3 +93,95 @@ def test_what_expand_leaves_as_it_is_can_be_written_to() -> None:
         return y
 
     torch.testing.assert_close(xf.jit(f)(X).cpu(), f(X))
+
+
+UNEXPANDED = {
+    "expand": lambda x: x.expand(3),
+    "expand to more dimensions": lambda x: x.t().expand(1, 1, -1),
+    "expand_as": lambda x: x.expand_as(x),
+    "broadcast_to": lambda x: torch.broadcast_to(x, x.shape),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[0])[0],
+    "meshgrid": lambda x: torch.meshgrid([x.view(-1), torch.ones(1)], indexing="xy")[0],
+}
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "jvp"])
+@pytest.mark.parametrize("expand", UNEXPANDED.values(), ids=UNEXPANDED)
+def test_what_is_not_expanded_holds_infinities(expand: Any, transform: str) -> None:
+    x = torch.tensor([torch.inf, -2.0, torch.nan])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 1)[:, None] if expand is UNEXPANDED["expand to more dimensions"] else x * 1
+        expand(y).add_(1)
+        return y
+
+    got, want = {
+        "jit": lambda: (xf.jit(f)(x), f(x)),
+        "vmap": lambda: (xf.vmap(f)(x[None]), f(x)[None]),
+        "jvp": lambda: (xf.jvp(f, (x,), (x,))[0], f(x)),
+    }[transform]()
+    torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.meshgrid(x[:2], x[1:3], indexing="ij")[1],
+        lambda x: x[:2].expand(2, 2),
+        lambda x: x.unfold(0, 3, 2),
+        lambda x: x.as_strided((2, 2), (1, 1)),
+        lambda x: x[:4].as_strided((2, 2), (0, 1)),
+    ],
+)
+def test_a_part_seen_several_times(view: Any) -> None:
+    """It need not have more elements than the whole. torch's own results vary here."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x])
+        view(y).mul_(2)
+        return y
+
+    with pytest.raises(UnsupportedOpError, match=r"expanded tensor(.|\n)*Hint: write to a copy"):
+        xf.jit(f)(X)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.unfold(0, 2, 2),
+        lambda x: x.unfold(0, 2, 3),
+        lambda x: x[1:].unfold(0, 2, 2),
+        lambda x: x.reshape(2, 3).unfold(-1, 1, 2),
+        lambda x: x.reshape(2, 3).unfold(0, 1, 3),
+        lambda x: x.reshape(2, 3)[:, 1:].unfold(1, 2, 2),
+        lambda x: x.reshape(2, 1, 3).unfold(0, 2, 2),
+        lambda x: x[0].unfold(0, 1, 1),
+        lambda x: x.as_strided((2, 3), (3, 1)),
+        lambda x: x.as_strided((1, 3), (0, 2)),
+        lambda x: x.as_strided((2, 2), (1, 2), 1),
+    ],
+)
+def test_parts_seen_once_can_be_written_to(view: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x])
+        view(y).mul_(2)
+        return y
+
+    torch.testing.assert_close(xf.jit(f)(X).cpu(), f(X))
+    got = xf.jvp(lambda x: f(x) * view(torch.cat([x, x])).sum(), (X,), (X,))[1]
+    want = torch.func.jvp(lambda x: f(x) * view(torch.cat([x, x])).sum(), (X,), (X,))[1]
+    torch.testing.assert_close(got.cpu(), want)
+    torch.testing.assert_close(
+        xf.grad(lambda x: f(x).square().sum())(X).cpu(),
+        torch.func.grad(lambda x: f(x).square().sum())(X),
+    )
+
+
+def test_windows_with_a_rest_cannot_be_written_to() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x])[:5]
+        y.unfold(0, 2, 3).mul_(2)
+        return y
+
+    with pytest.raises(UnsupportedOpError, match=r"writes to windows(.|\n)*Hint: write to slices"):
+        xf.jit(f)(X)

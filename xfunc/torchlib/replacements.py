@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xfunc.torchlib.expanding import EXPANSIONS
 from xfunc.torchlib.filling import FILLING
 from xfunc.torchlib.fitting import fitting
 from xfunc.torchlib.in_place import IN_PLACE
@@ -145,6 +146,7 @@ REPLACEMENTS: dict[Any, Any] = {
     **PROMOTING,
     **INDEXING,
     **IN_PLACE,
+    **EXPANSIONS,
     **FILLING,
     **RANGES,
     **QUANTILES,

@@ -105,7 +105,7 @@ class Mode(TorchFunctionMode):
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
             trace.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
-        trace.overlaps.note(func, args, out if isinstance(out, (tuple, list)) else (out,))
+        trace.overlaps.note(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
             frame = sys._getframe(2)
             if func not in _SAME_VALUE:

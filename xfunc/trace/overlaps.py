@@ -15,21 +15,11 @@ import torch
 from xfunc.core.avals import short
 from xfunc.core.weak import WeakTable
 from xfunc.errors import UnsupportedOpError, fail
+from xfunc.torchlib.expanding import EXPANDING, ONE_FOR_EACH, has_rest
 from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.values import tensors_in
 
-_EXPANDING = frozenset(
-    {
-        torch.Tensor.expand,
-        torch.Tensor.expand_as,
-        torch.Tensor.broadcast_to,
-        torch.broadcast_to,
-        torch.broadcast_tensors,
-        torch.functional.broadcast_tensors,
-        torch.meshgrid,
-        torch.functional.meshgrid,
-    }
-)
-
+_STRIDED = frozenset({torch.as_strided, torch.Tensor.as_strided})
 
 _COPYING = frozenset(
     {
@@ -50,18 +40,28 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._known: WeakTable[bool] = WeakTable()
+        self._windows: WeakTable[bool] = WeakTable()  # which torch_xla 2.9 would write to wrongly
 
-    def note(self, func: Any, args: tuple[Any, ...], outs: Sequence[Any]) -> None:
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Any) -> None:
         """What a call returned: views with more elements than there are, and views of these."""
-        expanding = func in _EXPANDING
-        for out in outs:
-            if not isinstance(out, torch.Tensor):
+        sources = list(tensors_in(args[:1], {})) if func not in ONE_FOR_EACH else []
+        sources = sources or list(tensors_in(args, kwargs))
+        for i, out in enumerate(outs if isinstance(outs, (tuple, list)) else (outs,)):
+            if not isinstance(out, torch.Tensor) or not sources:
                 continue
-            base = out._base if out._is_view() else None
-            if base is not None:
-                made = _bytes(out) > _bytes(base) or any(a in self._known for a in args)
-            else:  # vmap's wrappers do not tell.
-                made = expanding and out.numel() > _smallest(args)
+            source = sources[i if func in ONE_FOR_EACH else 0]
+            if func in EXPANDING:
+                made = out.numel() > source.numel() or source in self._known
+            else:
+                base = out._base if out._is_view() else None  # vmap's wrappers do not tell.
+                made = base is not None and (
+                    _bytes(out) > _bytes(base)
+                    or any(a in self._known for a in args)
+                    or (func is torch.Tensor.unfold and _windows_overlap(out, *args, **kwargs))
+                    or (func in _STRIDED and _strides_overlap(*args, **kwargs))
+                )
+                if func is torch.Tensor.unfold and _has_rest(*args, **kwargs):
+                    self._windows[out] = True
             if made:
                 self._known[out] = True
 
@@ -73,7 +73,7 @@ class Overlaps:
 
     def check(self, func: Any, written: Any, name: str) -> None:
         """Refuse to write to one of them, or to several tensors of which one is."""
-        if not self._known:
+        if not self._known and not self._windows:
             return
         for x in written if isinstance(written, (list, tuple)) else (written,):
             if x in self._known:
@@ -84,12 +84,33 @@ class Overlaps:
                     "write to a copy: x = x.clone().",
                     function=name,
                 )
+            if x in self._windows:
+                fail(
+                    UnsupportedOpError,
+                    f"{operation_name(func)} writes to windows ({short(x)}) with a rest behind "
+                    "the last, which torch_xla cannot",
+                    "write to slices of the tensor: x[start : start + size] = y.",
+                    function=name,
+                )
 
 
 def _bytes(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()  # Of a view as real numbers there are twice as many.
 
 
-def _smallest(args: Sequence[Any]) -> int:
-    flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
-    return min((x.numel() for x in flat if isinstance(x, torch.Tensor)), default=0)
+def _windows_overlap(out: Any, x: Any, dimension: int, size: int, step: int) -> bool:
+    return step < size and bool(x.ndim) and out.shape[:-1][dimension % x.ndim] > 1
+
+
+def _has_rest(x: Any, dimension: int, size: int, step: int) -> bool:
+    return bool(x.ndim) and has_rest(x.shape[dimension], size, step)
+
+
+def _strides_overlap(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """Whether steps along some dimensions together reach the next element of another."""
+    reach = 0
+    for step, n in sorted(zip(stride, size, strict=True)):
+        if n > 1 and step <= reach:
+            return 0 not in size
+        reach += step * (n - 1)
+    return False

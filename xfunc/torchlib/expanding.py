@@ -1,0 +1,75 @@
+"""``x.expand(shape)`` and the like: where nothing is expanded, a view that can be written to.
+
+torch_xla 2.9 writes to what `expand` made by adding the difference to the one element that several
+are, even where each is one by itself: what was infinite becomes NaN. And to write to the windows of
+``x.unfold(dim, size, step)``, it puts zeros wherever there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xfunc.torchlib.values import tensors_in
+
+Tensor = torch.Tensor
+
+
+def _unexpanded(x: Tensor, out: Tensor) -> Tensor:
+    if out.numel() != x.numel() or not x.numel():
+        return out
+    return x.view(out.shape)
+
+
+def _one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return _unexpanded(x, func(x, *args, **kwargs))
+
+    return call
+
+
+def _each(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outs = func(*args, **kwargs)
+        return type(outs)(map(_unexpanded, tensors_in(args, kwargs), outs))
+
+    return call
+
+
+def has_rest(length: int, size: int, step: int) -> bool:
+    """Whether windows that do not overlap, of several elements, stop short of another step."""
+    n = (length - size) // step + 1
+    return step > size > 1 and n > 1 and n * step > length
+
+
+def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """``Tensor.unfold``, by views of which each element is one, where they can make it."""
+    out = x.unfold(dimension, size, step)
+    if not x.ndim or step < size or not out.numel():
+        return out
+    dim = dimension % x.ndim
+    if has_rest(x.shape[dim], size, step):
+        return out
+    n = out.shape[dim]
+    if n == 1:
+        return x.narrow(dim, 0, size).unsqueeze(-1).transpose(dim, -1)
+    if size == 1:
+        return x[(*(slice(None),) * dim, slice(None, None, step))].unsqueeze(-1)
+    windows = x.narrow(dim, 0, n * step).unflatten(dim, (n, step)).narrow(dim + 1, 0, size)
+    return windows.movedim(dim + 1, -1)
+
+
+_ONE = (torch.Tensor.expand, torch.Tensor.expand_as, torch.Tensor.broadcast_to, torch.broadcast_to)
+ONE_FOR_EACH = frozenset((torch.broadcast_tensors, torch.meshgrid))
+"""Those that give a tensor for each that they are given, of its elements."""
+EXPANDING = ONE_FOR_EACH | frozenset(_ONE)
+"""All of them."""
+
+EXPANSIONS: dict[Any, Callable[..., Any]] = {
+    **{f: _one(f) for f in _ONE},
+    **{f: _each(f) for f in ONE_FOR_EACH},
+    Tensor.unfold: _unfold,
+}
+"""For each such function, what runs in its place."""
