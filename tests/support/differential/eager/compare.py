@@ -23,7 +23,7 @@ import xfunc as xf
 
 from . import meaning
 from .generate import Program
-from .readings import Rows, SumsOfParts
+from .readings import Consistent, Rows, SumsOfParts, forward_mode
 
 Tensor = torch.Tensor
 ROUNDINGS = 64  # that any result may differ by; of a type of half precision, 4
@@ -73,8 +73,13 @@ def outcome(program: Program | str) -> Outcome:
         return Outcome("error", _said(error))
     differences = _differences(source, got, want)
     if differences:
-        with SumsOfParts(), Rows():
-            differences = _differences(source, got, _plain(source))
+        with SumsOfParts(), Rows(), Consistent():
+            want = _plain(source)
+            differences = _differences(source, got, want)
+            if differences:
+                with forward_mode():
+                    want = tree.tree_map(_beside_infinities, want, _plain(source))
+                differences = _differences(source, got, want)
     return Outcome("differs", "\n".join(differences)) if differences else Outcome("equal")
 
 
@@ -92,6 +97,13 @@ def _run(source: str, words: Any) -> Any:
 
 def _plain(source: str) -> Any:
     return tree.tree_map_only(Tensor, torch.Tensor.detach, _run(source, meaning))
+
+
+def _beside_infinities(x: Any, y: Any) -> Any:
+    """`x`, with what `y` has where one of them is not finite."""
+    if not isinstance(x, Tensor) or x.shape != y.shape or x.dtype not in EPS:
+        return x
+    return torch.where(x.isfinite() & y.isfinite(), x, y)
 
 
 # -- comparing --------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xfunc.torchlib import functorch
+
+from . import meaning
 
 Tensor = torch.Tensor
 
@@ -33,21 +37,44 @@ def _memory(t: Tensor) -> int:
     return functorch.innermost(t).untyped_storage().data_ptr()
 
 
+class Consistent(TorchFunctionMode):
+    """Where `Tensor.data` is `detach`, and the trace of a matrix the sum of its diagonal.
+
+    torch.func detaches `data` from the innermost derivative only, `detach` from all. And torch 2.9
+    gives the trace of a matrix with fewer columns than rows a gradient beyond its diagonal:
+    ``torch.func.grad(torch.trace)(torch.ones(3, 1))`` is ``[[1], [0], [1]]``.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _CONSISTENT.get(func, func)(*args, **(kwargs or {}))
+
+
+_DATA: Any = Tensor.data
+_CONSISTENT: dict[Any, Any] = {
+    _DATA.__get__: lambda x, *_: x.detach(),
+    torch.trace: lambda x: x.diagonal().sum(),
+    Tensor.trace: lambda x: x.diagonal().sum(),
+}
+
+
 class SumsOfParts(TorchDispatchMode):
     """Where complex numbers are added part by part.
 
     torch multiplies the second by an `alpha` of 1 + 0j, which makes NaN of an infinity's other
-    part: in torch ``z + inf`` is not ``inf + z``.
+    part: in torch ``z + inf`` is not ``inf + z``. Likewise what `addr` and the like add to, by a
+    `beta`.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = _SUMS.get(func)
-        if (
-            plain is None
-            or kwargs
-            or not any(isinstance(a, Tensor) and a.is_complex() for a in args)
-        ):
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not any(isinstance(a, Tensor) and a.is_complex() for a in args):
+            return func(*args, **kwargs)
+        if func in _PRODUCTS and kwargs.get("beta", 1) == 1:
+            x, product = args[0], func(*args, **{**kwargs, "beta": 0})
+            return self.__torch_dispatch__(torch.ops.aten.add.Tensor, types, (x, product))
+        if plain is None or kwargs:
+            return func(*args, **kwargs)
         dtype = torch.result_type(*args)
         x, y = (torch.as_tensor(a, dtype=dtype) for a in args[:2])
         x, y = torch.broadcast_tensors(x, y)
@@ -55,6 +82,11 @@ class SumsOfParts(TorchDispatchMode):
         return args[0].copy_(found) if func in _IN_PLACE else found
 
 
+_PRODUCTS = (
+    torch.ops.aten.addr.default,
+    torch.ops.aten.addmv.default,
+    torch.ops.aten.baddbmm.default,
+)
 _IN_PLACE = (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor)
 _SUMS: dict[Any, Any] = {
     torch.ops.aten.add.Tensor: torch.add,
@@ -62,3 +94,26 @@ _SUMS: dict[Any, Any] = {
     torch.ops.aten.rsub.Scalar: torch.rsub,
     **dict(zip(_IN_PLACE, (torch.add, torch.sub), strict=True)),
 }
+
+
+@contextlib.contextmanager
+def forward_mode() -> Iterator[None]:
+    """Where a derivative along a direction is torch.func's forward mode, if that has a rule.
+
+    It differs from the derivative of the pullback beside NaN and infinities: a zero of one is a
+    missing edge of the other.
+    """
+    twice = meaning.jvp
+
+    def jvp(fun: Any, primals: Any, tangents: Any) -> Any:
+        try:
+            found: Any = torch.func.jvp(fun, tuple(primals), tuple(tangents))
+        except RuntimeError:  # There is no rule; a loop over a test that reads has none either.
+            return twice(fun, primals, tangents)
+        return tuple(map(meaning.fresh, found))
+
+    meaning.jvp = jvp
+    try:
+        yield
+    finally:
+        meaning.jvp = twice

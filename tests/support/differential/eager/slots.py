@@ -133,8 +133,13 @@ class Slots:
         return str(tuple(self._writer.random.sample(range(n), self._writer.count(min(n, 1), n))))
 
     def slot_positions(self) -> str:
-        """A vector of positions along the dimension, some twice."""
-        w, n = self._writer, max(self._size(), 1)
+        """A vector of positions along the dimension, some twice.
+
+        Along one of size zero there are none, as torch says of all but `index_add`.
+        """
+        w, n = self._writer, self._size()
+        if not n:
+            raise DoesNotFit
         at = [w.count(0, n - 1) for _ in range(w.count(1, 3))]
         self._count = len(at)
         return f"torch.tensor({at}{w.choose(('', '', ', dtype=torch.int32'))})"
