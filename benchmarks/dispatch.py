@@ -8,7 +8,7 @@ One operation (16x16 add), against
 A train-step-like call, a dictionary of 300 leaves to a new one, donated and not, against the bare
 call on the same executable.
 
-The device is waited for after each turn, outside of the timer.
+The device is waited for after each turn, outside the timer.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ torch_xla scan: `torch_xla.experimental.scan.scan`, with ``is_fn_pure=True`` and
 for loop: the layers one after the other, on lazy tensors; its transfers are what ours may not
 exceed.
 
-The peers end with ``torch_xla.sync()``. The device is waited for outside of the timer.
+The peers end with ``torch_xla.sync()``. The device is waited for outside the timer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Contender:
 
     Attributes:
         run: what is timed.
-        after: what is done after each run, outside of the timer.
+        after: what is done after each run, outside the timer.
     """
 
     run: Callable[[], object]

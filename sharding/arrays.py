@@ -31,7 +31,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
             ShardingError,
             f"sharding_of was given {what}",
             "ask for the sharding of a tensor on the devices; inside a traced function, "
-            "with_sharding_constraint says what it shall be.",
+            "use with_sharding_constraint to set it.",
         )
     known = placement.known_sharding(x)
     if known is not None:

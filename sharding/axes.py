@@ -98,8 +98,8 @@ class Axes:
             names = [n for p in self.parts for n in p.names]
             fail(
                 ShardingError,
-                f"{exchange.name} over {tuple(names)} is over several axes, of which some are of a "
-                "vmap",
+                f"{exchange.name} over {tuple(names)} is over several axes, some of which belong "
+                "to a vmap",
                 "exchange along one axis after the other.",
             )
         return first.apply(exchange, x)
@@ -157,7 +157,7 @@ def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: lis
             )
         fail(
             ShardingError,
-            f"{what} is called outside of a shard_map, where there are no axes",
+            f"{what} is called outside a shard_map, where there are no axes",
             f"call it in a function that is given to xf.shard_map, or to xf.vmap(..., "
             f"axis_name={n!r}).",
         )

@@ -176,7 +176,7 @@ def _check_operations(local: Lowering) -> None:
                 f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
                 "shard_map is manual over some axes of the mesh only",
                 "leave axis_names out, so that it is manual over all of them, or do that part "
-                "outside of the shard_map"
+                "outside the shard_map"
                 + (" (of layer_norm: write out mean and variance)." if "norm" in what else "."),
             )
 

@@ -178,7 +178,7 @@ def _job(
     if folder.exists():
         fail(
             FileExistsError,
-            f"there is something at {folder} already",
+            f"{folder} already exists",
             "save to a new folder, such as one for each step, or remove that one first.",
         )
     targets = {n: target_of(t) for n, t in tensors.items()}
@@ -193,7 +193,7 @@ def _json(extra: Any) -> bytes:
         raise TypeError(
             report(
                 f"extra cannot be written as JSON: {error}",
-                "give dicts, lists, strings, numbers and None; tensors belong into the tree.",
+                "give dicts, lists, strings, numbers and None; put tensors into the tree.",
             )
         ) from None
 
@@ -230,8 +230,8 @@ def _write(
         raise CheckpointWriteError(
             report(
                 f"the checkpoint {job.folder} could not be written: {error}",
-                "make room, or mend what is wrong with the file system, and save again; earlier "
-                "checkpoints are as they were.",
+                "free some space or fix the file system, and save again; earlier checkpoints "
+                "are unchanged.",
                 at=job.at,
             ),
             error.errno,
@@ -245,7 +245,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     if "://" in os.fspath(path):
         fail(
             ValueError,
-            f"{os.fspath(path)!r} is no folder of a file system",
+            f"{os.fspath(path)!r} is not a folder in a file system",
             "mount it, or save to a local folder and copy that.",
         )
     if runtime.process_count() > 1 and not distributed.is_initialized():

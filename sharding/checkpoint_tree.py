@@ -93,7 +93,7 @@ def target_for(leaf: Leaf) -> Target:
     if not isinstance(x, ShapeDtypeStruct):
         fail(
             TypeError,
-            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which says no shape and dtype",
+            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which has no shape and dtype",
             "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
         )
     check_array(x, "load_checkpoint", leaf.path)

@@ -65,10 +65,10 @@ class Collective(Communication):
         if shared := set(axes_of(n)) & set(self.axes):
             fail(
                 ShardingError,
-                f"{self.name} is along {min(shared)!r}, which divides the examples of a vmap "
+                f"{self.name} is along {min(shared)!r}, which shards the examples of a vmap "
                 "(spmd_axis_name) around the shard_map",
-                "name another axis; give the vmap an axis_name, and communicate along that, "
-                "where examples are to communicate.",
+                "use another axis; to communicate between examples, give the vmap an "
+                "axis_name and use that.",
             )
         return self.of_batch(n), (self.exchange.before,), (self.exchange.after,)
 

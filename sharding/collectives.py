@@ -122,8 +122,8 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
         fail(
             ShardingError,
             f"pcast was given to={to!r}",
-            "give to='varying'. What varies comes to be the same for all devices by a collective, "
-            "such as xf.psum or xf.pmean.",
+            "give to='varying'. A collective such as xf.psum or xf.pmean makes a varying value "
+            "the same on all devices.",
         )
     return pvary(x, axis_name)
 
@@ -302,7 +302,8 @@ def _pairs(perm: Any, n: int) -> tuple[tuple[int, int], ...]:
         fail(
             ShardingError,
             f"ppermute has perm={shown(perm)}: {problem}",
-            "give pairs (source, target) of places, each one a source and a target once at most: "
+            "give pairs (source, target) of device indices, each at most once a source and at "
+            "most once a target: "
             "[(i, (i + 1) % n) for i in range(n)].",
         )
     return tuple(pairs)

@@ -97,8 +97,8 @@ def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
     if ambient.region() is not None and not is_eager():
         fail(
             ShardingError,
-            f"{what} is divided inside of a shard_map, where it is what one device holds",
-            "divide it by in_specs and out_specs of the shard_map, or outside of it.",
+            f"{what} is resharded inside a shard_map, where it is one device's part",
+            "shard it with the shard_map's in_specs and out_specs, or outside the shard_map.",
         )
     return found
 
@@ -135,7 +135,7 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
         fail(
             ShardingError,
             f"device_put was given {sharding.spec!r} for {path}",
-            "say how each dimension is divided: P.UNCONSTRAINED is for constraints.",
+            "say how each dimension is sharded: P.UNCONSTRAINED is for constraints.",
         )
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)

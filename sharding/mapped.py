@@ -48,7 +48,7 @@ def mapped_axes(
             hint = "let each axis divide the batch, or the examples."
         elif n % size:
             problem = f"there are {n} examples, no multiple of {size}"
-            hint = "pad the batch, or divide it over fewer devices."
+            hint = "pad the batch, or shard it over fewer devices."
         else:
             continue
         fail(

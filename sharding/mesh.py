@@ -180,7 +180,7 @@ class Mesh(AbstractMesh):
         if ids.dtype.kind not in "iu":
             fail(
                 ShardingError,
-                f"Mesh was given {shown(devices)}, which is no array of device numbers",
+                f"Mesh was given {shown(devices)}, which is not an array of device numbers",
                 "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
             )
         order = Order.listing(ids.ravel())
@@ -200,18 +200,16 @@ def check_devices(mesh: AbstractMesh) -> None:
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
         return
     if mesh.size > count:
-        problem = (
-            f"is too large for this machine: it has {mesh.size} devices, and there are {count}"
-        )
+        problem = f"needs {mesh.size} devices, but this process has {count}"
     elif mesh.size < count:
-        problem = f"has {mesh.size} devices of {count}, and XLA runs a program on all of them"
+        problem = f"has {mesh.size} of {count} devices, but XLA runs every program on all of them"
     else:
         problem = f"has devices that are not those from 0 to {count - 1}, each one once"
     fail(
         ShardingError,
         f"{mesh!r} {problem}",
         "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
-        "before the start makes n devices; to lower for devices that are not here, use "
+        "before the start makes n devices; to lower for devices that are not available, use "
         "xf.sharding.AbstractMesh.",
     )
 
@@ -271,8 +269,8 @@ def abstract_mesh(
             found = "no such axis" if name not in mesh.shape else f"of size {mesh.shape[name]}"
             fail(
                 ShardingError,
-                f"dcn_axes says that axis {name!r} ({found}) of {mesh!r} extends over {n} slices",
-                "name axes of the mesh, and divide their sizes.",
+                f"dcn_axes says that axis {name!r} ({found}) of {mesh!r} spans {n} slices",
+                "name axes of the mesh, with divisors of their sizes.",
             )
     slow = [dcn_axes.get(n, 1) for n in mesh.axis_names]
     fast = [s // d for s, d in zip(mesh.axis_sizes, slow, strict=True)]

@@ -58,7 +58,7 @@ def _walk(prefix: Any, x: Any, what: str, path: str, found: list[Any]) -> None:
     if structure != other:
         fail(
             TreeMismatchError,
-            f"{what} is no prefix of the tree it is for: at {path} it is {shown(prefix)}, and "
+            f"{what} is not a prefix of its tree: at {path} it is {shown(prefix)}, but "
             f"the tree has {_kind(x)}",
             "give one sharding for a whole subtree, or a tree of the same structure.",
         )

@@ -186,7 +186,7 @@ class ShardMapped(Transform):
         if outer is not None and outer.mesh != mesh:
             fail(
                 ShardingError,
-                f"{name} is on {mesh!r}, inside of a shard_map on {outer.mesh!r}",
+                f"{name} is on {mesh!r}, inside a shard_map on {outer.mesh!r}",
                 "nest shard_maps on one mesh only.",
             )
         own = mesh.axis_names if self._axes is None else self._axes
@@ -195,21 +195,21 @@ class ShardMapped(Transform):
                 axes = ", ".join(map(repr, mesh.axis_names))
                 fail(
                     ShardingError,
-                    f"{name}: axis_names has {n!r}, no axis of {mesh!r}",
+                    f"{name}: axis_names has {n!r}, which is not an axis of {mesh!r}",
                     f"its axes: {axes}.",
                 )
             if n in {a.name for a in ambient.named_axes()}:
                 fail(
                     ShardingError,
-                    f"{name} is manual over {n!r}, and inside of a vmap over an axis of that name",
+                    f"{name} is manual over {n!r}, but is inside a vmap over an axis of that name",
                     "give the axis of the vmap another name.",
                 )
             if n in around:
                 fail(
                     ShardingError,
-                    f"{name} is inside of a shard_map that is manual over {n!r} already",
-                    "call the function itself: there each device has its own part; or give both "
-                    "shard_maps axis_names that do not overlap.",
+                    f"{name} is inside a shard_map that is manual over {n!r} already",
+                    "call the function directly: inside a shard_map each device already has its "
+                    "own part; or give both shard_maps axis_names that do not overlap.",
                 )
         checked = {*(() if outer is None else outer.checked), *(own if self._check_vma else ())}
         in_order = [
@@ -276,12 +276,12 @@ def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec
     if isinstance(given, NamedSharding) and given.mesh == region.mesh:
         given = given.spec
     if not isinstance(given, PartitionSpec):
-        fail(ShardingError, what, "give a PartitionSpec; P() for what is not divided.")
+        fail(ShardingError, what, "give a PartitionSpec; P() for what is not sharded.")
     if any(e is PartitionSpec.UNCONSTRAINED for e in given):
         fail(
             ShardingError,
             f"{what}: devices cannot have parts of an unknown size",
-            "name axes, or None for a dimension that is not divided.",
+            "name axes, or None for a dimension that is not sharded.",
         )
     named = [n for names in given.axes for n in names]
     for n in named:
@@ -295,13 +295,13 @@ def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec
         if n not in region.own:
             fail(
                 ShardingError,
-                f"{what}, and the shard_map is not manual over {n!r}",
+                f"{what}, but the shard_map is not manual over {n!r}",
                 f"leave {n!r} out, or add it to axis_names.",
             )
         if named.count(n) > 1:
             fail(
                 ShardingError,
                 f"{what}, where {n!r} occurs twice",
-                "let each axis divide one dimension only.",
+                "use each axis for one dimension only.",
             )
     return PartitionSpec(*given.entries)

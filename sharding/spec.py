@@ -142,7 +142,7 @@ class NamedSharding:
                     hint = f"its axes are {', '.join(map(repr, mesh.axis_names))}."
                 elif n in seen:
                     problem = f"the axis {n!r} occurs twice"
-                    hint = "let each axis divide one dimension only."
+                    hint = "use each axis for one dimension only."
                 else:
                     seen.add(n)
                     continue
@@ -220,9 +220,9 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
             axes = " x ".join(f"{n}={sharding.mesh.shape[n]}" for n in names)
             fail(
                 ShardingError,
-                f"{what} of shape {shape} cannot be divided as {spec!r} says: its dimension "
-                f"{d} is {shape[d]}, which is no multiple of {size} ({axes})",
-                "pad or change that dimension, or divide it over fewer devices.",
+                f"{what} of shape {shape} cannot be sharded as {spec!r} says: its dimension "
+                f"{d} is {shape[d]}, which is not a multiple of {size} ({axes})",
+                "pad or change that dimension, or shard it over fewer devices.",
             )
 
 
@@ -235,14 +235,14 @@ def resolve_sharding(x: Any, what: str) -> NamedSharding:
         if mesh is None:
             fail(
                 ShardingError,
-                f"{what} is {x!r}, and no mesh is in use",
+                f"{what} is {x!r}, but no mesh is in use",
                 "pass NamedSharding(mesh, spec), or call in a block of "
                 "`with xf.sharding.use_mesh(mesh):`.",
             )
         return NamedSharding(mesh, x)
     fail(
         ShardingError,
-        f"{what} is {shown(x)} (a {type(x).__name__}), which is no sharding",
+        f"{what} is {shown(x)} (a {type(x).__name__}), which is not a sharding",
         "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
     )
 

@@ -89,8 +89,8 @@ def _varying(x: Tensor) -> frozenset[str]:
             f"typeof was asked how a value ({short(x)}) varies in a function that is traced by "
             "itself: a body of a loop, a branch, a jitted function, a rule, or a shard_map in "
             "another one",
-            "call typeof in the function given to shard_map itself, outside of that; loops and "
-            "branches come to vary by themselves.",
+            "call typeof in the function given to shard_map itself, outside these; loops and "
+            "branches infer by themselves how their values vary.",
         )
     every = frozenset(n for n in vma.checked() if region.mesh.shape[n] > 1)
     inputs = [every & known[i] if i < len(known) else frozenset() for i in lowering.inputs]

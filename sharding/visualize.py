@@ -65,14 +65,14 @@ def _of_tensor(x: Any) -> NamedSharding:
     if not isinstance(x, torch.Tensor):
         fail(
             ShardingError,
-            f"visualize_sharding was given {shown(x)} and no sharding",
+            f"visualize_sharding was given {shown(x)} without a sharding",
             "pass a tensor on the devices, or a shape and a sharding.",
         )
     found = None if x.device.type == "cpu" else sharding_of(x)
     if found is None:
         fail(
             ShardingError,
-            f"visualize_sharding was given {short(x)}, which lies on no mesh",
+            f"visualize_sharding was given {short(x)}, which is not on a mesh",
             "put it on one: xf.device_put(x, NamedSharding(mesh, spec)).",
         )
     return found

@@ -171,7 +171,7 @@ def test_no_callbacks_where_values_cannot_be_brought_out(fun):
     with pytest.raises(xf.errors.UnsupportedOpError, match="callback") as raised:
         xf.jit(lambda x: fun(log, x))(X)
     assert re.search(
-        r"callback \(xf\.debug\) stands where (.|\n)*a branch, a while loop(.|\n)*"
+        r"callback \(xf\.debug\) is in a branch, a while loop(.|\n)*"
         r"test_debug\.py:\d+ in fun(.|\n)*Hint: return the value",
         str(raised.value),
     )

@@ -235,7 +235,7 @@ def packed(contents):
 
 def test_damaged_files():
     for what, data in damaged():
-        with pytest.raises(ValueError, match="no program exported by xfunc") as raised:
+        with pytest.raises(ValueError, match="not a program exported by xfunc") as raised:
             xf.export.deserialize(data)
         assert type(raised.value) is ValueError, what
 

@@ -97,8 +97,8 @@ def io_callback(
     if ordered:
         fail(
             UnsupportedOpError,
-            "io_callback was given ordered=True, and programs here keep no order of effects",
-            "hand a result of the first call to the second; or, if no result is needed, use "
+            "io_callback was given ordered=True, but compiled programs do not order effects",
+            "pass a result of the first call to the second; or, if no result is needed, use "
             "xf.debug.callback, whose calls are in order.",
         )
     return HostFunction(callback, result_shape_dtypes, None, "io_callback")(*args, **kwargs)

@@ -142,9 +142,9 @@ def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     if bound_kwargs:
         fail(
             TypeError,
-            f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which a "
-            "function with a rule of its own cannot",
-            "let it be given by position.",
+            f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which "
+            "functions with custom rules do not support",
+            "make it a positional parameter.",
         )
     return bound_args
 
@@ -195,6 +195,6 @@ def check_captures(name: str, captures: Sequence[Tensor]) -> None:
             fail(
                 TypeError,
                 f"{name} closes over a value ({short(c)}) that is being differentiated, which "
-                "its rule knows nothing of",
+                "its rule does not receive",
                 "pass the value as an argument, or close over xf.stop_gradient of it.",
             )

@@ -145,7 +145,7 @@ class CustomVmap(CustomFunction):
     def _refuse_effects(self) -> NoReturn:
         fail(
             UnsupportedOpError,
-            f"a callback (xf.debug) stands in {self.__name__}, a custom_vmap function that is "
+            f"a callback (xf.debug) is inside {self.__name__}, a custom_vmap function that is "
             "being differentiated",
             "return the value, and print it outside.",
         )

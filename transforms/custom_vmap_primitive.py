@@ -228,7 +228,7 @@ class Mapped(Primitive):
         return [found[i] for i in places], [0 if i in own else None for i in places]
 
     def _check_captures(self, captures: Sequence[Tensor]) -> None:
-        """What a rule closes over must be known where it is called: outside of the vmap."""
+        """What a rule closes over must be known where it is called: outside the vmap."""
         known = set(functorch.level_numbers())
         for c in captures:
             if not functorch.levels_of(c) <= known:
@@ -239,7 +239,7 @@ def _refuse_closure(name: str, does: str, value: torch.Tensor) -> NoReturn:
     fail(
         TypeError,
         f"{name} closes over a value ({short(value)}) that a transform of it {does}, which "
-        "its rule knows nothing of",
+        "its rule does not receive",
         "pass the value as an argument.",
     )
 
@@ -249,6 +249,6 @@ def refuse_reverse(name: str) -> NoReturn:
     fail(
         UnsupportedOpError,
         f"{name} is a custom_vmap function, which reverse mode (grad, vjp, jacrev) cannot "
-        "differentiate where vmap has not put its rule in its place",
+        "differentiate unless vmap has replaced it by its rule",
         "decorate it with xf.custom_vjp on top, or differentiate in forward mode (jvp, jacfwd).",
     )

@@ -61,7 +61,7 @@ def fori_loop(
     if unroll not in (None, False, 1):
         fail(
             ValueError,
-            f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, and a traced bound",
+            f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, but a traced bound",
             "leave unroll out, or make both bounds Python integers (static arguments).",
         )
     bounds = [x if isinstance(x, torch.Tensor) else None for x in (lo, hi)]
@@ -87,7 +87,7 @@ def _check(bound: Any, which: str, body: Fun) -> None:
     if not ok:
         fail(
             TypeError,
-            f"fori_loop of {function_name(body)}: the {which} bound is {what}, no integer",
+            f"fori_loop of {function_name(body)}: the {which} bound is {what}, not an integer",
             "pass a Python integer or an integer scalar tensor.",
         )
 

@@ -148,5 +148,5 @@ class ValueAndGrad(Transform):
             f"{self.__name__} needs a function that returns a real floating scalar, but "
             f"{function_name(self.fun)} returned {what}",
             "reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and "
-            "has_aux=True to return more beside the value.",
+            "has_aux=True to return other values as well.",
         )

@@ -146,7 +146,7 @@ class Jit(Transform):
         if shapes is None and buckets is not None:
             fail(
                 ValueError,
-                f"jit({function_name(fun)}) has buckets, and no dimension that varies",
+                f"jit({function_name(fun)}) has buckets, but no dynamic dimension",
                 "declare dynamic_shapes.",
             )
         self._dynamic = self._limit = None
@@ -228,8 +228,8 @@ class Jit(Transform):
         if self._in is not None and kwargs:
             fail(
                 ShardingError,
-                f"{self._staged.name} has in_shardings, which are those of positional "
-                f"arguments, and was given {next(iter(kwargs))!r} by keyword",
+                f"{self._staged.name} has in_shardings, which apply to positional "
+                f"arguments, but was given {next(iter(kwargs))!r} by keyword",
                 "pass all arguments by position.",
             )
 
@@ -354,7 +354,8 @@ def _resolve(
         if not variadic and not -len(by_position) <= i < len(by_position):
             fail(
                 ValueError,
-                f"{function_name(fun)} has {len(by_position)} positional parameters, none at {i}",
+                f"{function_name(fun)} has {len(by_position)} positional parameters, but none at "
+                f"{i}",
                 "give positions of parameters of the function.",
             )
     positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)

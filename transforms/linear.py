@@ -47,7 +47,7 @@ def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], l
         if len(consts) != len(moved):
             fail(
                 TypeError,
-                f"{name} was called with {len(consts)} values of what it closes over, and it "
+                f"{name} was called with {len(consts)} values of what it closes over, but it "
                 f"closes over {len(moved)}",
                 "call it with (*args, *consts).",
             )

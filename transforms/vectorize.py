@@ -67,7 +67,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
         except RuntimeError:
             fail(
                 TreeMismatchError,
-                f"{name}: the axes in front, {loops}, do not broadcast",
+                f"{name}: the loop axes {loops} do not broadcast",
                 "give arrays whose axes, without those of the signature, are equal or 1.",
             )
         mapped, kept = core, list(tensors)
@@ -100,7 +100,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
                     TreeMismatchError,
                     f"{name} returned the shape {shape}, where its signature has "
                     f"({','.join(part)}){_known(part, sizes)}",
-                    "mend the function or the signature.",
+                    "fix the function or the signature.",
                 )
 
     def _sizes(tensors: list[Tensor], inputs: Any) -> dict[str, int]:

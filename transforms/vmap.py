@@ -220,8 +220,8 @@ def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
     except ValueError as error:
         raise TreeMismatchError(
             report(
-                f"{name}: {what}={axes!r} is no prefix of the tree it is for ({error})",
-                "give one axis for all, or a tree that agrees with it down to where an axis is.",
+                f"{name}: {what}={axes!r} is not a prefix of its tree ({error})",
+                "give one axis for all, or a tree prefix of it with an axis at each leaf.",
             )
         ) from None
     return [d for d, x in zip(full, flat, strict=True) if x is not None]

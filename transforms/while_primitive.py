@@ -124,10 +124,10 @@ class While(Primitive):
     ) -> list[Tensor]:
         fail(
             UnsupportedOpError,
-            f"a gradient is asked for through while_loop of {self.body.name}, whose number of "
-            "steps depends on data: nothing bounds what the backward pass would have to keep",
+            f"reverse mode cannot differentiate while_loop of {self.body.name}: its number of "
+            "steps depends on data, so nothing bounds what the backward pass would have to keep",
             "use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in "
-            "forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.",
+            "forward mode (xf.jvp, xf.jacfwd); or stop the gradient with xf.stop_gradient.",
             at=self.at,
         )
 

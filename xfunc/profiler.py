@@ -30,7 +30,7 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
     if not _one.acquire(blocking=False):
         fail(
             RuntimeError,
-            "a profile is being recorded already",
+            "a profile is already being recorded",
             "record one at a time: end the other block first.",
         )
     try:

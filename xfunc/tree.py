@@ -213,7 +213,7 @@ def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:
         fail(
             TreeMismatchError,
             f"tree.transpose was given {structure(tree)}, which is not {inner} in {outer}",
-            "give the structures of its two levels, as xf.tree.structure tells them.",
+            "give the structures of its two levels, as xf.tree.structure returns them.",
         )
     columns = zip(*builtins.map(leaves, inside), strict=True)
     return inner.unflatten([outer.unflatten(c) for c in columns])

@@ -55,7 +55,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         FormatError: nothing has an adapter, or embeddings are trained that are the head too.
     """
     if folder.exists():
-        raise FileExistsError(f"there is something at {folder} already: give a new folder")
+        raise FileExistsError(f"{folder} already exists: give a new folder")
     roles = lora.named(lora.roles(config, tune))
     if LORA not in roles.values():
         raise FormatError("no weight has an adapter: write all weights, without --adapter")

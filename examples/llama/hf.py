@@ -178,7 +178,7 @@ def save(
     """
     folder = Path(folder)
     if folder.exists():
-        raise FileExistsError(f"there is something at {folder} already: give a new folder")
+        raise FileExistsError(f"{folder} already exists: give a new folder")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

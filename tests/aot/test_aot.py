@@ -226,7 +226,7 @@ def test_topologies_that_libtpu_does_not_know(target, says):
 
 
 def test_a_mesh_of_another_size(lowered):
-    says = r"step was traced for a mesh of 4 devices, and v6e:4x4 has 16(.|\n)*Hint: make the mesh"
+    says = r"step was traced for a mesh of 4 devices, but v6e:4x4 has 16(.|\n)*Hint: make the mesh"
     with pytest.raises(ShardingError, match=says):
         lowered.compile(target="tpu:v6e-16")
 

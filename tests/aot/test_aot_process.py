@@ -197,7 +197,7 @@ def test_keys_differ():
             "import os; os.abort()",
             r"by SIGABRT while compiling step; its last words:\n  \| \(none\)",
         ),
-        ("import os; os.kill(os.getpid(), 9)", r"by SIGKILL(.|\n)*Hint: .*after SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", r"by SIGKILL(.|\n)*Hint: .*After SIGKILL"),
         ("import os; os.kill(os.getpid(), 11)", r"by SIGSEGV"),
         ("import no_such_package", r"with status 1(.|\n)*ModuleNotFoundError: .*no_such_package"),
         ("pass", r"with status 0"),
@@ -447,6 +447,4 @@ def test_out_of_memory_without_figures(worker):
 def test_out_of_a_memory_inside_the_chip(said):
     error = compile_error("step", said)
     assert type(error) is CompileError
-    assert str(error).startswith(
-        f"a part of step does not fit into a memory inside the chip: {said}"
-    )
+    assert str(error).startswith(f"a part of step does not fit into on-chip memory: {said}")

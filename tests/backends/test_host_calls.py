@@ -149,7 +149,7 @@ def test_a_function_may_not_use_what_waits_for_it(calling: Register) -> None:
     def nested(operands: list[Tensor], results: list[Tensor]) -> None:
         xf.jit(torch.sin)(torch.ones(2))
 
-    with pytest.raises(RuntimeError, match="called from a function that a running program calls"):
+    with pytest.raises(RuntimeError, match="called from a callback that a running program"):
         xf.jit(calling(nested))(torch.ones(2))
     assert xf.jit(torch.cos)(torch.zeros(2)).tolist() == [1, 1]
 

@@ -6,7 +6,7 @@ import sys
 
 
 def test_enough_threads_whatever_the_environment():
-    """With a thread for each device, or fewer, collectives would wait for each other for ever."""
+    """With a thread for each device, or fewer, collectives would deadlock."""
     program = """
 import os, torch, xfunc as xf
 mesh = xf.make_mesh((8,), "x")

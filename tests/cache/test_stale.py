@@ -188,7 +188,7 @@ def test_what_is_watched_does_not_keep_the_tensors_of_the_last_step() -> None:
 )
 def test_iterators_are_refused(value: str) -> None:
     held = eval(value)
-    with pytest.raises(TypeError, match=r"gives other values each time it is read(.|\n)*Hint"):
+    with pytest.raises(TypeError, match=r"gives different values each time it is read(.|\n)*Hint"):
         xf.jit(lambda x: x * len([held]))(X)
 
 

@@ -367,7 +367,7 @@ def test_chips_gather_bfloat16_of_float32_weights(
 
 def test_a_batch_that_cannot_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
     assert aot.main([*TINY, *MESH, "--batch", "3"]) == 1
-    assert "(3, 64) cannot be divided" in capsys.readouterr().err
+    assert "(3, 64) cannot be sharded" in capsys.readouterr().err
 
 
 def out_of_memory(*_: Any) -> None:

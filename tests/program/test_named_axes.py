@@ -205,5 +205,5 @@ def test_a_name_is_a_string() -> None:
     bad: Any = 3
     with pytest.raises(TypeError, match="was given axis_name=3"):
         xf.vmap(torch.sin, axis_name=bad)(X)
-    with pytest.raises(ShardingError, match=r"outside of a shard_map(?s:.*)axis_name='k'"):
+    with pytest.raises(ShardingError, match=r"outside a shard_map(?s:.*)axis_name='k'"):
         xf.jit(lambda a: xf.psum(a, "k"))(X)

@@ -299,8 +299,8 @@ def test_a_context_of_an_outer_trace_is_refused(inner: Any, outer: Any) -> None:
             return inner(x)
 
     match = (
-        r"torch\.rand draws from a key of xf\.random\.implicit in a function that began to be "
-        r"traced after that.*\n  at .*\nHint: open `with xf\.random\.implicit\(key\):` insi"
+        r"torch\.rand draws from an xf\.random\.implicit key that was opened outside the function "
+        r"being traced.*\n  at .*\nHint: open `with xf\.random\.implicit\(key\):` insi"
     )
     with pytest.raises(PurityError, match=match):
         outer(f)(torch.zeros(3), xr.key(0))
@@ -324,7 +324,7 @@ def test_contexts_nest() -> None:
 
 def test_a_context_that_is_open_cannot_be_opened_again() -> None:
     context = xr.implicit(xr.key(0))
-    with context, pytest.raises(RuntimeError, match="this context of implicit is open"):
+    with context, pytest.raises(RuntimeError, match="this implicit context is already open"):
         context.__enter__()
     with context:
         torch.rand(2)

@@ -276,12 +276,12 @@ WRONG: Any = 3  # of no type that is asked for
 ERRORS = [
     (
         lambda: xf.make_mesh((4, 4), ("x", "y")),
-        "too large for this machine: it has 16 devices, and there are 8",
+        "needs 16 devices, but this process has 8",
     ),
-    (lambda: xf.make_mesh((2, 2), ("x", "y")), "4 devices of 8, and XLA runs a program on all"),
+    (lambda: xf.make_mesh((2, 2), ("x", "y")), "4 of 8 devices, but XLA runs every program on all"),
     (lambda: xf.make_mesh((8,), "x", devices=[0, 1]), "given 2 devices for"),
     (lambda: xf.Mesh([0, 1, 2, 3, 4, 5, 6, 6], "x"), "not those from 0 to 7, each one once"),
-    (lambda: xf.Mesh("abc", "x"), "no array of device numbers"),
+    (lambda: xf.Mesh("abc", "x"), "not an array of device numbers"),
     (lambda: xf.AbstractMesh((4, 2), ("x", "x")), "not all different"),
     (lambda: xf.AbstractMesh((4, 2), ("x",)), "2 axis sizes and 1 axis names"),
     (lambda: xf.AbstractMesh((0, 2), ("x", "y")), "a size is an int of at least 1"),
@@ -318,7 +318,7 @@ ERRORS = [
             .lower(xf.ShapeDtypeStruct((64,), torch.int64, NamedSharding(BIG, P("x"))))
             .compile()
         ),
-        "was traced for a mesh of 256 devices, and there are 8",
+        "was traced for a mesh of 256 devices, but this process has 8",
     ),
 ]
 
@@ -332,7 +332,7 @@ def test_errors(call, match):
 
 
 def test_wrong_prefixes():
-    with pytest.raises(TreeMismatchError, match=r"at x\['a'\] it is .* and the tree has a leaf"):
+    with pytest.raises(TreeMismatchError, match=r"at x\['a'\] it is .* but the tree has a leaf"):
         xf.device_put({"a": X}, {"a": [on("x")]})
     with pytest.raises(TreeMismatchError, match="the tree has a dict of 'a'"):
         xf.device_put({"a": X}, {"b": on("x")})
@@ -391,5 +391,5 @@ def test_stablehlo_and_export():
     assert xf.sharding_of(y) == on("y")
     abstract = xf.ShapeDtypeStruct((64,), torch.float32, NamedSharding(BIG, P("x")))
     loaded = xf.export.deserialize(xf.export.serialize(xf.jit(lambda a: a + 1).lower(abstract)))
-    with pytest.raises(ShardingError, match="for a mesh of 256 devices, and there are 8"):
+    with pytest.raises(ShardingError, match="for a mesh of 256 devices, but this process has 8"):
         loaded(torch.ones(64))

@@ -291,9 +291,7 @@ def test_axes_that_are_not_manual() -> None:
     names = "psum pmean pmax pmin all_gather psum_scatter axis_index axis_size".split()
     for name in names:
         args = () if name.startswith("axis") else (torch.zeros(3),)
-        with pytest.raises(
-            ShardingError, match=f"{name} over 'x' is called outside of a shard_map"
-        ):
+        with pytest.raises(ShardingError, match=f"{name} over 'x' is called outside a shard_map"):
             getattr(sharding, name)(*args, "x")
 
 

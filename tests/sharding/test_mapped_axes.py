@@ -214,7 +214,7 @@ def test_a_custom_vmap_function_in_a_shard_map() -> None:
             lambda: over(shard_map(lambda x: psum(x, "tensor"), MESH, P("fsdp"), P("fsdp"),
                                    check_vma=False))(X),
             ShardingError,
-            "psum is along 'tensor', which divides the examples of a vmap",
+            "psum is along 'tensor', which shards the examples of a vmap",
         ),
     ],
 )  # fmt: skip

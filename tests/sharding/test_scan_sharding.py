@@ -168,7 +168,7 @@ def test_closed_over_weight() -> None:
 
 
 def test_tied_weights() -> None:
-    """The same weights as xs, closed over, and outside of the loop."""
+    """The same weights as xs, closed over, and outside the loop."""
 
     def loss(run: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         def f(w: Tree, x: torch.Tensor) -> torch.Tensor:

@@ -388,9 +388,13 @@ def test_an_abstract_mesh_is_for_lowering() -> None:
         f = shard_map(lambda a: sharding.pmax(a, "x"), mesh, spec, P())
         lowered = xf.jit(f).lower(xf.ShapeDtypeStruct((128, 4), torch.float32))
         assert "all-reduce" in lowered.as_text()
-        with pytest.raises(ShardingError, match="for a mesh of 4096 devices, and there are 8"):
+        with pytest.raises(
+            ShardingError, match="for a mesh of 4096 devices, but this process has 8"
+        ):
             f(torch.zeros(128, 4))
-        with pytest.raises(ShardingError, match="for a mesh of 4096 devices, and there are 8"):
+        with pytest.raises(
+            ShardingError, match="for a mesh of 4096 devices, but this process has 8"
+        ):
             lowered.compile()
 
 
@@ -426,7 +430,7 @@ X = torch.zeros(8, 4)
         (P("q"), P(), r"the spec of a is P\('q'\), and Mesh\(x=4, y=2\) has no axis 'q'"),
         (P("x", "x"), P(), "'x' occurs twice"),
         (P(None, "x", "y"), P(), r"a has 2 dimensions \(8, 4\), and P\(None, 'x', 'y'\) is for 3"),
-        (P(None, ("x", "y")), P(), r"dimension 1 is 4, which is no multiple of 8 \(x=4 x y=2\)"),
+        (P(None, ("x", "y")), P(), r"dimension 1 is 4, which is not a multiple of 8 \(x=4 x y=2\)"),
         (P(P.UNCONSTRAINED), P(), "parts of an unknown size"),
         (None, P(), "the spec of a is None"),
         (P(), P("q"), r"the spec of the result\['k'\] is P\('q'\), and Mesh"),
@@ -462,10 +466,10 @@ def test_calls_that_make_no_sense() -> None:
 
     bad: Any = "mesh"
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (nested, {}, "is inside of a shard_map that is manual over 'x' already"),
-        (elsewhere, {"axis_names": "x"}, "on AbstractMesh.*inside of a shard_map on Mesh"),
-        (torch.sin, {"axis_names": ("x", "q")}, "axis_names has 'q', no axis of Mesh"),
-        (torch.sin, {"axis_names": "y"}, "and the shard_map is not manual over 'x'"),
+        (nested, {}, "is inside a shard_map that is manual over 'x' already"),
+        (elsewhere, {"axis_names": "x"}, "on AbstractMesh.*inside a shard_map on Mesh"),
+        (torch.sin, {"axis_names": ("x", "q")}, "axis_names has 'q', which is not an axis of Mesh"),
+        (torch.sin, {"axis_names": "y"}, "but the shard_map is not manual over 'x'"),
         (torch.sin, {"mesh": bad}, "mesh is 'mesh'"),
     ]
     for f, options, match in cases:

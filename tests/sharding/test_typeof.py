@@ -111,7 +111,7 @@ def test_without_a_region_or_types() -> None:
                 lambda x: xf.scan(lambda c, y: (pvary(c, tuple(xf.typeof(y).vma)), y), W, x)[0]
             ),
             UnsupportedOpError,
-            "typeof was asked how a value .* traced by itself.*\n.*\n.*come to vary by themselves",
+            "typeof was asked how a value .* traced by itself.*\n.*\n.*infer by themselves",
         ),
         (
             lambda: seen(lambda x: xf.jit(lambda y: pvary(y, tuple(xf.typeof(y).vma)))(x)),

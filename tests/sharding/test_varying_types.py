@@ -205,7 +205,7 @@ def test_named_axes_in_regions_and_around() -> None:
         return xf.vmap(around, (None, 0), axis_name="k")(w, by_example).sum()
 
     close(xf.grad(mapped, argnums=(0, 1))(w, x), want)
-    with pytest.raises(ShardingError, match="manual over 'i', and inside of a vmap over an axis"):
+    with pytest.raises(ShardingError, match="manual over 'i', but is inside a vmap over an axis"):
         xf.vmap(lambda a: shard_map(torch.sin, ONE, P("i"), P("i"))(a), axis_name="i")(x[None])
 
 

@@ -120,10 +120,10 @@ def test_html():
 @pytest.mark.parametrize(
     ("x", "sharding", "message"),
     [
-        ((7, 4), NamedSharding(FLAT, P("x")), "its dimension 0 is 7, which is no multiple of 4"),
+        ((7, 4), NamedSharding(FLAT, P("x")), "its dimension 0 is 7, which is not a multiple of 4"),
         ((8,), NamedSharding(FLAT, P("x", "y")), "has 1 dimensions"),
-        ((8, 4), None, r"given \(8, 4\) and no sharding"),
-        (torch.ones(4), None, r"float32\[4\], which lies on no mesh"),
+        ((8, 4), None, r"given \(8, 4\) without a sharding"),
+        (torch.ones(4), None, r"float32\[4\], which is not on a mesh"),
         ((8,), P("x"), "no mesh is in use"),
         ((8,), "x", "is no sharding"),
         (3.5, NamedSharding(FLAT, P()), "was given 3.5 as shape"),

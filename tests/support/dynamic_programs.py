@@ -111,7 +111,7 @@ EXACT: dict[str, Program] = {
 # What cannot be made exact, and what is said of it.
 INEXACT: dict[str, tuple[Program, str]] = {
     "sorted": (lambda x, w: x.sort(1)[0], "sort along a dimension of size S"),
-    "rounded": (lambda x, w: x[:, : (x.shape[1] + 1) // 2], "which is no polynomial"),
+    "rounded": (lambda x, w: x[:, : (x.shape[1] + 1) // 2], "which is not a polynomial"),
     "power": (lambda x, w: x * 1.01 ** x.shape[1], "no ratio of sizes"),
     "another path": (lambda x, w: x.sin() if x.shape[1] % 2 else x.cos(), "another program"),
     "a size that falls": (

@@ -1,8 +1,8 @@
-"""The errors that users meet: how each comes about, what it says in full, and the code mended.
+"""The errors that users meet: code that causes each, its full message, and the code fixed.
 
 ``python -m tests.support.error_cases > docs/errors.md`` writes the page of the documentation, and
 ``test_errors.py`` compares every message with what is raised. In a message, `...` stands for what
-differs between machines, and ``example.py`` for the file of the code.
+differs between machines, and ``example.py`` for the file with the code.
 """
 
 # ruff: noqa: E501 (a line of a message is as long as it is)
@@ -25,11 +25,11 @@ from tests.support.error_sections.unsupported import UNSUPPORTED
 PREFACE = """\
 # Errors
 
-Each message says what happened and to which value, while tracing which function, where in your file, and how to repair it. Frames of
-xfunc and torch are left out of the traceback (`xf.config.hide_library_frames = False` brings them back). After an error, everything can be
-called again. In the messages below `...` stands for what differs on your machine.
+Each message says what happened, to which value, in which function and on which line of your file, and ends with a hint. Frames of
+xfunc and torch are hidden from the traceback (`xf.config.hide_library_frames = False` shows them). After an error, everything can be
+called again. In the messages below, `...` stands for parts that differ between machines.
 
-The classes are in `xf.errors`; each is also the builtin in brackets, so `except TypeError` works.
+The classes are in `xf.errors`. Each derives from the builtin in brackets, so `except TypeError` works.
 
 ```python
 import torch

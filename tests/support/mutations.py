@@ -173,7 +173,7 @@ def attempt(k: int, seed: int, files: list[bytes], modules: list[bytes]) -> str 
         try:
             found = xf.export.deserialize(data)
         except ValueError as error:
-            said = "these bytes are no program exported by xfunc" in str(error)
+            said = "these bytes are not a program exported by xfunc" in str(error)
             return None if said else f"refused by {error!r}"
         same = any(
             found._lowering.hlo == unpacked(f)["program.hlo"]

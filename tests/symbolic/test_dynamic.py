@@ -180,31 +180,31 @@ def test_inside_other_functions_and_under_autograd_shapes_are_exact():
 T = xf.Dim("T", min=4, max=16, multiple_of=4)
 ERRORS = {
     "too large": (((S,),), None, (torch.ones(65),), ShapeError,
-                  "dimension 0 of x of f is 65, which is to be S; S is at most 64"),
+                  "dimension 0 of x of f is 65, which is declared as S; S is at most 64"),
     "too small": (((T,),), None, (torch.ones(2),), ShapeError, "T is a multiple of 4"),
     "below the minimum": (((xf.Dim("S", min=8),),), None, (torch.ones(4),), ShapeError,
                           "S is at least 8"),
     "no multiple": (((T,),), None, (torch.ones(6),), ShapeError, "Hint: pad it to 8"),
-    "an empty batch": (((S,),), None, (torch.ones(0),), ShapeError, "to be S: it is empty"),
+    "an empty batch": (((S,),), None, (torch.ones(0),), ShapeError, "as S: it is empty"),
     "two that disagree": (((S,), (S,)), None, (torch.ones(5), torch.ones(6)), ShapeError,
                           "dimension 0 of y of f is 6 where S is declared, but dimension 0 of x"),
     "nobody says": (((B * S,),), None, (torch.ones(6),), ShapeError,
-                    "no argument of f says what B is"),
+                    "no argument of f determines B"),
     "not whole": (((2 * S,),), None, (torch.ones(5),), ShapeError, "of a whole S"),
     "another rank": (((B, S),), None, (torch.ones(5),), ShapeError, "has 1 dimensions"),
     "another constant": (((S, 3),), None, (torch.ones(5, 4),), ShapeError, "is 4 where 3"),
     "no prefix": (({"a": (S,)},), None, (torch.ones(5),), TreeMismatchError, "for an array"),
     "an unknown part": (({"b": (S,)},), None, ({"a": torch.ones(5)},), TreeMismatchError,
-                        "has 'b', which is none of"),
+                        "has 'b', which is not one of"),
     "too many": (((S,), (S,), None), None, (torch.ones(5),), TreeMismatchError, "has 3 entries"),
     "an unknown name": ({"z": (S,)}, None, (torch.ones(5),), TreeMismatchError, "names 'z'"),
     "beyond the buckets": (((S,),), [8, 16], (torch.ones(17),), ShapeError, "largest bucket"),
     "no bucket": (((S,),), [8, 128], (torch.ones(5),), ValueError, "128 is a bucket of f"),
     "one list for two": (((B, S),), [8], (torch.ones(5, 5),), ValueError, "there are several Dims"),
-    "two lists for one": (((S,),), [[8], [8]], (torch.ones(5),), ValueError, "are 2 lists"),
+    "two lists for one": (((S,),), [[8], [8]], (torch.ones(5),), ValueError, "has 2 lists"),
     "buckets of another": (((S,),), {"Q": [8]}, (torch.ones(5),), ValueError, "'Q', which is no"),
     "two of a name": (((S,), (xf.Dim("S"),)), None, (torch.ones(5), torch.ones(5)), ValueError,
-                      "there are two Dims 'S'"),
+                      "there are two different Dims named 'S'"),
 }  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_errors_name_the_size_and_the_next_call_works(name):
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
-        (lambda: xf.Dim("2S"), ValueError, "a Dim is called '2S'"),
+        (lambda: xf.Dim("2S"), ValueError, "a Dim was given the name '2S'"),
         (lambda: xf.Dim("S", min=0), ValueError, "was given min=0"),
         (lambda: xf.Dim("S", max=True), ValueError, "was given max=True"),
         (lambda: xf.Dim("S", min=5, max=7, multiple_of=8), ValueError, "no multiple of 8"),
@@ -262,7 +262,7 @@ def test_hlo_and_shapes_of_all_sizes():
 
     halved = xf.eval_shape(half, xf.ShapeDtypeStruct((even,), torch.int64))
     assert halved.shape == (even // 2,)
-    with pytest.raises(ShapeError, match="no polynomials of S"):
+    with pytest.raises(ShapeError, match="not polynomials in S"):
         xf.eval_shape(half, xf.ShapeDtypeStruct((S,), torch.int64))
     with pytest.raises(ShapeError, match="is not one program for all sizes: another program"):
         xf.make_hlo(lambda x: x.sin() if x.shape[0] % 2 else x)(

@@ -65,7 +65,7 @@ def test_literals(f, literal):
 
 
 def test_what_is_no_polynomial_is_named():
-    with pytest.raises(NoFit, match="which is no polynomial") as caught:
+    with pytest.raises(NoFit, match="which is not a polynomial") as caught:
         fit(traced(lambda x: x[:, : (x.shape[1] + 1) // 2] * 2, tokens), BOX)
     assert not caught.value.other_program
     with pytest.raises(NoFit, match="no ratio of sizes"):

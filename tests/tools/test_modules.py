@@ -634,7 +634,7 @@ def test_modules_that_cannot_be_used(make: Any, problem: str, hint: str) -> None
 
 def test_what_is_no_module() -> None:
     with pytest.raises(
-        TypeError, match=r"was given 3, which is no torch module\n.*\nHint: pass an"
+        TypeError, match=r"was given 3, which is not a torch module\n.*\nHint: pass an"
     ):
         xf.functional(3)  # pyright: ignore[reportArgumentType]
 

@@ -260,7 +260,7 @@ def _resized(x: Tensor) -> Tensor:
         (lambda: xf.jvp(_resized, (ONES,), (ONES,)), "gives a tensor other memory"),
         (
             lambda: xf.jit(lambda x: torch.add(x.sum(), 1, out=x.clone()))(ONES),
-            r"add gives float32\[\], and `out` is of another shape \(float32\[4\]\)",
+            r"add gives float32\[\], but `out` has another shape \(float32\[4\]\)",
         ),
     ],
 )

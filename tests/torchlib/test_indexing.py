@@ -128,7 +128,7 @@ def test_what_is_put_is_of_the_dtype_of_the_tensor() -> None:
         return torch.zeros(3).index_put((at,), x)
 
     x = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(TypeError, match=r"float32\[3\] is of another dtype \(float64\[1\]\)"):
+    with pytest.raises(TypeError, match=r"float32\[3\] have another dtype \(float64\[1\]\)"):
         xf.jit(f)(x, torch.tensor([1]))
     found = xf.jit(f)(torch.ones(0, dtype=torch.float64), torch.ones(0, dtype=torch.int64))
     assert not found.any()

@@ -193,7 +193,7 @@ class TestWhileLoop:
 
         with pytest.raises(
             xf.errors.UnsupportedOpError,
-            match=r"(?s)through while_loop of .*test_control_flow\.py.*Hint: use xf\.scan",
+            match=r"(?s)differentiate while_loop of .*test_control_flow\.py.*Hint: use xf\.scan",
         ):
             xf.grad(lambda x: loop(x).sum())(X)
         got = xf.grad(lambda x: (xf.stop_gradient(loop(x)) * x).sum())(X)
@@ -241,11 +241,13 @@ class TestForiLoop:
         torch.testing.assert_close(dot.cpu(), 4 * X**4)
 
     def test_wrong_bounds(self) -> None:
-        with pytest.raises(ValueError, match=r"has unroll=2, and a traced bound"):
+        with pytest.raises(ValueError, match=r"has unroll=2, but a traced bound"):
             xf.fori_loop(0, torch.tensor(3), lambda i, v: v * 2, X, unroll=2)
-        with pytest.raises(TypeError, match=r"(?s)the upper bound is 2\.5 \(a float\), no integer"):
+        with pytest.raises(
+            TypeError, match=r"(?s)the upper bound is 2\.5 \(a float\), not an integer"
+        ):
             xf.fori_loop(0, 2.5, lambda i, y: y, X)
-        with pytest.raises(TypeError, match=r"(?s)the lower bound is float64\[\], no integer"):
+        with pytest.raises(TypeError, match=r"(?s)the lower bound is float64\[\], not an integer"):
             xf.fori_loop(X[0], 2, lambda i, y: y, X)
 
 

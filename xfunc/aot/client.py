@@ -130,8 +130,8 @@ def _died(name: str, status: int, log: str) -> CompileError:
     return CompileError(
         report(
             f"libtpu ended {how} while compiling {name}; its last words:\n{end or '  | (none)'}",
-            "use a smaller batch, leave out compiler options, or write the operation that it names "
-            "differently; after SIGKILL, with which Linux ends what takes too much memory, take a "
+            "use a smaller batch, leave out compiler options, or rewrite the operation that it "
+            "names. After SIGKILL, which Linux sends to processes that use too much memory, use a "
             "larger machine.",
         )
     )

@@ -68,7 +68,7 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> _Ah
     if n != topology.devices:
         fail(
             ShardingError,
-            f"{name} was traced for a mesh of {n} devices, and {topology.name} has "
+            f"{name} was traced for a mesh of {n} devices, but {topology.name} has "
             f"{topology.devices}",
             "make the mesh as large as the topology, or name another topology.",
         )

@@ -32,7 +32,7 @@ def compile_error(name: str, message: str) -> CompileError:
     if space and space[1] not in ("hbm", "host"):
         return CompileError(
             report(
-                f"a part of {name} does not fit into a memory inside the chip: {message}",
+                f"a part of {name} does not fit into on-chip memory: {message}",
                 "give a kernel of your own smaller blocks, or raise its limit "
                 "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
             )
@@ -48,8 +48,7 @@ def compile_error(name: str, message: str) -> CompileError:
     return CompileError(
         report(
             f"XLA could not compile {name}: {message}",
-            "write the operation that it names differently; if it names none, please report the "
-            "program.",
+            "rewrite the operation that it names; if it names none, please report the program.",
         )
     )
 

@@ -84,8 +84,8 @@ class Walk:
         if len(self._seen) > _MAX_NODES:
             fail(
                 ValueError,
-                f"a function holds more than {_MAX_NODES:,} objects, by whose value its "
-                "programs would be cached",
+                f"a function holds more than {_MAX_NODES:,} objects, whose values would "
+                "all be part of the cache key",
                 "pass the data as an argument (as tensors, or static), or make it a NumPy array.",
             )
         self._seen[id(x)] = len(self._seen)
@@ -311,9 +311,9 @@ def _refused(walk: Walk, x: Any) -> Hashable:
         return Same(x)
     fail(
         TypeError,
-        f"a function holds {shown(x)} (a {type(x).__name__}), which gives other values each "
-        "time it is read",
-        "make a list or tuple of it, or pass what it gives as an argument.",
+        f"a function holds {shown(x)} (a {type(x).__name__}), which gives different values "
+        "each time it is read",
+        "make it a list or tuple, or pass its values as an argument.",
     )
 
 

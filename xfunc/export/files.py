@@ -140,7 +140,7 @@ def deserialize(data: bytes) -> Exported:
 def _refusal(why: str) -> ValueError:
     return ValueError(
         report(
-            f"these bytes are no program exported by xfunc: {why}",
+            f"these bytes are not a program exported by xfunc: {why}",
             "read the whole file, in binary mode, that xf.export.serialize made.",
         )
     )

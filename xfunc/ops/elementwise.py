@@ -71,8 +71,8 @@ def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
         # XLA would make code that ends the process.
         fail(
             UnsupportedOpError,
-            f"torch.{name} was given {str(dtype).removeprefix('torch.')}, and shifts integers",
-            "convert with .to(torch.int64) before.",
+            f"torch.{name} was given {str(dtype).removeprefix('torch.')}, but it shifts integers",
+            "convert with .to(torch.int64) first.",
         )
     return made
 

@@ -178,5 +178,5 @@ def _lowered(
             assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
         hlo, parameters = recording.recorded(step.__name__, inputs, outputs)
     order = [p for p in parameters if isinstance(p, int)]
-    assert len(order) == len(parameters), f"{step.__name__} makes data outside of the trace"
+    assert len(order) == len(parameters), f"{step.__name__} makes data outside the trace"
     return Module.from_bytes(hlo), order

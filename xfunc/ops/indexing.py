@@ -120,7 +120,7 @@ def index_put(
             return x.clone()  # torch asks for one dtype where there is something to put.
         fail(
             TypeError,
-            f"what is put at indices of {short(x)} is of another dtype ({short(values)})",
+            f"the values to put into {short(x)} have another dtype ({short(values)})",
             "convert it: x[i] = y.to(x.dtype).",
         )
     if mask.dtype is torch.bool and not others:

@@ -41,7 +41,9 @@ def add() -> None:
     for name in _SIGNED:
         surround(name, _refusing(_first_complex, "complex numbers have no sign"), _no_complex)
     for name in _PRODUCTS:
-        surround(name, _refusing(_first_bool, "booleans have no sums of products"), _no_bool)
+        surround(
+            name, _refusing(_first_bool, "matrix products of booleans are not defined"), _no_bool
+        )
     for name in ("sort", "sort.stable", "topk", "kthvalue"):
         surround(name, _with_one_nan, lambda x, *rest: not x.is_floating_point())
 

@@ -57,7 +57,7 @@ def call_jax(
     if tracing.current() is None:
         fail(
             UnsupportedOpError,
-            f"{fun} is called outside of a traced function",
+            f"{fun} is called outside a traced function",
             "call it in a function that is given to xf.jit.",
         )
     avals = tuple(None if a is None else aval_of(a) for a in args)
@@ -65,7 +65,7 @@ def call_jax(
         if aval is not None and aval.dtype in (torch.int64, torch.float64, torch.complex128):
             fail(
                 TypeError,
-                f"argument {i} of {fun} is {short(aval)}, and JAX uses no types of 64 bits",
+                f"argument {i} of {fun} is {short(aval)}, but JAX does not use 64-bit types",
                 "convert it, with x.to(torch.int32) or x.float().",
             )
     lowering = _lowered(fun, avals, platform, tuple(sorted(static.items())))
@@ -140,7 +140,7 @@ def _lowered(
         fail(
             CompileError,
             f"JAX could not lower {fun} for the platform {platform!r}; it said: {said[-1]}",
-            "mend the function, or its arguments.",
+            "fix the function or its arguments.",
         )
     outputs, hlo = done.stdout.split(b"\n", 1)
     given = tuple(a for a in avals if a is not None)

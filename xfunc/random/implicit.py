@@ -60,7 +60,7 @@ class implicit:
 
     def __enter__(self) -> None:
         if self._key is not None:
-            fail(RuntimeError, "this context of implicit is open", "make another.")
+            fail(RuntimeError, "this implicit context is already open", "make another.")
         self.trace = tracing.current()
         self._key = self._given if self.trace is None else self.trace.lift(self._given)
         self._draws = 0

@@ -31,7 +31,7 @@ class MinCut:
     budget_bytes: int | None = None
 
     def __call__(self, instruction: Instruction) -> bool:
-        raise TypeError("min_cut chooses among all values at a time: ask `choose`")
+        raise TypeError("min_cut chooses among all values at once: call `choose`")
 
     def choose(self, graph: JointGraph) -> frozenset[int]:
         """Ids of the values to keep."""
@@ -48,8 +48,8 @@ class MinCut:
             least = error.minimum_bytes * graph.steps
             raise ValueError(
                 report(
-                    f"min_cut was given a budget of {self.budget_bytes} bytes, and what cannot be "
-                    f"computed again takes at least {least}{steps}",
+                    f"min_cut was given a budget of {self.budget_bytes} bytes, but values that "
+                    f"cannot be recomputed take at least {least}{steps}",
                     f"give budget_bytes={least} or more, or none.",
                 )
             ) from None

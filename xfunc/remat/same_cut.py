@@ -27,7 +27,7 @@ class SameCut:
         self._known: dict[Any, frozenset[int]] = {}  # positions of what is kept
 
     def __call__(self, instruction: Instruction) -> bool:
-        raise TypeError("a cut is chosen among all values at a time: ask `choose`")
+        raise TypeError("a cut is chosen among all values at once: call `choose`")
 
     def choose(self, graph: JointGraph) -> frozenset[int]:
         """Ids of the values to keep."""

@@ -71,7 +71,7 @@ class Entry:
         return [*leaves, *found]
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Call the program with tensors on the device, outside of any trace."""
+        """Call the program with tensors on the device, outside any trace."""
         flat = self.inputs(leaves, held)
         if functorch.top_level() is not None or (
             torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))

@@ -89,6 +89,6 @@ def _refuse(fun: Callable[..., Any], error: NoFit) -> NoReturn:
     fail(
         ShapeError,
         f"{function_name(fun)} is not one program for all sizes: {explained(error)}",
-        "declare the Dim with the bounds between which it is, or as a multiple_of what it is "
-        "divided by; or ask for one shape.",
+        "declare the Dim with bounds (min, max) within which it is one, or with multiple_of= "
+        "its divisor; or use a fixed shape.",
     )

@@ -61,8 +61,8 @@ class Declared:
             if name not in env:
                 fail(
                     ShapeError,
-                    f"no argument of {self.function} says what {name} is",
-                    f"let a dimension of an argument be {name} itself, or a multiple of it.",
+                    f"no argument of {self.function} determines {name}",
+                    f"make a dimension of some argument {name} itself, or a multiple of it.",
                 )
         return env
 
@@ -98,14 +98,14 @@ class Declared:
         found = Fraction(n - rest.at(env)) / factor if factor else Fraction(0)
         sizes = self.box.ranges[name]
         if size == Polynomial.symbol(name):
-            problem = f"{where} is {n}, which is to be {name}"
+            problem = f"{where} is {n}, which is declared as {name}"
         else:
-            problem = f"{where} is {n}, which is to be {size}"
+            problem = f"{where} is {n}, which is declared as {size}"
         if found.denominator != 1:
             fail(ShapeError, f"{problem}, of a whole {name}", "pass an array of such a size.")
         s = int(found)
         if n == 0:
-            fail(ShapeError, f"{problem}: it is empty", "leave out calls without data.")
+            fail(ShapeError, f"{problem}: it is empty", "skip calls without data.")
         if s % sizes.step:
             problem = f"{problem}; {name} is a multiple of {sizes.step}"
             fail(ShapeError, problem, f"pad it to {-(-s // sizes.step) * sizes.step}.")
@@ -226,14 +226,14 @@ def _parts(spec: Any, entries: list[Any], where: str) -> dict[Any, Any]:
         fail(
             TreeMismatchError,
             f"{where} is {shown(spec)}, for a tree with entries {entries}",
-            "let dynamic_shapes be a prefix of the tree of arguments.",
+            "make dynamic_shapes a tree prefix of the arguments.",
         )
     unknown = [k for k in given if k not in entries]
     if unknown:
         fail(
             TreeMismatchError,
-            f"{where} has {shown(unknown[0])}, which is none of {entries}",
-            "let dynamic_shapes be a prefix of the tree of arguments.",
+            f"{where} has {shown(unknown[0])}, which is not one of {entries}",
+            "make dynamic_shapes a tree prefix of the arguments.",
         )
     return {e: given.get(e) for e in entries}
 

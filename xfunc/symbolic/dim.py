@@ -47,7 +47,8 @@ class Expression(SymbolicSize):
             names = ", ".join(found.symbols)
             fail(
                 ValueError,
-                f"{self} // {k} is no polynomial: {names} may have sizes at which it is rounded",
+                f"{self} // {k} is not a polynomial: {names} may have sizes for which it is "
+                "rounded",
                 f"declare the dimension with multiple_of={k}.",
             )
         return Expression(found, self.ranges)
@@ -78,7 +79,7 @@ class Expression(SymbolicSize):
     def _refuse(self) -> NoReturn:
         fail(
             TypeError,
-            f"the size {self} is not known yet, and was asked for its number",
+            f"the size {self} is symbolic, so it has no number yet",
             "use it in dynamic_shapes or in the shape of a ShapeDtypeStruct; a function sees the "
             "sizes of its arguments as plain integers.",
         )
@@ -110,14 +111,20 @@ class Dim(Expression):
         self, name: str, *, min: int = 1, max: int | None = None, multiple_of: int = 1
     ) -> None:
         if not isinstance(name, str) or not name.isidentifier():
-            fail(ValueError, f"a Dim is called {shown(name)}", "give it the name of a variable.")
+            fail(
+                ValueError,
+                f"a Dim was given the name {shown(name)}",
+                "give it a valid Python identifier.",
+            )
         given = {"min": min, "max": max, "multiple_of": multiple_of}
         for what, n in given.items():
             if n is None and what == "max":
                 continue
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
                 problem = f"Dim({name!r}) was given {what}={shown(n)}"
-                fail(ValueError, problem, "give a positive integer; there are no empty arrays.")
+                fail(
+                    ValueError, problem, "give a positive integer; empty arrays are not supported."
+                )
         sizes = Range(min, max, multiple_of)
         if sizes.max is not None and sizes.max < sizes.min:
             problem = f"Dim({name!r}): there is no multiple of {multiple_of} from {min} to {max}"
@@ -152,7 +159,8 @@ def merged(dims: Iterable[Any]) -> dict[str, Range]:
             if found.setdefault(name, sizes) != sizes:
                 fail(
                     ValueError,
-                    f"there are two Dims {name!r}: {_shown(found[name])}, and {_shown(sizes)}",
+                    f"there are two different Dims named {name!r}: {_shown(found[name])}, and "
+                    f"{_shown(sizes)}",
                     "use one Dim, or give them different names.",
                 )
     return found

@@ -152,7 +152,7 @@ def fit_sizes(
     """Shapes that depend on sizes, from what they are at some.
 
     Raises:
-        NoFit: they are no polynomials, or others for other sizes.
+        NoFit: they are not polynomials, or differ between sizes.
     """
     for highest in (1, 2):
         chosen = probes(box, highest)
@@ -169,7 +169,7 @@ def fit_sizes(
         ]
         if not any(s is None for dims in sizes for s in dims):
             return [tuple(s for s in dims if s is not None) for dims in sizes]
-    raise NoFit(f"sizes of the result are no polynomials of {', '.join(box.ranges)}")
+    raise NoFit(f"sizes of the result are not polynomials in {', '.join(box.ranges)}")
 
 
 def _fitted(
@@ -210,7 +210,7 @@ def _size(
 ) -> Size:
     found = solver.size(values)
     if found is None:
-        raise NoFit(f"{what} of {i.opcode} are {_at(values, envs)}, which is no polynomial", i)
+        raise NoFit(f"{what} of {i.opcode} are {_at(values, envs)}, which is not a polynomial", i)
     return found
 
 

@@ -45,7 +45,7 @@ class Rungs:
             if len(self._grid) != len(box.ranges):
                 fail(
                     ValueError,
-                    f"buckets of {self._function} are {len(self._grid)} lists, for the Dims "
+                    f"buckets of {self._function} has {len(self._grid)} lists for the Dims "
                     f"{', '.join(box.ranges)}",
                     "give a list for each Dim.",
                 )
@@ -54,7 +54,7 @@ class Rungs:
             names = ", ".join(box.ranges)
             fail(
                 ValueError,
-                f"buckets of {self._function} are a list of sizes, and there are several Dims: "
+                f"buckets of {self._function} are a list of sizes, but there are several Dims: "
                 f"{names}",
                 'give a dict with a list, or "auto", for each Dim.',
             )
@@ -62,7 +62,7 @@ class Rungs:
             if name is not None and name not in box.ranges:
                 fail(
                     ValueError,
-                    f"buckets of {self._function} are given for {name!r}, which is no Dim of it",
+                    f"buckets of {self._function} names {name!r}, which is not one of its Dims",
                     f"its Dims are {', '.join(box.ranges)}.",
                 )
             for r in box.ranges.values() if name is None else [box.ranges[name]]:
@@ -71,7 +71,7 @@ class Rungs:
                     of = name or next(iter(box.ranges))
                     fail(
                         ValueError,
-                        f"{bad} is a bucket of {self._function}, and no size that {of} may have",
+                        f"{bad} is a bucket of {self._function}, but not an allowed size of {of}",
                         "give buckets from min to max, multiples of multiple_of.",
                     )
 
@@ -89,7 +89,7 @@ class Rungs:
             if k == len(sizes):
                 fail(
                     ShapeError,
-                    f"{name} is {size}, and the largest bucket of {self._function} is {sizes[-1]}",
+                    f"{name} is {size}, but the largest bucket of {self._function} is {sizes[-1]}",
                     "add a larger bucket.",
                 )
             low, high = (sizes[k - 1] + 1 if k else r.min), sizes[k]

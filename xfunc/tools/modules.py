@@ -193,7 +193,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
 
 
 class _Replacing(TorchFunctionMode):
-    """Calls outside of a trace, too, run what is right on the device."""
+    """Calls outside a trace, too, run what is right on the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
@@ -237,7 +237,7 @@ def _check_output(out: Any, name: str) -> None:
             fail(
                 TypeError,
                 f"{name} returned {f'a {type(leaf).__name__}' if cached else repr(leaf)} at "
-                f"output{path}, which is no tree of tensors",
+                f"output{path}, which is not a tree of tensors",
                 "pass use_cache=False to the model."
                 if cached
                 else "register its class with xf.tree.register, or wrap the module in one that "
@@ -258,7 +258,7 @@ def _places(module: nn.Module, kind: str) -> Places:
 
 
 def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
-    """The arguments of a call outside of any trace, on the device where the tensors are."""
+    """The arguments of a call outside any trace, on the device where the tensors are."""
     given = next(iter(tree.leaves(tensors)), None)
     if given is None or given.device.type != "xla":
         return args, kwargs
@@ -295,7 +295,7 @@ def _check_module(module: Any) -> str:
     if not isinstance(module, nn.Module):
         fail(
             TypeError,
-            f"xf.functional was given {module!r}, which is no torch module",
+            f"xf.functional was given {module!r}, which is not a torch module",
             "pass an instance of torch.nn.Module; a plain function needs no conversion.",
         )
     name = type(module).__name__

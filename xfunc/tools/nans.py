@@ -57,7 +57,7 @@ def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: A
         fun(*args, **kwargs)
     fail(
         FloatingPointError,
-        f"{problem}, but run operation by operation it makes none",
+        f"{problem}, but run one operation at a time it produces none",
         "the compiler's rearrangements overflow: use a wider dtype, or smaller numbers.",
     )
 
@@ -88,7 +88,7 @@ class _Search(TorchDispatchMode):
         fail(
             FloatingPointError,
             f"{self._problem}; {name} made the first{part}",
-            "keep its inputs away from where it is not defined (torch.where on the input, "
+            "keep its inputs inside its domain (torch.where on the input, "
             "a small epsilon, a clamp).",
             at=at,
         )

@@ -61,7 +61,7 @@ def no_derivative(operation: str, name: str, at: Location | None) -> Unsupported
         report(
             f"{operation} has no derivative, and its arguments are being differentiated",
             "give it one (xf.custom_vjp, xf.custom_jvp, torch.library.register_autograd), or pass "
-            "x.detach() to it, whose derivative is zero.",
+            "it x.detach(), whose derivative is zero.",
             function=name,
             at=at,
         )

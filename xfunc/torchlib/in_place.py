@@ -63,8 +63,8 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
         if x._is_view() and (x.requires_grad or functorch.levels()):
             fail(
                 UnsupportedOpError,
-                f"Tensor.{name} changes the shape of a view in place, of which derivatives "
-                "would know nothing",
+                f"Tensor.{name} changes the shape of a view in place, which "
+                "differentiation would not see",
                 f"make a new tensor: x = x.{name.removesuffix('_')}(...).",
             )
         return func(x, *args, **kwargs)
@@ -104,9 +104,9 @@ def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             return func(*args, **kwargs)  # torch gives `out` the shape of the result
         fail(
             UnsupportedOpError,
-            f"{operation_name(func)} gives {short(new)}, and `out` is of another shape "
-            f"({short(o)}), which a program cannot change",
-            "leave out `out`, or make it of the shape of the result.",
+            f"{operation_name(func)} gives {short(new)}, but `out` has another shape ("
+            f"{short(o)}), which a program cannot change",
+            "omit `out`, or give it the shape of the result.",
         )
     for new, o in pairs:
         if not torch.can_cast(new.dtype, o.dtype):
@@ -114,7 +114,7 @@ def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
                 RuntimeError,
                 f"{operation_name(func)} gives {short(new)}, which can't be cast to the dtype "
                 f"of out ({short(o)})",
-                "make `out` of the dtype of the result, or leave it out.",
+                "give `out` the dtype of the result, or omit it.",
             )
         o.copy_(new)
     return out if isinstance(found, Tensor) else type(found)(out)

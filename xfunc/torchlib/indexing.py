@@ -84,7 +84,7 @@ def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
     if base is not None and _PART in vars(base):
         fail(
             UnsupportedOpError,
-            "a view of x[i], whose index is traced, is changed in place under a transform",
+            "a view x[i] with a traced index is changed in place under a transform",
             "write to x itself: x[i, 1:] = y instead of x[i][1:] = y.",
         )
     return None

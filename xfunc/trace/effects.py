@@ -172,8 +172,8 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
     if trace.effects is None:
         fail(
             UnsupportedOpError,
-            "a callback (xf.debug) stands where the values of a run cannot be brought out: in "
-            "a branch, a while loop or a custom rule",
+            "a callback (xf.debug) is in a branch, a while loop or a custom rule, and its "
+            "values cannot leave the program from there",
             "return the value, and print it outside; or run under xf.disable_jit().",
             function=trace.name,
         )

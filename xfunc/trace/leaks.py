@@ -67,7 +67,7 @@ def empty(token: torch.Tensor, name: str) -> None:
         functorch.swap_contents(token, nothing)
     token.__class__ = Token
     vars(token)["_xfunc_leak"] = report(
-        "a traced value, kept by a cached function, was used outside of its trace",
+        "a traced value, kept by a cached function, was used outside its trace",
         "return the value from the function instead of storing it outside.",
         function=name,
         at=None,

@@ -79,8 +79,8 @@ class Overlaps:
             if x in self._known:
                 fail(
                     UnsupportedOpError,
-                    f"{operation_name(func)} writes to an expanded tensor ({short(x)}), several "
-                    "elements of which are one",
+                    f"{operation_name(func)} writes to an expanded tensor ({short(x)}), whose "
+                    "elements share memory",
                     "write to a copy: x = x.clone().",
                     function=name,
                 )

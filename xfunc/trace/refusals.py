@@ -123,8 +123,8 @@ def refusal_of(
         what = "the code" if func is None else operation_name(func)
         return ConcretizationError(
             report(
-                f"{what} reads values of a batch, for a choice, a number or a shape; a traced "
-                "value has no data",
+                f"{what} reads batched values to make a choice, a number or a shape, but a "
+                "traced value has no data",
                 "compute with tensors (torch.where instead of `if`, or of x[mask]), or pass what "
                 "is read as a static argument.",
                 function=name,
@@ -147,7 +147,7 @@ def refusal_of(
         what = "a number" if of == "prim::Constant" else of.removeprefix("aten::")
         return UnsupportedOpError(
             report(
-                f"{what} cannot be written for XLA: {why}",
+                f"{what} cannot be expressed in XLA: {why}",
                 "give numbers within the range of the dtype (torch.iinfo, torch.finfo), and "
                 "operands of the dtypes that the operation takes.",
                 function=name,
@@ -159,7 +159,7 @@ def refusal_of(
         return UnsupportedOpError(
             report(
                 f"{what} makes complex numbers of float16 (torch.complex32), which XLA does not "
-                "have",
+                "support",
                 "convert to float32 first: x.float().",
                 function=name,
                 at=at,
@@ -172,8 +172,8 @@ def refusal_of(
     if func is not None and (numbers or torch_functions.reads_sizes(func)):
         return ConcretizationError(
             report(
-                f"{operation_name(func)} reads a traced value, as a size, an index or a number; a "
-                "traced value has no data",
+                f"{operation_name(func)} reads a traced value as a size, an index or a number, "
+                "but a traced value has no data",
                 "make it a static argument (static_argnums, static_argnames), or compute with "
                 "tensors of fixed size.",
                 function=name,
@@ -183,8 +183,8 @@ def refusal_of(
     if func is None:
         return ConcretizationError(
             report(
-                "the code reads a traced value, or synchronises (torch_xla.sync); a traced value "
-                "has no data",
+                "the code reads a traced value or synchronises (torch_xla.sync), but a traced "
+                "value has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
                 at=at,
@@ -219,7 +219,7 @@ def explain(
     error.add_note(
         report(
             f"raised by {operation_name(func)}({', '.join(shown)})",
-            "make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.",
+            "make the shapes and dtypes match; `print(x)` in the function shows those of x.",
             function=name,
         )
     )

@@ -109,10 +109,10 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if source is not None and source.trace is not trace:
         trace.refuse(
             PurityError,
-            f"{name} draws from a key of xf.random.implicit in a function that began to be "
-            "traced after that, and would draw the same numbers each time it runs",
+            f"{name} draws from an xf.random.implicit key that was opened outside the "
+            "function being traced, and would draw the same numbers on every run",
             "open `with xf.random.implicit(key):` inside that function, with a key that is "
-            "passed in (for a scan, one for each step: xs=xf.random.split(key, n)).",
+            "passed in (for a scan, one key per step: xs=xf.random.split(key, n)).",
         )
     out = NotImplemented
     if source is not None:
@@ -123,7 +123,7 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         covered = "" if source is None else ", and xf.random.implicit does not cover it"
         trace.refuse(
             PurityError,
-            f"{name} draws from the global random generator, which a traced function may not"
+            f"{name} draws from the global random generator, which a traced function must not do"
             f"{covered}",
             torch_functions.KEYED
             if source is None
@@ -190,8 +190,7 @@ def _make_literal(
     if traced is not None:
         trace.refuse(
             ConcretizationError,
-            f"{operation_name(func)} reads traced values ({short(traced)}) out of a "
-            "Python sequence",
+            f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
             "use torch.stack.",
         )
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}

@@ -47,7 +47,7 @@ class named_scope:
 
     Scopes nest: ``mlp/up/aten__mm``. The names stand in the metadata of the HLO (``op_name``),
     which profilers show, together with the user's file and line. Operations of the backward pass
-    carry scope and line of the forward operation, as ``transpose(mlp/up)/aten__mm``; outside of any
+    carry scope and line of the forward operation, as ``transpose(mlp/up)/aten__mm``; outside any
     scope they have the line that asked for the gradient.
 
     Raises:

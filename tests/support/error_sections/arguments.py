@@ -6,10 +6,10 @@ from tests.support.error_sections.case import Case, Section
 
 GRADIENTS = Section(
     "TypeError: gradients",
-    "Only real floating scalars have a gradient, with respect to floating tensors.",
+    "Only real floating-point scalars have a gradient, and only with respect to floating-point tensors.",
     [
         Case(
-            "The function returns more than a scalar.",
+            "The function does not return a scalar.",
             """\
 def residuals(w, x):
     return w * x - 1
@@ -19,13 +19,13 @@ xf.grad(residuals)(torch.ones(3), torch.ones(3))
             """\
 TypeError: grad(residuals) needs a function that returns a real floating scalar, but residuals returned float32[3]
   at example.py:4 in <module>: xf.grad(residuals)(torch.ones(3), torch.ones(3))
-Hint: reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and has_aux=True to return more beside the value.""",
+Hint: reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and has_aux=True to return other values as well.""",
             """\
 xf.grad(lambda w, x: residuals(w, x).square().mean())(torch.ones(3), torch.ones(3))
 """,
         ),
         Case(
-            "A differentiated argument holds integers. Keep what is no parameter out of it.",
+            "A differentiated argument contains integers. Keep values that are not parameters out of it.",
             """\
 def loss(params, x):
     return (params["w"] * x).sum().sin()
@@ -44,7 +44,7 @@ xf.grad(loss)({"w": torch.ones(3)}, torch.tensor(0), torch.ones(3))
 """,
         ),
         Case(
-            "`has_aux` without a pair.",
+            "The function does not return a pair, despite `has_aux`.",
             """\
 xf.grad(lambda w: w.sum(), has_aux=True)(torch.ones(3))
 """,
@@ -57,7 +57,7 @@ xf.grad(lambda w: (w.sum(), w), has_aux=True)(torch.ones(3))
 """,
         ),
         Case(
-            "An integer output of `vjp`.",
+            "`vjp` of a function with an integer output.",
             """\
 xf.vjp(lambda x: {"y": x.sin(), "best": x.argmax()}, torch.ones(3))
 """,
@@ -93,7 +93,7 @@ def loss(w, x):
 xf.grad(loss)(torch.ones(3), torch.ones(3))
 """,
             """\
-TypeError: loss.<locals>.scaled closes over a value (float32[3]) that is being differentiated, which its rule knows nothing of
+TypeError: loss.<locals>.scaled closes over a value (float32[3]) that is being differentiated, which its rule does not receive
   at example.py:7 in loss: return scaled(x).sum()
 Hint: pass the value as an argument, or close over xf.stop_gradient of it.""",
             """\
@@ -163,7 +163,7 @@ ValueError: unknown target 'tpu:v6e-7'
 Hint: use one of v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128, v6e-256, or give a grid: v6e:2x2.""",
         ),
         Case(
-            "A function returns what is no array.",
+            "A function returns something that is not an array.",
             """\
 @xf.jit
 def named(x):
@@ -177,7 +177,7 @@ TypeError: named returned 'x' (a str) at output['name']
 Hint: return tensors, numbers or None, in any tree of tuples, lists, dicts and registered classes.""",
         ),
         Case(
-            "A generator is traced.",
+            "A generator function is traced.",
             """\
 @xf.jit
 def rows(x):
@@ -199,7 +199,7 @@ rows(torch.ones(2, 3))
 """,
         ),
         Case(
-            "`static_argnames` names no parameter.",
+            "`static_argnames` contains a name that is not a parameter.",
             """\
 xf.jit(lambda x, n: x * n, static_argnames="m")
 """,
@@ -209,7 +209,7 @@ ValueError: <lambda> has no parameter 'm'
 Hint: its parameters are x, n.""",
         ),
         Case(
-            "`argnums` counts beyond the arguments.",
+            "`argnums` exceeds the number of arguments.",
             """\
 xf.grad(lambda w: w.sum(), argnums=1)(torch.ones(3))
 """,
@@ -245,7 +245,7 @@ xf.scan(lambda c, _: (c + 1, None), 0, length=3)
 """,
         ),
         Case(
-            "The condition of a `while_loop` is no boolean.",
+            "The condition of a `while_loop` is not a boolean.",
             """\
 xf.while_loop(lambda n: 5 - n, lambda n: n + 1, 0)
 """,
@@ -258,7 +258,7 @@ xf.while_loop(lambda n: 5 - n > 0, lambda n: n + 1, 0)
 """,
         ),
         Case(
-            "The predicate of a `cond` is no boolean scalar.",
+            "The predicate of a `cond` is not a boolean scalar.",
             """\
 xf.cond(torch.ones(3) > 0, torch.sin, torch.cos, torch.ones(3))
 """,
@@ -271,7 +271,7 @@ xf.cond((torch.ones(3) > 0).all(), torch.sin, torch.cos, torch.ones(3))
 """,
         ),
         Case(
-            "A function holds an iterator. Reading it changes it, and a program would go on with what it gave at first.",
+            "A function holds an iterator. Reading an iterator changes it, and the compiled program would keep using the first values it gave.",
             """\
 def scaled(rates):
     return xf.jit(lambda w: w * next(rates))
@@ -279,9 +279,9 @@ def scaled(rates):
 scaled(iter([0.1, 0.01]))(torch.ones(3))
 """,
             """\
-TypeError: a function holds <list_iterator object at ...> (a list_iterator), which gives other values each time it is read
+TypeError: a function holds <list_iterator object at ...> (a list_iterator), which gives different values each time it is read
   at example.py:4 in <module>: scaled(iter([0.1, 0.01]))(torch.ones(3))
-Hint: make a list or tuple of it, or pass what it gives as an argument.""",
+Hint: make it a list or tuple, or pass its values as an argument.""",
             """\
 step = xf.jit(lambda w, rate: w * rate)
 
@@ -290,7 +290,7 @@ for rate in [0.1, 0.01]:
 """,
         ),
         Case(
-            "`nondiff_argnames` names no parameter.",
+            "`nondiff_argnames` contains a name that is not a parameter.",
             """\
 xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
 """,
@@ -300,7 +300,7 @@ ValueError: <lambda> has no parameter 'k'
 Hint: its parameters are x, factor.""",
         ),
         Case(
-            "A loop with a traced bound is to be unrolled.",
+            "A loop with a traced bound cannot be unrolled.",
             """\
 @xf.jit
 def power(x, n):
@@ -309,7 +309,7 @@ def power(x, n):
 power(torch.ones(3), 2)
 """,
             """\
-ValueError: fori_loop of power.<locals>.<lambda> has unroll=2, and a traced bound
+ValueError: fori_loop of power.<locals>.<lambda> has unroll=2, but a traced bound
   at example.py:3 in power: return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
 Hint: leave unroll out, or make both bounds Python integers (static arguments).""",
             """\

@@ -6,10 +6,10 @@ from tests.support.error_sections.case import Case, Section
 
 DAMAGED = Section(
     "DamagedCheckpointError",
-    "*(ValueError)* A file of a [checkpoint](checkpoints.md) is missing, cut off or changed; `file` is its path.",
+    "*(ValueError)* A file of a [checkpoint](checkpoints.md) is missing, truncated or changed; `file` is its path.",
     [
         Case(
-            "A file was cut off.",
+            "A file was truncated.",
             """\
 import tempfile
 
@@ -34,17 +34,17 @@ xf.sharding.load_checkpoint(f"{folder}/100", torch.zeros(3))
 
 UNWRITTEN = Section(
     "CheckpointWriteError",
-    "*(OSError)* A [checkpoint](checkpoints.md) could not be written. `errno` is the system's number of the reason, such as `errno.ENOSPC` of a full disk.",
+    "*(OSError)* A [checkpoint](checkpoints.md) could not be written. `errno` is the system's error number, such as `errno.ENOSPC` for a full disk.",
     [
         Case(
-            "The folder cannot be made.",
+            "The folder cannot be created.",
             """\
 xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
 """,
             """\
 CheckpointWriteError: the checkpoint /dev/null/100 could not be written: [Errno 20] Not a directory: '/dev/null/100.partial'
   at example.py:1 in <module>: xf.sharding.save_checkpoint("/dev/null/100", torch.ones(3))
-Hint: make room, or mend what is wrong with the file system, and save again; earlier checkpoints are as they were.""",
+Hint: free some space or fix the file system, and save again; earlier checkpoints are unchanged.""",
             """\
 import tempfile
 

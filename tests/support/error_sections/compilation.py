@@ -6,7 +6,7 @@ from tests.support.error_sections.case import Case, Section
 
 COMPILATION = Section(
     "CompileError",
-    "*(RuntimeError)* The compiler refused a program that could be traced. The message quotes it.",
+    "*(RuntimeError)* The compiler rejected a program that was traced successfully. The message quotes the compiler.",
     [
         Case(
             "A kernel for the TPU runs on the CPU.",
@@ -23,7 +23,7 @@ attention(torch.ones(3))
             """\
 CompileError: XLA could not compile attention: No registered implementation for untyped custom call to tpu_custom_call for Host
   at example.py:8 in <module>: attention(torch.ones(3))
-Hint: write the operation that it names differently; if it names none, please report the program.""",
+Hint: rewrite the operation that it names; if it names none, please report the program.""",
             """\
 @xf.jit
 def attention(q):
@@ -33,7 +33,7 @@ attention(torch.ones(3))
 """,
         ),
         Case(
-            "A kernel of your own is not registered on the device.",
+            "A custom kernel is not registered on the device.",
             """\
 import torch_xla
 
@@ -47,14 +47,14 @@ mine(torch.ones(3))
             """\
 CompileError: XLA could not compile mine: No registered implementation for untyped custom call to my_kernel for Host
   at example.py:8 in <module>: mine(torch.ones(3))
-Hint: write the operation that it names differently; if it names none, please report the program.""",
+Hint: rewrite the operation that it names; if it names none, please report the program.""",
         ),
     ],
 )
 
 MEMORY = Section(
     "OutOfMemoryError",
-    "*(CompileError)* A program does not fit on the device. `required_bytes` and `limit_bytes` hold what the compiler said, None where it said nothing.",
+    "*(CompileError)* A program does not fit on the device. `required_bytes` and `limit_bytes` are the compiler's figures, or None if it gave none.",
     [
         Case(
             "The results are larger than the memory.",

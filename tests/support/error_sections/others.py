@@ -9,7 +9,7 @@ OTHERS = Section(
     "",
     [
         Case(
-            "Shapes do not fit: torch's own error, with a note that names the operation and your line.",
+            "Shapes do not match: torch's own error is raised, with a note that names the operation and your line.",
             """\
 @xf.jit
 def linear(x, w):
@@ -21,7 +21,7 @@ linear(torch.ones(2, 4), torch.ones(3, 4))
 RuntimeError: mm(): cannot matrix-multiply tensors f32[2,4] and f32[3,4]. Expected the size of dimension 1 of the first input tensor (4) to be equal the size of dimension 0 of the second input tensor (3).
 raised by Tensor.matmul(float32[2,4], float32[3,4]) (while tracing linear)
   at example.py:3 in linear: return x @ w
-Hint: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
+Hint: make the shapes and dtypes match; `print(x)` in the function shows those of x.""",
             """\
 linear(torch.ones(2, 4), torch.ones(4, 3))
 """,
@@ -39,10 +39,10 @@ fifth(torch.ones(3))
 IndexError: index 4 is out of bounds for dimension 0 with size 3
 raised by Tensor.__getitem__(float32[3], 4) (while tracing fifth)
   at example.py:3 in fifth: return x[4]
-Hint: make shapes, dtypes and sizes fit; `print(x)` in the function shows those of x.""",
+Hint: make the shapes and dtypes match; `print(x)` in the function shows those of x.""",
         ),
         Case(
-            "A function calls itself without end.",
+            "A function calls itself endlessly.",
             """\
 @xf.jit
 def factorial(n):
@@ -64,7 +64,7 @@ assert factorial(5).item() == 120
 """,
         ),
         Case(
-            "A donated tensor is used again.",
+            "A donated tensor is used afterwards.",
             """\
 @xf.jit(donate_argnums=0)
 def step(state):
@@ -85,7 +85,7 @@ state.sum()
 """,
         ),
         Case(
-            "What your own code raises comes through as it is.",
+            "Errors raised by your own code are passed through unchanged.",
             """\
 @xf.jit
 def check(x):
@@ -99,7 +99,7 @@ check(torch.ones(3))
 ValueError: a matrix is needed, not Traced<float32[3]>""",
         ),
         Case(
-            "A constant index is out of range of the data that it takes from.",
+            "A constant index is out of range for the data that it indexes.",
             """\
 @xf.jit
 def sixth(x):

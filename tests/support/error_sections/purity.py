@@ -6,7 +6,7 @@ from tests.support.error_sections.case import Case, Section
 
 PURITY = Section(
     "PurityError",
-    "*(ValueError)* A function did what a pure function may not do: it changed an argument or a captured tensor, ran `backward()`, or drew from\nthe global random generator.",
+    "*(ValueError)* A function did something that a pure function must not do: it changed an argument or a captured tensor, ran `backward()`, or drew from\nthe global random generator.",
     [
         Case(
             "An argument is changed in place.",
@@ -31,7 +31,7 @@ update({"w": torch.ones(3)}, torch.ones(3))
 """,
         ),
         Case(
-            "An element of an argument is assigned.",
+            "An element of an argument is assigned to.",
             """\
 @xf.jit
 def first_zero(x):
@@ -102,7 +102,7 @@ def noisy(x):
 noisy(torch.ones(3))
 """,
             """\
-PurityError: torch.randn draws from the global random generator, which a traced function may not (while tracing noisy)
+PurityError: torch.randn draws from the global random generator, which a traced function must not do (while tracing noisy)
   at example.py:3 in noisy: return x + torch.randn(3)
 Hint: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
             """\
@@ -114,7 +114,7 @@ noisy(torch.ones(3), xf.random.key(0))
 """,
         ),
         Case(
-            "A module drops out.",
+            "A module applies dropout.",
             """\
 dropout = torch.nn.Dropout(0.1)
 
@@ -125,7 +125,7 @@ def layer(x):
 layer(torch.ones(3))
 """,
             """\
-PurityError: torch.dropout draws from the global random generator, which a traced function may not (while tracing layer)
+PurityError: torch.dropout draws from the global random generator, which a traced function must not do (while tracing layer)
   at example.py:5 in layer: return dropout(x)
 Hint: draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: `with xf.random.implicit(key):`.""",
             """\
@@ -187,7 +187,7 @@ clip(torch.ones(3))
 
 LEAKS = Section(
     "LeakError",
-    "*(RuntimeError)* A traced value was kept beyond its trace. It stands for an input of some later call, and is of no use outside.",
+    "*(RuntimeError)* A traced value was kept after its trace ended. It stands for an input of some later call, and cannot be used outside the trace.",
     [
         Case(
             "An intermediate value is stored in a list.",

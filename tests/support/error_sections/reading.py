@@ -32,7 +32,7 @@ relu(torch.ones(3))
 """,
         ),
         Case(
-            "A traced number shapes the program. Python must know it: make it static.",
+            "A traced number determines the shape of the program. Python must know its value, so make it static.",
             """\
 @xf.jit
 def power(x, n):
@@ -57,7 +57,7 @@ power(torch.ones(3), n=2)
 """,
         ),
         Case(
-            "A size is computed from data.",
+            "A size depends on data.",
             """\
 @xf.jit
 def pad(x, n):
@@ -78,7 +78,7 @@ pad(torch.ones(3), 2)
 """,
         ),
         Case(
-            "A value is logged from inside.",
+            "A value is logged inside the function.",
             """\
 def loss(w, x):
     value = (w * x).square().mean()
@@ -137,7 +137,7 @@ norm(torch.ones(3))
 """,
         ),
         Case(
-            "A tensor is made of traced values.",
+            "A tensor is built from traced values.",
             """\
 @xf.jit
 def pair(a, b):
@@ -146,7 +146,7 @@ def pair(a, b):
 pair(1.0, 2.0)
 """,
             """\
-ConcretizationError: torch.tensor reads traced values (float32[]) out of a Python sequence (while tracing pair)
+ConcretizationError: torch.tensor reads traced values (float32[]) from a Python sequence (while tracing pair)
   at example.py:3 in pair: return torch.tensor([a, b])
 Hint: use torch.stack.""",
             """\
@@ -179,7 +179,7 @@ xf.scan(step, 0.0, torch.ones(5))
 """,
         ),
         Case(
-            "An option of an operation is traced. `alpha` of a sum and `value` of `addcmul` may be; most are Python numbers.",
+            "An option of an operation is traced. `alpha` of a sum and `value` of `addcmul` may be traced; most options must be Python numbers.",
             """\
 @xf.jit
 def act(x, alpha):
@@ -188,7 +188,7 @@ def act(x, alpha):
 act(torch.ones(3), 0.5)
 """,
             """\
-ConcretizationError: torch.nn.functional.elu reads a traced value, as a size, an index or a number; a traced value has no data (while tracing act)
+ConcretizationError: torch.nn.functional.elu reads a traced value as a size, an index or a number, but a traced value has no data (while tracing act)
   at example.py:3 in act: return torch.nn.functional.elu(x, alpha)
 Hint: make it a static argument (static_argnums, static_argnames), or compute with tensors of fixed size.""",
             """\
@@ -200,7 +200,7 @@ act(torch.ones(3), alpha=0.5)
 """,
         ),
         Case(
-            "A value of a batch is a size.",
+            "A batched value is used as a size.",
             """\
 def head(x):
     return x[: int(x[0])]

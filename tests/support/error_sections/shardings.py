@@ -6,19 +6,19 @@ from tests.support.error_sections.case import Case, Section
 
 SHARDINGS = Section(
     "ShardingError",
-    "*(ValueError)* A sharding does not fit its mesh, its array or the place it is used in. See [sharding](sharding.md).",
+    "*(ValueError)* A sharding does not fit its mesh, its array or the place where it is used. See [sharding](sharding.md).",
     [
         Case(
-            "A dimension is no multiple of the devices that it is divided over.",
+            "A dimension is not a multiple of the number of devices that it is sharded over.",
             """\
 mesh = xf.AbstractMesh((4, 2), ("data", "tensor"))
 weights = xf.ShapeDtypeStruct((30, 16), torch.float32, xf.NamedSharding(mesh, xf.P("data")))
 xf.jit(torch.square).lower(weights)
 """,
             """\
-ShardingError: argument 0 of square of shape (30, 16) cannot be divided as P('data') says: its dimension 0 is 30, which is no multiple of 4 (data=4)
+ShardingError: argument 0 of square of shape (30, 16) cannot be sharded as P('data') says: its dimension 0 is 30, which is not a multiple of 4 (data=4)
   at example.py:3 in <module>: xf.jit(torch.square).lower(weights)
-Hint: pad or change that dimension, or divide it over fewer devices.""",
+Hint: pad or change that dimension, or shard it over fewer devices.""",
             """\
 weights = xf.ShapeDtypeStruct((32, 16), torch.float32, xf.NamedSharding(mesh, xf.P("data")))
 xf.jit(torch.square).lower(weights)
@@ -39,20 +39,20 @@ xf.NamedSharding(mesh, xf.P("tensor"))
 """,
         ),
         Case(
-            "There are fewer devices than the mesh has.",
+            "The mesh has more devices than the machine.",
             """\
 xf.make_mesh((4, 2), ("data", "tensor"))
 """,
             """\
-ShardingError: AbstractMesh(data=4, tensor=2) is too large for this machine: it has 8 devices, and there are 1
+ShardingError: AbstractMesh(data=4, tensor=2) needs 8 devices, but this process has 1
   at example.py:1 in <module>: xf.make_mesh((4, 2), ("data", "tensor"))
-Hint: change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n before the start makes n devices; to lower for devices that are not here, use xf.sharding.AbstractMesh.""",
+Hint: change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n before the start makes n devices; to lower for devices that are not available, use xf.sharding.AbstractMesh.""",
             """\
 xf.AbstractMesh((4, 2), ("data", "tensor"))
 """,
         ),
         Case(
-            "A program for a mesh that is not here can be lowered, and not run.",
+            "A program for a mesh that is not available can be lowered, but not run.",
             """\
 mesh = xf.AbstractMesh((4,), ("data",))
 sharding = xf.NamedSharding(mesh, xf.P("data"))
@@ -60,20 +60,20 @@ double = xf.jit(lambda x: xf.with_sharding_constraint(2 * x, sharding))
 double(torch.ones(8))
 """,
             """\
-ShardingError: <lambda> was traced for a mesh of 4 devices, and there are 1
+ShardingError: <lambda> was traced for a mesh of 4 devices, but this process has 1
   at example.py:4 in <module>: double(torch.ones(8))
-Hint: run it on a mesh of the devices that are there (xf.sharding.make_mesh); an AbstractMesh is for lowering.""",
+Hint: run it on a mesh of available devices (xf.sharding.make_mesh); an AbstractMesh is only for lowering.""",
             """\
 double.lower(torch.ones(8)).as_text()
 """,
         ),
         Case(
-            "A spec alone means the mesh in use.",
+            "A spec without a mesh refers to the mesh in use.",
             """\
 xf.device_put(torch.ones(8), xf.P("data"))
 """,
             """\
-ShardingError: sharding of x is P('data'), and no mesh is in use
+ShardingError: sharding of x is P('data'), but no mesh is in use
   at example.py:1 in <module>: xf.device_put(torch.ones(8), xf.P("data"))
 Hint: pass NamedSharding(mesh, spec), or call in a block of `with xf.sharding.use_mesh(mesh):`.""",
             """\
@@ -82,7 +82,7 @@ with xf.use_mesh(xf.make_mesh((1,), ("data",))):
 """,
         ),
         Case(
-            "Collectives are for functions of one device's part.",
+            "Collectives are for functions of one device's shard.",
             """\
 @xf.jit
 def mean(x):
@@ -91,7 +91,7 @@ def mean(x):
 mean(torch.ones(4))
 """,
             """\
-ShardingError: pmean over 'data' is called outside of a shard_map, where there are no axes
+ShardingError: pmean over 'data' is called outside a shard_map, where there are no axes
   at example.py:3 in mean: return xf.pmean(x, "data")
 Hint: call it in a function that is given to xf.shard_map, or to xf.vmap(..., axis_name='data').""",
             """\
@@ -101,7 +101,7 @@ mean(torch.ones(4))
 """,
         ),
         Case(
-            "What a shard_map returns whole must be the same on each device.",
+            "A result that a shard_map returns as replicated must be the same on each device.",
             """\
 mesh = xf.AbstractMesh((4,), ("data",))
 local = xf.shard_map(lambda x: x.sum(), mesh=mesh, in_specs=xf.P("data"), out_specs=xf.P())
@@ -125,12 +125,12 @@ total = xf.jit(lambda x: x.sum())
 total.lower(rows).compile(target="tpu:v6e-4")
 """,
             """\
-ShardingError: <lambda> was traced for a mesh of 8 devices, and v6e:2x2 has 4
+ShardingError: <lambda> was traced for a mesh of 8 devices, but v6e:2x2 has 4
   at example.py:4 in <module>: total.lower(rows).compile(target="tpu:v6e-4")
 Hint: make the mesh as large as the topology, or name another topology.""",
         ),
         Case(
-            "A collective names an axis that nothing around it has.",
+            "A collective names an axis that no enclosing transform has.",
             """\
 xf.vmap(lambda x: xf.psum(x, "j"), axis_name="i")(torch.ones(3))
 """,

@@ -9,14 +9,14 @@ SIZES = Section(
     "*(ValueError)* A size is not what `dynamic_shapes` declares. See [dynamic shapes](dynamic-shapes.md).",
     [
         Case(
-            "A size is larger than the largest that was declared.",
+            "A size is larger than the declared maximum.",
             """\
 S = xf.Dim("S", max=512)
 total = xf.jit(torch.sum, dynamic_shapes=((S,),))
 total(torch.ones(600))
 """,
             """\
-ShapeError: dimension 0 of argument 0 of sum is 600, which is to be S; S is at most 512
+ShapeError: dimension 0 of argument 0 of sum is 600, which is declared as S; S is at most 512
   at example.py:3 in <module>: total(torch.ones(600))
 Hint: declare Dim('S', ...) with other bounds, or pass another size.""",
             """\

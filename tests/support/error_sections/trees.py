@@ -27,7 +27,7 @@ xf.scan(body, {"h": torch.zeros(3), "steps": 0.0}, torch.ones(4, 3))
 """,
         ),
         Case(
-            "The carry loses a part.",
+            "The carry loses an entry.",
             """\
 xf.scan(lambda carry, x: ({"h": carry["h"] + x}, None), {"h": 0.0, "best": 0.0}, torch.ones(4))
 """,
@@ -56,7 +56,7 @@ xf.scan(body, 0.0, {"a": torch.ones(4), "b": torch.ones(4)})
 """,
         ),
         Case(
-            "The body of a scan returns no pair.",
+            "The body of a scan does not return a pair.",
             """\
 xf.scan(lambda total, x: total + x, 0.0, torch.ones(4))
 """,
@@ -97,7 +97,7 @@ xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0.0)
 """,
         ),
         Case(
-            "The rule of a `custom_vjp` returns gradients unlike the arguments.",
+            "The rule of a `custom_vjp` returns gradients that do not match the arguments.",
             """\
 @xf.custom_vjp
 def scaled(x, y):
@@ -163,7 +163,7 @@ TreeMismatchError: vmap(score) has 3 in_axes for 2 positional arguments
 Hint: give one entry for each positional argument, or one axis for all.""",
         ),
         Case(
-            "A cotangent is unlike the output.",
+            "A cotangent does not match the output.",
             """\
 y, pull = xf.vjp(lambda x: {"sin": torch.sin(x)}, torch.ones(3))
 pull({"sin": torch.ones(2)})
@@ -178,7 +178,7 @@ pull({"sin": torch.ones(3)})
 """,
         ),
         Case(
-            "Tangents are unlike the arguments.",
+            "Tangents do not match the arguments.",
             """\
 xf.jvp(torch.sin, (torch.ones(3),), (torch.ones(3, dtype=torch.float64),))
 """,
@@ -192,7 +192,7 @@ xf.jvp(torch.sin, (torch.ones(3),), (torch.ones(3),))
 """,
         ),
         Case(
-            "A compiled function gets arguments of another kind.",
+            "A compiled function is called with arguments of other shapes.",
             """\
 @xf.jit
 def double(x):

@@ -6,10 +6,10 @@ from tests.support.error_sections.case import Case, Section
 
 UNSUPPORTED = Section(
     "UnsupportedOpError",
-    "*(NotImplementedError)* An operation, dtype or layout that can't be a program. Mostly: the shape of the result depends on data.",
+    "*(NotImplementedError)* An operation, dtype or layout cannot be part of a program. The most common cause is a result whose shape depends on data.",
     [
         Case(
-            "A boolean mask selects.",
+            "Indexing with a boolean mask.",
             """\
 @xf.jit
 def positive_mean(x):
@@ -31,7 +31,7 @@ assert positive_mean(torch.tensor([-1.0, 1.0, 3.0])).item() == 2.0
 """,
         ),
         Case(
-            "The places of nonzero elements.",
+            "The indices of nonzero elements.",
             """\
 @xf.jit
 def places(x):
@@ -59,7 +59,7 @@ UnsupportedOpError: the shape of the result of torch.unique depends on data (whi
 Hint: keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk instead of unique or nonzero.""",
         ),
         Case(
-            "A dtype that the device lacks.",
+            "A dtype that the device does not support.",
             """\
 xf.jit(lambda x: x + 1)(torch.ones(3, dtype=torch.uint32))
 """,
@@ -96,7 +96,7 @@ UnsupportedOpError: a captured tensor (float32[3]) cannot be used: it is on the 
 Hint: convert it to a dense tensor of a supported dtype first.""",
         ),
         Case(
-            "A `torch.autograd.Function` of the older kind.",
+            "An old-style `torch.autograd.Function`.",
             """\
 class Double(torch.autograd.Function):
     @staticmethod
@@ -133,7 +133,7 @@ xf.vmap(Double.apply)(torch.ones(3))
 """,
         ),
         Case(
-            "One without a rule for batching.",
+            "A `torch.autograd.Function` without a batching rule.",
             """\
 class Triple(torch.autograd.Function):
     @staticmethod
@@ -156,7 +156,7 @@ UnsupportedOpError: a torch.autograd.Function has no rule for batching (while tr
 Hint: set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.""",
         ),
         Case(
-            "One without a rule for forward mode.",
+            "A `torch.autograd.Function` without a rule for forward mode.",
             """\
 class Triple(torch.autograd.Function):
     @staticmethod
@@ -179,7 +179,7 @@ UnsupportedOpError: a torch.autograd.Function has no rule for forward-mode diffe
 Hint: give the class a `jvp` staticmethod, or use xf.custom_jvp.""",
         ),
         Case(
-            "A `while_loop` is differentiated in reverse.",
+            "A `while_loop` is differentiated in reverse mode.",
             """\
 def grow(x):
     return xf.while_loop(lambda v: v < 100, lambda v: v * 2, x)
@@ -187,15 +187,15 @@ def grow(x):
 xf.grad(grow)(1.0)
 """,
             """\
-UnsupportedOpError: a gradient is asked for through while_loop of grow.<locals>.<lambda>, whose number of steps depends on data: nothing bounds what the backward pass would have to keep
+UnsupportedOpError: reverse mode cannot differentiate while_loop of grow.<locals>.<lambda>: its number of steps depends on data, so nothing bounds what the backward pass would have to keep
   at example.py:2 in grow: return xf.while_loop(lambda v: v < 100, lambda v: v * 2, x)
-Hint: use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in forward mode (xf.jvp, xf.jacfwd); or cut the gradient off with xf.stop_gradient.""",
+Hint: use xf.scan, or xf.fori_loop with Python integers as bounds; or differentiate in forward mode (xf.jvp, xf.jacfwd); or stop the gradient with xf.stop_gradient.""",
             """\
 xf.jvp(grow, (torch.tensor(1.0),), (torch.tensor(1.0),))
 """,
         ),
         Case(
-            "Complex numbers are put in an order.",
+            "Complex numbers are ordered.",
             """\
 @xf.jit
 def weights(z):
@@ -216,7 +216,7 @@ weights(torch.ones(3, dtype=torch.complex64))
 """,
         ),
         Case(
-            "Booleans are multiplied as matrices.",
+            "Boolean matrices are multiplied.",
             """\
 @xf.jit
 def reachable(a):
@@ -225,7 +225,7 @@ def reachable(a):
 reachable(torch.eye(3) > 0)
 """,
             """\
-UnsupportedOpError: torch.mm was given bool: booleans have no sums of products
+UnsupportedOpError: torch.mm was given bool: matrix products of booleans are not defined
   at example.py:3 in reachable: return a @ a
 Hint: convert to a floating dtype (x.float()).""",
             """\
@@ -237,7 +237,7 @@ reachable(torch.eye(3) > 0)
 """,
         ),
         Case(
-            "Floating numbers are shifted.",
+            "Floating-point numbers are shifted.",
             """\
 @xf.jit
 def half(x):
@@ -246,9 +246,9 @@ def half(x):
 half(torch.ones(3))
 """,
             """\
-UnsupportedOpError: torch.bitwise_right_shift was given float32, and shifts integers
+UnsupportedOpError: torch.bitwise_right_shift was given float32, but it shifts integers
   at example.py:3 in half: return x >> 1
-Hint: convert with .to(torch.int64) before.""",
+Hint: convert with .to(torch.int64) first.""",
             """\
 @xf.jit
 def half(x):
@@ -258,7 +258,7 @@ half(torch.ones(3))
 """,
         ),
         Case(
-            "Complex numbers of float16.",
+            "Complex numbers with float16 parts.",
             """\
 @xf.jit
 def turn(x):
@@ -267,7 +267,7 @@ def turn(x):
 turn(torch.ones(4, dtype=torch.float16))
 """,
             """\
-UnsupportedOpError: torch.complex makes complex numbers of float16 (torch.complex32), which XLA does not have (while tracing turn)
+UnsupportedOpError: torch.complex makes complex numbers of float16 (torch.complex32), which XLA does not support (while tracing turn)
   at example.py:3 in turn: return torch.complex(x, x)
 Hint: convert to float32 first: x.float().""",
             """\
@@ -301,7 +301,7 @@ def loss(x):
 xf.grad(loss)(torch.ones(3, 2))
 """,
             """\
-UnsupportedOpError: Tensor.t_ changes the shape of a view in place, of which derivatives would know nothing
+UnsupportedOpError: Tensor.t_ changes the shape of a view in place, which differentiation would not see
   at example.py:3 in loss: y.t_()
 Hint: make a new tensor: x = x.t(...).""",
             """\

@@ -37,7 +37,7 @@ def jax() -> ModuleType:
     if jax.device_count() > 1:
         fail(
             NotImplementedError,
-            f"the backend 'pjrt' runs on one device, and JAX has {jax.device_count()}",
+            f"the backend 'pjrt' runs on one device, but JAX has {jax.device_count()}",
             "show JAX one of them (CUDA_VISIBLE_DEVICES=0), or use the backend 'torch_xla'.",
         )
     return jax

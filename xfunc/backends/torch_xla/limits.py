@@ -41,8 +41,8 @@ def check_maps(name: str) -> None:
     if used > 0.95 * map_limit():
         fail(
             CompileError,
-            f"{name} cannot be compiled: the process holds {used} memory maps, most of them of "
-            f"programs compiled before, and Linux allows {map_limit()}",
+            f"{name} cannot be compiled: the process holds {used} memory maps, mostly for "
+            f"previously compiled programs, and Linux allows {map_limit()}",
             "compile fewer programs in one process, or keep fewer: set the environment "
             "variable XLA_COMPILATION_CACHE_SIZE (now "
             f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",

@@ -39,8 +39,8 @@ class _Lock(_RLock):
     def _wait(self) -> None:
         if getattr(self._refused, "now", False):
             raise RuntimeError(
-                "xfunc was called from a function that a running program calls, and that the "
-                "program waits for\nHint: compute there with numpy, or with torch on the CPU."
+                "xfunc was called from a callback that a running program is waiting for"
+                "\nHint: compute there with numpy, or with torch on the CPU."
             )
         while not self.acquire(timeout=1.0):
             if self._holder_waits_for_a_thread():

@@ -144,9 +144,9 @@ def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
         if where is not None:
             fail(
                 ShardingError,
-                f"{function} takes {label} divided as {sharding}, and it is divided as "
+                f"{function} takes {label} sharded as {sharding}, but it is sharded as "
                 f"{where.tiles}",
-                "divide it anew with xf.device_put, or leave its sharding out of the function.",
+                "reshard it with xf.device_put, or remove its sharding from the function.",
             )
     return divided(x, sharding)
 
@@ -233,9 +233,9 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto) -> None:
     if n != count:
         fail(
             ShardingError,
-            f"{name} was traced for a mesh of {n} devices, and there are {count}",
-            "run it on a mesh of the devices that are there (xf.sharding.make_mesh); an "
-            "AbstractMesh is for lowering.",
+            f"{name} was traced for a mesh of {n} devices, but this process has {count}",
+            "run it on a mesh of available devices (xf.sharding.make_mesh); an "
+            "AbstractMesh is only for lowering.",
         )
     for computation in proto.computations:
         for i in computation.instructions:

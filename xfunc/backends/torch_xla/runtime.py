@@ -92,7 +92,7 @@ def _make_room_for_devices() -> None:
             fail(
                 RuntimeError,
                 f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
-                "for them: their collectives would wait for each other for ever",
+                "for them: their collectives would deadlock",
                 "use xfunc (or call xf.config.set_cpu_devices) before torch_xla, or set the "
                 f"environment variable NPROC={wanted}.",
             )

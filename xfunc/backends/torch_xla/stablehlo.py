@@ -46,6 +46,6 @@ def _convert(module: Module, portable: bool) -> bytes:
             raise UnsupportedOpError(
                 report(
                     f"{module.name} has no form in StableHLO: {str(error).splitlines()[0]}",
-                    "write the operation it names differently.",
+                    "rewrite the operation that it names.",
                 )
             ) from error
