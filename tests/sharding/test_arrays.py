@@ -296,10 +296,10 @@ ERRORS = [
     (lambda: xf.device_put(X[0], on("x", "y")), "has 1 dimensions"),
     (lambda: xf.device_put(1.0, on("x")), "x has 0 dimensions"),
     (lambda: xf.device_put(X, P("x")), "no mesh is in use"),
-    (lambda: xf.device_put(X, "x"), "is no sharding"),
+    (lambda: xf.device_put(X, "x"), "is not a sharding"),
     (
         lambda: xf.device_put(torch.ones(64, 4), NamedSharding(BIG, P("x"))),
-        "too large for this machine",
+        "needs .* devices, but this process has",
     ),
     (lambda: xf.jit(lambda a: a, in_shardings=on("x"))(X[:3]), "a of .* of shape .* cannot be"),
     (lambda: xf.jit(lambda a: a[:3], out_shardings=on("x"))(X), "of shape .* cannot be"),
@@ -336,9 +336,9 @@ def test_wrong_prefixes():
         xf.device_put({"a": X}, {"a": [on("x")]})
     with pytest.raises(TreeMismatchError, match="the tree has a dict of 'a'"):
         xf.device_put({"a": X}, {"b": on("x")})
-    with pytest.raises(TreeMismatchError, match="in_shardings is no prefix"):
+    with pytest.raises(TreeMismatchError, match="in_shardings is not a prefix"):
         xf.jit(lambda a: a, in_shardings=(on("x"), on("y")))(X)
-    with pytest.raises(TreeMismatchError, match="out_shardings is no prefix"):
+    with pytest.raises(TreeMismatchError, match="out_shardings is not a prefix"):
         xf.jit(lambda a: a, out_shardings=(on("x"), on("y")))(X)
 
 

@@ -299,7 +299,7 @@ def test_leaves_that_are_no_arrays() -> None:
     refused(lambda a: sharding.psum({"k": "hi"}, "x"), r"'hi' \(a str\) at x\['k'\]", TypeError)
 
 
-WAITING = "inside of a (branch|loop), and devices along 'x'.* decide for themselves whether to"
+WAITING = "inside a (branch|loop), and devices along 'x'.* decide for themselves whether to"
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ REFUSED = {
     "no mesh": (X, P("fsdp"), ShardingError, r"sharding of x\['w'\] is P\('fsdp'\), but no mesh"),
     "no sharding": (X, "fsdp", ShardingError, r"'fsdp' \(a str\), which is not a sharding"),
     "None": (X, None, ShardingError, r"x\['w'\] is None .*which is not a sharding"),
-    "prefix": (X, [on()], TreeMismatchError, r"shardings is no prefix .*at x\['w'\]"),
+    "prefix": (X, [on()], TreeMismatchError, r"shardings is not a prefix .*at x\['w'\]"),
     "no tensor": ("text", on(), TypeError, r"was given 'text' \(a str\) at x\['w'\]"),
 }
 

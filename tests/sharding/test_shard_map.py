@@ -448,8 +448,8 @@ def test_specs_that_do_not_fit(in_specs: Any, out_specs: Any, match: str) -> Non
 
 def test_trees_that_do_not_fit() -> None:
     for in_specs, out_specs, match in (
-        ((P(), P()), P(), r"in_specs is no prefix .* at the arguments it is \(P\(\), P\(\)\)"),
-        (P(), {"k": P()}, "out_specs is no prefix .* at the result"),
+        ((P(), P()), P(), r"in_specs is not a prefix .* at the arguments it is \(P\(\), P\(\)\)"),
+        (P(), {"k": P()}, "out_specs is not a prefix .* at the result"),
     ):
         with pytest.raises(TreeMismatchError, match=match):
             shard_map(lambda a: a, MESH, in_specs, out_specs)(X)

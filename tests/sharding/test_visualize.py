@@ -125,7 +125,7 @@ def test_html():
         ((8, 4), None, r"given \(8, 4\) without a sharding"),
         (torch.ones(4), None, r"float32\[4\], which is not on a mesh"),
         ((8,), P("x"), "no mesh is in use"),
-        ((8,), "x", "is no sharding"),
+        ((8,), "x", "is not a sharding"),
         (3.5, NamedSharding(FLAT, P()), "was given 3.5 as shape"),
         ((-1,), NamedSharding(FLAT, P()), r"was given \(-1,\) as shape"),
     ],

@@ -228,7 +228,7 @@ def test_profile(tmp_path):
             fun(*args)
         assert fun.lower(*args).compile().as_text() is None  # XLA has one session at a time.
         with (
-            pytest.raises(RuntimeError, match="is being recorded already"),
+            pytest.raises(RuntimeError, match="is already being recorded"),
             xf.profiler.trace(tmp_path),
         ):
             pass

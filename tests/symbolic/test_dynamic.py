@@ -232,7 +232,7 @@ def test_errors_name_the_size_and_the_next_call_works(name):
         (lambda: xf.Dim("S", min=5, max=7, multiple_of=8), ValueError, "no multiple of 8"),
         (lambda: S // 2, ValueError, "declare the dimension with multiple_of=2"),
         (lambda: S // 0, TypeError, "S is divided by 0"),
-        (lambda: range(S), TypeError, "the size S is not known yet"),
+        (lambda: range(S), TypeError, "the size S is symbolic"),
         (lambda: S + 0.5, TypeError, "unsupported operand"),
         (lambda: xf.jit(torch.sin, buckets=[8]), ValueError, "declare dynamic_shapes"),
         (lambda: xf.jit(torch.sin, dynamic_shapes=((S,),), buckets=[]), ValueError, "give a list"),

@@ -163,7 +163,7 @@ def test_damaged_files(data):
     for what, parts in files.items():
         # The sums are those of the damaged parts, so that what is damaged is read.
         parts = {n: d for n, d in parts.items() if n != "checksums.json"}
-        with pytest.raises(ValueError, match="no program exported by xfunc") as raised:
+        with pytest.raises(ValueError, match="not a program exported by xfunc") as raised:
             xf.export.deserialize(packed(parts))
         assert type(raised.value) is ValueError, what
 

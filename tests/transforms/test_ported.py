@@ -150,7 +150,7 @@ def test_closure_convert() -> None:
     grad = xf.device_get(xf.grad(lambda w: f(w)[0])(w))
     torch.testing.assert_close(grad, {"a": 3 * X, "b": (X * (X + 1)).sum()})
     _, converted, consts = f(w)
-    with pytest.raises(TypeError, match="called with 1 values of what it closes over, and it"):
+    with pytest.raises(TypeError, match="called with 1 values of what it closes over, but it"):
         converted(X, consts[0])
     with pytest.raises(xf.errors.TreeMismatchError, match=r"float32\[2\] instead of float32\[3\]"):
         converted(X[:2], *consts)
