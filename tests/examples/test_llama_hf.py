@@ -629,5 +629,5 @@ def test_a_save_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Monk
     (folder.parent / "weights.partial" / "model-00009.safetensors").touch()
     hf.save(folder, config, params)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    with pytest.raises(FileExistsError, match=r".*weights already exists: give"):
+    with pytest.raises(FileExistsError, match=r"weights already exists: give"):
         hf.save(folder, config, params)

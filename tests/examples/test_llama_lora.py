@@ -257,7 +257,7 @@ def test_adapters_that_do_not_fit(
     damage(tmp_path / "a")
     with pytest.raises(FormatError, match=message):
         adapters.load(tmp_path / "a", SIZES)
-    with pytest.raises(FileExistsError, match=r".*/a already exists"):
+    with pytest.raises(FileExistsError, match=r"/a already exists"):
         adapters.save(tmp_path / "a", params, SIZES, tune, "hub")
     with pytest.raises(FileNotFoundError, match=r"there is no .*b/adapter_config\.json"):
         adapters.load(tmp_path / "b", SIZES)

@@ -355,7 +355,7 @@ def test_donated(tmp_path, mesh):
 
 def test_existing_folder(tmp_path):
     save_checkpoint(tmp_path / "step", torch.ones(2))
-    with pytest.raises(FileExistsError, match=r".*step already exists"):
+    with pytest.raises(FileExistsError, match=r"step already exists"):
         save_checkpoint(tmp_path / "step", torch.zeros(2))
     check(load_checkpoint(tmp_path / "step", torch.zeros(2)), torch.ones(2))
     with pytest.raises(ValueError, match="'gs://bucket/step' is not a folder"):
@@ -494,7 +494,7 @@ def test_one_at_a_time(tmp_path, monkeypatch):
     last = save_checkpoint_async(tmp_path / "b", torch.ones(2))
     last.result()
     assert happened == ["copy", "write a", "wrote a", "copy", "write b", "wrote b"]
-    with pytest.raises(FileExistsError, match=r".*b already exists"):
+    with pytest.raises(FileExistsError, match=r"b already exists"):
         save_checkpoint_async(tmp_path / "b", torch.ones(2))
 
 

@@ -190,7 +190,7 @@ ERRORS = {
                           "dimension 0 of y of f is 6 where S is declared, but dimension 0 of x"),
     "nobody says": (((B * S,),), None, (torch.ones(6),), ShapeError,
                     "no argument of f determines B"),
-    "not whole": (((2 * S,),), None, (torch.ones(5),), ShapeError, "of a whole S"),
+    "not whole": (((2 * S,),), None, (torch.ones(5),), ShapeError, "but S would not be an integer"),
     "another rank": (((B, S),), None, (torch.ones(5),), ShapeError, "has 1 dimensions"),
     "another constant": (((S, 3),), None, (torch.ones(5, 4),), ShapeError, "is 4 where 3"),
     "no prefix": (({"a": (S,)},), None, (torch.ones(5),), TreeMismatchError, "for an array"),

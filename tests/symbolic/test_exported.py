@@ -102,8 +102,8 @@ def test_two_symbols_trees_and_static_arguments():
         x = torch.randn(b, 2 * s)
         got = loaded({"x": x, "mask": torch.arange(b) != 1}, shift=0.5)
         equal(got, {"out": 3 * x.sum(1) + 0.5, "n": torch.tensor(b - (b > 1))})
-    # An odd size is no 2*S, and two arguments have to agree about B.
-    with pytest.raises(ShapeError, match=r"\['x'\] of .*f is 5, which is to be 2\*S"):
+    # An odd size is not 2*S, and two arguments have to agree about B.
+    with pytest.raises(ShapeError, match=r"\['x'\] of .*f is 5, which is declared as 2\*S"):
         loaded({"x": torch.ones(2, 5), "mask": torch.ones(2, dtype=torch.bool)}, shift=0.5)
     with pytest.raises(ShapeError, match="makes it B="):
         loaded({"x": torch.ones(2, 4), "mask": torch.ones(3, dtype=torch.bool)}, shift=0.5)
@@ -112,7 +112,7 @@ def test_two_symbols_trees_and_static_arguments():
 @pytest.mark.parametrize(
     ("x", "kind", "text"),
     [
-        (torch.ones(33, 4), ShapeError, "is 33, which is to be S; S is at most 32"),
+        (torch.ones(33, 4), ShapeError, "is 33, which is declared as S; S is at most 32"),
         (torch.ones(0, 4), ShapeError, "it is empty"),
         (torch.ones(3, 5), TreeMismatchError, r"argument 0: float32\[3,5\] instead of .*\[S,4\]"),
         (torch.ones(3), TreeMismatchError, r"float32\[3\] instead of float32\[S,4\]"),

@@ -102,7 +102,8 @@ class Declared:
         else:
             problem = f"{where} is {n}, which is declared as {size}"
         if found.denominator != 1:
-            fail(ShapeError, f"{problem}, of a whole {name}", "pass an array of such a size.")
+            problem = f"{problem}, but {name} would not be an integer"
+            fail(ShapeError, problem, "pass an array of such a size.")
         s = int(found)
         if n == 0:
             fail(ShapeError, f"{problem}: it is empty", "skip calls without data.")
