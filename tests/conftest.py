@@ -17,10 +17,9 @@ from tests.support.day import DAY, is_due
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
-# Compiling is about three times faster so. Right for tests, never for timings.
-flags = os.environ.get("XLA_FLAGS", "")
-if "--xla_backend_optimization_level" not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+# Compiling is about eight times faster so. Right for tests, never for timings.
+QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+QUICKER = "--xla_cpu_use_fusion_emitters=false"  # with --all, fusions are compiled as users have it
 
 SHARDED = Path(__file__).parent / "sharding"
 LEFT_OUT = pytest.StashKey[bool]()
@@ -32,8 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the number of devices, and the tests that are for it."""
+    """Choose XLA's flags, the number of devices, and the tests that are for it."""
     config.addinivalue_line("markers", "sampled(days): each case runs once in so many days")
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    given = {flag.partition("=")[0] for flag in flags}
+    wanted = QUICK if config.getoption("--all") else [*QUICK, QUICKER]
+    flags += [flag for flag in wanted if flag.partition("=")[0] not in given]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
     sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
