@@ -11,9 +11,10 @@ import torch
 
 import xfunc as xf
 
-from . import allocation, aot, config, evaluate, fit, generate, options, tokenizer, trained
+from . import allocation, aot, complete, config, evaluate, fit, options, tokenizer, trained
 from .finite import NotFiniteError
 from .reader import Reader
+from .sampling import Settings
 
 _EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
     ValueError,
@@ -84,39 +85,70 @@ def generate_command(argv: Sequence[str]) -> int:
     add("--prompt", action="append", help="a text; may be repeated (default: lines of stdin)")
     add("--new", type=int, default=128, metavar="N", help="tokens to add (default: 128)")
     add("--temperature", type=float, default=0.7, metavar="T", help="0: no chance (default: 0.7)")
+    add("--top-k", type=int, default=0, metavar="K", help="only the K likeliest (default: 0, any)")
     add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest (default: 1)")
+    add("--min-p", type=float, default=0.0, metavar="P", help="times the likeliest (default: 0)")
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1, none)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends a text; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
+    add("--batch", type=int, default=8, metavar="N", help="texts made at a time (default: 8)")
     args = parser.parse_intermixed_args(argv)
-    generate.check(args.new, args.temperature, args.top_p)
-    if not -(2**63) <= args.seed < 2**63:
-        raise options.SettingError(f"--seed is {args.seed}: use a number of 64 bits")
+    names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+    settings = Settings(**{name: getattr(args, name) for name in names})
+    if args.new < 1 or args.batch < 1 or "" in args.stop:
+        raise options.SettingError(
+            f"--new is {args.new}, --batch {args.batch}, --stop {args.stop}: use 1 token or more, "
+            "1 text or more, and no empty texts"
+        )
     found = trained.load(args.folder, args.step, args.config, args.settings)
-    known = tokenizer.load(found.tokenizer)
     if not (texts := args.prompt or sys.stdin.read().splitlines()):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
-    begun = [known.encode_prompt(text) for text in texts]
-    prompts, lengths = generate.pad(begun)
-    tokens = generate.generate(
-        found.computing(),
-        prompts,
-        xf.random.key(args.seed),
-        config=found.recipe.model,
-        new=args.new,
-        lengths=lengths,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        stop=() if known.end is None else (known.end,),
-        plan=found.recipe.plan,
-    )
-    made = xf.device_get(tokens)
-    if (made < 0).any():
-        raise NotFiniteError(
-            f"{found.name} makes logits that are not finite, and nothing can be drawn from them: "
-            "the weights have diverged. Use an older checkpoint, with --step"
+
+    def say(number: int, text: str) -> None:
+        if len(texts) == 1:  # Of several, the texts come in their order.
+            print(text, end="", flush=True)
+
+    if len(texts) == 1:
+        print(texts[0], end="", flush=True)
+    try:
+        made = complete.complete(
+            found.computing(),
+            tokenizer.load(found.tokenizer),
+            texts,
+            args.new,
+            settings,
+            config=found.recipe.model,
+            plan=found.recipe.plan,
+            stops=args.stop,
+            size=args.batch,
+            say=say,
         )
-    for text, before, row in zip(texts, begun, made.tolist(), strict=True):
-        print(text + known.decode_after(before, row))
+    except NotFiniteError as error:
+        raise NotFiniteError(
+            f"{found.name}: {error}. Use an older checkpoint, with --step"
+        ) from None
+    if len(texts) == 1:
+        print()
+    else:
+        for text, more in zip(texts, made, strict=True):
+            print(text + more)
     return 0
+
+
+def serve_command(argv: Sequence[str]) -> int:
+    """Answer requests over HTTP, in the way of OpenAI's API."""
+    parser = _weights_parser("serve", serve_command)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="(default: 127.0.0.1, this machine alone)")
+    add("--port", type=int, default=8000, metavar="N", help="(default: 8000)")
+    add("--name", help="of the model in requests (default: that of the folder)")
+    add("--slots", type=int, default=16, metavar="N", help="texts made at a time (default: 16)")
+    add("--length", type=int, default=2048, metavar="N", help="tokens of a text (default: 2048)")
+    add("--waiting", type=int, default=1024, metavar="N", help="that wait (default: 1024)")
+    args = parser.parse_intermixed_args(argv)
+    from . import server  # FastAPI takes a second to import.
+
+    return server.serve(args)
 
 
 def import_command(argv: Sequence[str]) -> int:
@@ -169,6 +201,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "fit": fit_command,
     "eval": eval_command,
     "generate": generate_command,
+    "serve": serve_command,
     "import-hf": import_command,
     "export-hf": export_command,
     "aot": aot_command,

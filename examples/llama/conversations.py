@@ -118,6 +118,16 @@ class Encoder:
         self.rewritten += left
         return self.encode(text, spans)
 
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, up to what the assistant says next.
+
+        Raises:
+            TemplateError: there is no template, or it refuses the conversation.
+        """
+        if isinstance(self._template, TemplateError):
+            raise self._template
+        return list(self.encode(self._template.render(messages, prompt=True), []).tokens)
+
     def encode(self, text: str, spans: Sequence[Span]) -> Example:
         """The tokens of a text in which special tokens count; those within spans are learned."""
         found = self._with_special.encode(_clean(text), add_special_tokens=False)

@@ -5,7 +5,6 @@ same place. The positions of a row count from its first token.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from . import attention, model
 from .model import Config, Params
 from .plan import Plan
 from .rope import Local, Ropes
+from .sampling import Sampling, Settings, limited
 
 
 class Cache(NamedTuple):
@@ -111,19 +111,17 @@ def check(new: int, temperature: float, top_p: float) -> None:
     """Raise an error if no token can be drawn so."""
     if new < 1:
         raise ValueError(f"new is {new}: make 1 token or more")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature is {temperature}: use 0, for the likeliest token, or more")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}: use a probability, above 0 and up to 1")
+    Settings(temperature=temperature, top_p=top_p)
 
 
 def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Cache:
     """A cache of `length` places in which nothing is yet."""
     shape = config.layers, batch, config.kv_heads, length, config.head_dim
-    return Cache(*(_lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
+    return Cache(*(lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
 
 
-def _lie(cache: Tensor, plan: Plan) -> Tensor:
+def lie(cache: Tensor, plan: Plan) -> Tensor:
+    """Part of a cache, to lie on the mesh as it does."""
     s = plan.sharding
     return cache if s is None else s.constrain(cache, P(None, *s.heads))
 
@@ -175,9 +173,7 @@ def advance(
     x, new = model.scan_layers(layer, x, (params["layers"], cache), config)
     # What a layer adds is written here, for all layers: written within the loop, the whole cache
     # would be there twice.
-    cache = Cache(
-        *(_lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True))
-    )
+    cache = Cache(*(lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True)))
     return model.logits(params, x[:, -1:], config, plan)[:, 0], cache
 
 
@@ -196,9 +192,5 @@ def _drawn(
         return logits.argmax(-1)
     logits = attention.wide(logits) / temperature
     if top_p < 1:
-        ordered = logits.sort(-1, descending=True).values
-        share = ordered.softmax(-1)
-        likelier = share.cumsum(-1) - share  # the probability of all that are likelier
-        least = ordered.masked_fill(likelier >= top_p, torch.inf).amin(-1, keepdim=True)
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        logits = limited(logits, Sampling.of([Settings(top_p=top_p)] * len(logits)))
     return xf.random.categorical(key, logits)

@@ -11,7 +11,7 @@ from .sizes import Config, RopeScaling
 
 Rope: TypeAlias = tuple[Float[Tensor, "*batch seq head_dim"], Float[Tensor, "*batch seq head_dim"]]
 Local: TypeAlias = bool | Bool[Tensor, ""]  # whether a layer has the window
-Length: TypeAlias = int | Int[Tensor, ""]
+Length: TypeAlias = int | Int[Tensor, "*#batch"]
 
 
 def rotary(
@@ -22,7 +22,8 @@ def rotary(
     Args:
         positions: of the tokens.
         config: the sizes.
-        length: of the text so far, on which `dynamic` scaling depends; None: as many as positions.
+        length: of the text so far, on which `dynamic` scaling depends, one for all or for each
+            position and frequency; None: as many as positions.
     """
     scaling, theta = config.rope_scaling, config.rope_theta
     if scaling is None:
@@ -60,7 +61,7 @@ class Ropes(NamedTuple):
         cls,
         positions: Int[Tensor, "*batch seq"],
         config: Config,
-        length: int | Int[Tensor, ""] | None = None,
+        length: Length | None = None,
     ) -> "Ropes":
         """Those of some positions, see `rotary`."""
         full = rotary(positions, config, length)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, hf, model
+from examples.llama import hf, model
+from examples.llama.engine import Engine, Job
 from examples.llama.plan import Plan
 
 SEQ = 28
@@ -176,22 +177,17 @@ def test_equals_transformers(case: str, tmp_path: Path) -> None:
         assert_near(found.pop(name), grad)
     assert not found
 
-    # Text, from prompts of several lengths, beyond the windows.
-    lengths = torch.tensor([13, 4])
-    prompt, mask = windows[:, :13], torch.arange(13) >= 13 - lengths[:, None]
+    # Text, from prompts of several lengths, beyond the windows; as of each prompt alone.
     settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    fresh = loaded(tmp_path / "theirs")  # Dynamic angles depend on the texts before.
-    text = fresh.generate(prompt * mask, attention_mask=mask.long(), **settings)
-    ours = generate.generate(
-        params,
-        prompt * mask,
-        xf.random.key(0),
-        config=config,
-        new=8,
-        lengths=lengths,
-        plan=Plan(block=6),
-    )
-    assert xf.device_get(ours).tolist() == text[:, 13:].tolist()
+    jobs = [Job(row[-n:], 8) for row, n in zip(windows[:, :13].tolist(), (13, 4), strict=True)]
+    engine = Engine(params, config, size=2, length=21, plan=Plan(block=6), pieces=[6])
+    engine.submit(*jobs)
+    engine.finish()
+    for job in jobs:
+        fresh = loaded(tmp_path / "theirs")  # Dynamic angles depend on the texts before.
+        prompt = torch.tensor([job.prompt])
+        text = fresh.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert [token.number for token in job.made] == text[0, len(job.prompt) :].tolist()
 
     # Files that transformers reads, with the same logits.
     hf.save(tmp_path / "ours", config, params, context=64)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, hf, model
+from examples.llama import generate, hf, model, slots
+from examples.llama.engine import Engine, Job
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
 
@@ -82,3 +83,27 @@ def test_the_cache_is_divided() -> None:
     for x in run(put, tokens(4, 9)):
         assert x.shape == (2, 4, 2, 16, 8)
         assert_lies(x, xf.P(None, ("data", "fsdp"), "tensor"), sharding)
+
+
+def test_texts_in_slots(sharding: Sharding) -> None:
+    """As many texts as the mesh divides, and prompts that it does not; nothing compiled anew."""
+    params, texts = (
+        random_params(),
+        [row[: 3 + 4 * i].tolist() for i, row in enumerate(tokens(5, 20))],
+    )
+    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
+    plan = Plan(sharding=sharding)
+    engine = Engine(put, CONFIG, size=4, length=24, plan=plan, pieces=[8])
+    engine.warm_up()
+    before = slots.advance.cache_info()
+    jobs = [Job(text, 5) for text in texts]
+    engine.submit(*jobs)
+    engine.finish()
+    assert slots.advance.cache_info().compiles == before.compiles
+    for x in engine._state.cache:
+        assert_lies(x, sharding.fitting(x, xf.P(None, *sharding.heads)), sharding)
+    with xf.disable_jit():
+        for job in jobs:
+            for i, token in enumerate(job.made):
+                text = torch.tensor([[*job.prompt, *(t.number for t in job.made[:i])]])
+                assert token.number == model.forward(params, text, CONFIG)[0, -1].argmax()

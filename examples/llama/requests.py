@@ -1,0 +1,146 @@
+"""What clients of OpenAI's API ask for, checked; what cannot be had is refused, not passed over."""
+
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .sampling import Settings
+from .slots import TOP
+
+CHOICES = 128  # answers of one request, at most
+
+_Text = Annotated[str, Field(min_length=1)]
+_Penalty = Annotated[float, Field(ge=0, le=0)]  # of kinds that are not there
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered."""
+
+    def __init__(self, message: str, status: int = 400, field: str | None = None):
+        super().__init__(message)
+        self.status, self.field = status, field
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """How a stream ends."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Request(_Strict):
+    """What both kinds of requests have."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: _Text | Annotated[list[_Text], Field(max_length=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts before which an answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether a stream tells at its end how many tokens there were."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def settings(self) -> list[Settings]:
+        """How tokens of each choice are drawn; without a seed they are others each time."""
+        seed = secrets.randbits(62) if self.seed is None else self.seed
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given: dict[str, Any] = {"temperature": 1.0} | {
+            name: getattr(self, name) for name in known if getattr(self, name) is not None
+        }
+        seeds = ((seed + 2**63 + i) % 2**64 - 2**63 for i in range(self.n or 1))
+        return [Settings(**given, seed=each) for each in seeds]
+
+
+class Completion(Request):
+    """A text, or several, to be continued."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens are told of; None: no probabilities at all."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each of them."""
+        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TextPart(_Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """What somebody said."""
+
+    role: str
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As a template takes it."""
+        text = self.content
+        text = text if isinstance(text, str) else "".join(part.text for part in text)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text} | named
+
+
+class Chat(Request):
+    """A conversation, to be answered."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP)] | None = None
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens are told of; None: no probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def read(kind: type[Request], body: bytes) -> Any:
+    """A request of some kind.
+
+    Raises:
+        RequestError: it is none; the message lists all that is wrong.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        found = [
+            (".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False)
+        ]
+        text = "; ".join(f"{where or 'the request'}: {what}" for where, what in found)
+        raise RequestError(text, field=found[0][0] or None) from None

@@ -1,0 +1,144 @@
+"""Which token comes next: what each row of logits is changed by, and one that is drawn of it.
+
+All settings are arrays, one number for each row, so that rows with any of them share a program. The
+order is that of transformers: the penalty, the temperature, `top_k`, `top_p`, `min_p`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+import xfunc as xf
+
+from .attention import wide
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How tokens of one text are drawn.
+
+    Attributes:
+        temperature: what logits are divided by; 0: the likeliest token is taken.
+        top_k: only so many of the likeliest tokens are drawn; 0: any.
+        top_p: only the likeliest tokens that have this probability together are drawn.
+        min_p: only tokens are drawn that are at least this times as likely as the likeliest.
+        repetition_penalty: what positive logits of tokens that were there are divided by, and
+            negative ones multiplied.
+        seed: what is drawn depends on this and the number of the token alone.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}: use 0, for the likeliest token, or more"
+            )
+        if not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k is {self.top_k}: use 0, for any token, or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: use a probability, above 0 and up to 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}: use a share, from 0 to 1")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(
+                f"repetition_penalty is {self.repetition_penalty}: use 1, for none, or another "
+                "number above 0"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}: use a number of 64 bits")
+
+
+class Sampling(NamedTuple):
+    """The `Settings` of each row."""
+
+    temperature: Float[Tensor, " rows"]
+    top_k: Int[Tensor, " rows"]
+    top_p: Float[Tensor, " rows"]
+    min_p: Float[Tensor, " rows"]
+    repetition_penalty: Float[Tensor, " rows"]
+    seed: Int[Tensor, " rows"]
+
+    @classmethod
+    def of(cls, rows: Sequence[Settings]) -> "Sampling":
+        """Those of some rows."""
+
+        def column(name: str) -> Tensor:
+            kind = torch.int64 if name in ("top_k", "seed") else torch.float32
+            return torch.tensor([getattr(row, name) for row in rows], dtype=kind)
+
+        return cls(*map(column, cls._fields))
+
+
+def choose(
+    logits: Float[Tensor, "rows vocab"],
+    sampling: Sampling,
+    seen: Bool[Tensor, "rows vocab"],
+    number: Int[Tensor, " rows"],
+) -> Int[Tensor, " rows"]:
+    """A token for each row; -1 where logits are not finite, so that nothing can be drawn.
+
+    Args:
+        logits: of the next tokens.
+        sampling: how they are drawn.
+        seen: which tokens were there before.
+        number: that of the next token in its text.
+    """
+    finite = torch.isfinite(logits).all(-1)
+    changed = penalised(wide(logits), seen, sampling.repetition_penalty)
+    likeliest = changed.argmax(-1)
+
+    def sampled(logits: Tensor) -> Tensor:
+        limits = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+        divisor = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
+        logits = logits / divisor[:, None]
+        # A sort of the vocabulary takes longer than all the rest.
+        logits = xf.cond(limits.any(), lambda x: limited(x, sampling), lambda x: x, logits)
+        drawn = xf.vmap(_drawn)(sampling.seed, number, logits)
+        return torch.where(sampling.temperature > 0, drawn, likeliest)
+
+    found = xf.cond((sampling.temperature > 0).any(), sampled, lambda _: likeliest, changed)
+    return torch.where(finite, found, -1)
+
+
+def _drawn(seed: Tensor, number: Tensor, logits: Tensor) -> Tensor:
+    return xf.random.categorical(xf.random.fold_in(xf.random.key(seed), number), logits)
+
+
+def penalised(
+    logits: Float[Tensor, "rows vocab"],
+    seen: Bool[Tensor, "rows vocab"],
+    penalty: Float[Tensor, " rows"],
+) -> Float[Tensor, "rows vocab"]:
+    """Logits, those of tokens that were there made smaller (or larger, by a penalty below 1)."""
+    by = penalty[:, None].to(logits.dtype)
+    return torch.where(seen, torch.where(logits > 0, logits / by, logits * by), logits)
+
+
+def limited(logits: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Tensor, "rows vocab"]:
+    """Logits, -inf for tokens that are not drawn.
+
+    Tokens as likely as the last one that is kept are kept too.
+    """
+    vocab = logits.shape[-1]
+    ordered = logits.sort(-1, descending=True).values
+    last = torch.where(sampling.top_k > 0, sampling.top_k.clamp(max=vocab), vocab) - 1
+    least = ordered.take_along_dim(last[:, None], -1)
+    ordered = ordered.masked_fill(ordered < least, -torch.inf)
+    share = ordered.softmax(-1)
+    likelier = share.cumsum(-1) - share  # the probability of all that are likelier
+    most = torch.where(sampling.top_p < 1, sampling.top_p, torch.inf)[:, None]
+    least_p = ordered.masked_fill(likelier >= most, torch.inf).amin(-1, keepdim=True)
+    share_of_first = ordered[:, :1] + sampling.min_p.log()[:, None]
+    least = torch.maximum(torch.maximum(least, least_p), share_of_first)
+    return logits.masked_fill(logits < least, -torch.inf)

@@ -1,0 +1,337 @@
+"""The server, with OpenAI's client: answers, refusals, and clients that go."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+import torch
+import uvicorn
+
+import xfunc as xf
+from examples.llama import model, server, slots, tokenizer
+from examples.llama.engine import Engine, Job
+from examples.llama.plan import Plan
+
+TEMPLATE = """{%- for m in messages %}
+    {%- if m.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('no role ' + m.role) }}
+    {%- endif %}{{- '[' + m.role + '] ' + m.content + '\\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '[assistant] ' }}{%- endif %}"""
+LENGTH = 64
+TALK: Any = [{"role": "user", "content": "the cat"}]
+
+
+class Running(NamedTuple):
+    service: server.Service
+    port: int
+
+    def post(self, path: str, body: bytes | dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """What the server says to any bytes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            body = body if isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.train(["the cat and the dog say yes and bye 日本 " * 20], 300, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    config = model.Config.tiny(320)
+    generator = torch.Generator().manual_seed(0)
+    params = xf.tree.map(
+        lambda shape: 0.3 * torch.randn(shape.shape, generator=generator), model.shapes(config)
+    )
+    plan = Plan(block=16)
+    engine = Engine(params, config, size=4, length=LENGTH, plan=plan, pieces=[8, 16], waiting=100)
+    engine.warm_up()
+    service = server.Service(engine, tokenizer.load(folder), "tiny")
+    settings = uvicorn.Config(server.app(service), log_level="warning")
+    made = uvicorn.Server(settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield Running(service, listener.getsockname()[1])
+    made.should_exit = True
+    thread.join()
+    listener.close()
+    assert engine.load == (0, 0)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{running.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'large': there is 'tiny'"):
+        client.models.retrieve("large")
+
+
+def test_a_completion_and_its_stream(client: openai.OpenAI, running: Running) -> None:
+    how: Any = {"model": "tiny", "prompt": "the cat", "max_tokens": 9, "seed": 5, "logprobs": 2}
+    whole = client.completions.create(**how)
+    choice = whole.choices[0]
+    assert choice.finish_reason == "length"
+    known = running.service.tokenizer
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == len(known.encode_prompt("the cat"))
+    assert whole.usage.completion_tokens == 9
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.token_logprobs or ()) == len(choice.logprobs.tokens or ()) == 9
+    assert all(len(top) in (1, 2) for top in choice.logprobs.top_logprobs or ())
+
+    chunks = [
+        *client.completions.create(**how, stream=True, stream_options={"include_usage": True})
+    ]
+    assert "".join(c.choices[0].text for c in chunks[:-1]) == choice.text
+    assert chunks[-1].usage == whole.usage
+    assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] == "length"
+    offsets = [o for c in chunks[:-1] if (p := c.choices[0].logprobs) for o in p.text_offset or ()]
+    assert offsets == choice.logprobs.text_offset
+
+    stop = choice.text[3:5]
+    ended = client.completions.create(**how, stop=[stop])
+    assert ended.choices[0].text == choice.text[: choice.text.index(stop)]
+    assert ended.choices[0].finish_reason == "stop"
+
+
+def test_a_chat_and_its_stream(client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "messages": TALK, "temperature": 0.0, "max_completion_tokens": 7}
+    whole = client.chat.completions.create(**how, logprobs=True, top_logprobs=3)
+    [choice] = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert len(content) == 7
+    for token in content:  # The likeliest was taken.
+        assert token.top_logprobs[0].token == token.token
+        assert token.top_logprobs[0].logprob == token.logprob < 0
+        assert token.bytes == list(token.token.encode())
+    chunks = [*client.chat.completions.create(**how, stream=True)]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert text == choice.message.content
+    same = client.completions.create(
+        model="tiny", prompt="[user] the cat\n[assistant] ", temperature=0, max_tokens=7
+    )
+    assert same.choices[0].text != ""
+
+    parts: Any = [
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("the", " cat")]}
+    ]
+    again = client.chat.completions.create(**how | {"messages": parts})
+    assert again.choices[0].message.content == text
+
+
+def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
+    texts = ["the", "the dog and", "bye"]
+    how: Any = {"model": "tiny", "max_tokens": 6, "seed": -1}
+    many = client.completions.create(prompt=texts, n=2, **how)
+    assert [c.index for c in many.choices] == [*range(6)]
+    for i, text in enumerate(texts):
+        both = client.completions.create(prompt=text, n=2, **how)
+        assert [c.text for c in both.choices] == [c.text for c in many.choices[2 * i : 2 * i + 2]]
+        assert both.choices[0].text != both.choices[1].text
+    tokens = client.completions.create(prompt=[[5, 6], [7]], **how)
+    assert tokens.choices[1].text == client.completions.create(prompt=[7], **how).choices[0].text
+
+
+def test_many_requests_at_a_time(running: Running) -> None:
+    """64, of all lengths and settings: each as it is alone, and nothing is compiled."""
+    words = "the cat and the dog say yes and bye".split()
+
+    def request(i: int) -> dict[str, Any]:
+        how = {"temperature": (i % 3) / 2, "top_p": 1 - (i % 4) / 10, "seed": i}
+        more = {"top_k": i % 5, "repetition_penalty": 1 + (i % 2) / 2}
+        text = " ".join(words[j % len(words)] for j in range(1 + i % 13))
+        return {"model": "tiny", "prompt": text, "max_tokens": 1 + i % 11, **how} | {
+            "extra_body": more
+        }
+
+    url = f"http://127.0.0.1:{running.port}/v1"
+    before = slots.advance.cache_info()
+
+    async def all_of_them() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            create: Any = client.completions.create
+
+            async def one(i: int) -> str:
+                if i % 2:
+                    return (await create(**request(i))).choices[0].text
+                stream = await create(**request(i), stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            together = await asyncio.gather(*map(one, range(64)))
+            alone = [await one(i ^ 1 if i > 61 else i) for i in range(64)]
+            return together, alone
+
+    together, alone = asyncio.run(all_of_them())
+    assert together[:62] == alone[:62]
+    assert together[62:] == alone[:61:-1]
+    after = slots.advance.cache_info()
+    assert (after.traces, after.compiles) == (before.traces, before.compiles)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_its_slot(
+    running: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = running.service.engine
+    begun, gone, freed = threading.Event(), threading.Event(), threading.Event()
+    make, begin, cancel = engine._make, engine._begin, engine.cancel
+
+    jobs: list[Job] = []
+
+    def first_then_wait() -> None:
+        make()
+        jobs.extend(job for job in engine._slots if job and not job.ended and not jobs)
+        if jobs:
+            begun.set()
+            assert gone.wait(60)
+
+    def watched() -> None:
+        begin()
+        if gone.is_set() and engine.load == (0, 0):
+            freed.set()
+
+    def noted(*unwanted: Job) -> None:
+        cancel(*unwanted)
+        if jobs:
+            gone.set()
+
+    monkeypatch.setattr(engine, "_make", first_then_wait)
+    monkeypatch.setattr(engine, "_begin", watched)
+    monkeypatch.setattr(engine, "cancel", noted)
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "stream": stream, "temperature": 0}
+    text = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        connection.sendall(head.encode() + text)
+        assert begun.wait(60)
+        [job] = jobs
+    assert freed.wait(60)
+    assert job.ended == "cancelled"
+    assert len(job.made) < 5
+
+
+COMPLETION = {"model": "tiny", "prompt": "the"}
+CHAT = {"model": "tiny", "messages": TALK}
+BAD: dict[str, tuple[str, Any]] = {
+    "the request: Invalid JSON": ("completions", b"{"),
+    "the request: Input should be an object": ("completions", b"[]"),
+    "the request: Invalid JSON: recursion": ("completions", b"[" * 100_000),
+    "model: Field required; prompt: Field required": ("completions", b"{}"),
+    "temperature: Input should be a finite number": (
+        "completions",
+        b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
+    ),
+    "temperature: Input should be greater than or equal to 0": (
+        "completions",
+        COMPLETION | {"temperature": -1},
+    ),
+    "max_tokens: Input should be a valid integer": (
+        "completions",
+        COMPLETION | {"max_tokens": "5"},
+    ),
+    "max_tokens: Input should be greater than": ("chat/completions", CHAT | {"max_tokens": 0}),
+    "the prompt has 2 tokens, and 63 new ones": ("completions", COMPLETION | {"max_tokens": 63}),
+    "new ones are asked for: 64 are the most": (
+        "chat/completions",
+        {"model": "tiny", "messages": [{"role": "user", "content": "the cat " * 99}]},
+    ),
+    "presence_penalty: Input should be less": ("completions", COMPLETION | {"presence_penalty": 1}),
+    "tools: Extra inputs are not permitted": ("chat/completions", CHAT | {"tools": []}),
+    "prompt: it is empty": ("completions", COMPLETION | {"prompt": []}),
+    "prompt: 128 answers are the most": (
+        "completions",
+        COMPLETION | {"prompt": ["a"] * 65, "n": 2},
+    ),
+    "there is no token 320: there are 320": ("completions", COMPLETION | {"prompt": [320]}),
+    "stop.*: String should have at least 1 character": ("completions", COMPLETION | {"stop": ""}),
+    "seed: Input should be less than": ("completions", COMPLETION | {"seed": 2**63}),
+    "no role tool": ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": ""}]}),
+    "messages: List should have at least 1 item": ("chat/completions", CHAT | {"messages": []}),
+    "type: Input should be 'text'": (
+        "chat/completions",
+        CHAT
+        | {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "file:///x"}]}]},
+    ),
+    "Invalid JSON: unexpected end of hex escape": (
+        "completions",
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_requests(running: Running, message: str) -> None:
+    """They are refused with a reason, and the next one is answered."""
+    path, body = BAD[message]
+    status, found = running.post(f"/v1/{path}", body)
+    assert status == 400
+    assert set(found["error"]) == {"message", "type", "param", "code"}
+    assert found["error"]["type"] == "invalid_request_error"
+    assert re.search(message, found["error"]["message"])
+    status, found = running.post("/v1/completions", COMPLETION | {"max_tokens": 1})
+    assert status == 200
+
+
+def test_other_refusals(running: Running) -> None:
+    status, found = running.post("/v1/completions", COMPLETION | {"model": "../../etc/passwd"})
+    assert (status, found["error"]["message"]) == (
+        404,
+        "there is no model '../../etc/passwd': there is 'tiny'",
+    )
+    assert running.post("/v1/completions", b" " * (server.BODY + 1))[0] == 413
+    assert running.post("/v1/files", b"{}")[0] == 404
+    assert running.post("/v1/models", b"{}")[0] == 405
+
+
+def test_too_many_wait(running: Running, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="0 requests wait: try again later") as e:
+        client.completions.create(model="tiny", prompt=["the"] * 101, max_tokens=1)
+    assert e.value.status_code == 503
+
+
+def test_an_answer_that_fails(
+    running: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is told, at once or in its stream; the server goes on."""
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "advance", fails)
+        with pytest.raises(openai.InternalServerError, match="no memory"):
+            client.completions.create(model="tiny", prompt="the")
+        with pytest.raises(openai.APIError, match="no memory"):
+            list(client.completions.create(model="tiny", prompt="the", stream=True))
+    assert client.completions.create(model="tiny", prompt="the", max_tokens=2).choices[0].text
+
+
+def test_the_template_of_a_tokenizer_without_one(running: Running, tmp_path: Path) -> None:
+    known = running.service.tokenizer
+    known.save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    bare = server.Service(running.service.engine, tokenizer.load(tmp_path), "bare")
+    asked = server.requests.read(server.Chat, json.dumps(CHAT).encode())
+    with pytest.raises(server.RequestError, match=r"has no chat template: set data\.template"):
+        bare.prompts(asked)
