@@ -170,8 +170,8 @@ class Jit(Transform):
             if self._is_plain and self._dynamic is None:
                 return run_staged(self._staged, args, kwargs)
             args, kwargs, options = self._split(args, kwargs)
-            if self._in is not None:
-                args = as_arguments(args, self._wanted(args), self._staged, kwargs)
+            if self._in is not None and self._dynamic is None:
+                args = self._divided(args, kwargs)
             result = self._run(args, kwargs, options)
             return result if self._out is None else self._noted(result)
         except Exception as error:
@@ -179,7 +179,8 @@ class Jit(Transform):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
         if self._dynamic is not None:
-            return self._dynamic.run(args, kwargs, options)
+            divide = None if self._in is None else self._divided
+            return self._dynamic.run(args, kwargs, options, divide)
         if self._limit is None:
             return run_staged(self._staged, args, kwargs, options)
         override = self._limit.override(args, kwargs, options, self._wanted_by_all(args, kwargs))
@@ -232,6 +233,10 @@ class Jit(Transform):
                 f"arguments, but was given {next(iter(kwargs))!r} by keyword",
                 "pass all arguments by position.",
             )
+
+    def _divided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments, divided as `in_shardings` says."""
+        return as_arguments(args, self._wanted(args), self._staged, kwargs)
 
     def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
         """The sharding of each leaf of the positional arguments; None: as it is."""

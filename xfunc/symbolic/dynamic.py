@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,21 @@ from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 
+Divide = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+
 _Name = tuple[tuple[str, int], ...]  # a bucket: the size of each symbol
 
 _ONE_SIZE = Bucket(None, None, why="the bucket is of one size")
 _WATCHED = Bucket(None, None, why="autograd watched an argument or a tensor that it holds")
+
+
+class _Given(NamedTuple):
+    """A call, as it was made."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: Options
+    divide: Divide | None
 
 
 class Dynamic:
@@ -52,8 +63,21 @@ class Dynamic:
         self._limit = limit
         self._plans: dict[Any, Plans] = {}
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
-        """Call the function."""
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        divide: Divide | None = None,
+    ) -> Any:
+        """Call the function.
+
+        Args:
+            args: positional arguments.
+            kwargs: named ones.
+            options: how it is traced.
+            divide: puts positional arguments on the devices as the function takes them.
+        """
         with lock:
             leaves, structure = tree.flatten((args, kwargs))
             if tree.adopt(leaves):
@@ -62,8 +86,9 @@ class Dynamic:
             shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             env = declared.bind(shapes)
             ends = self._ends(declared, env)
+            given = _Given(args, kwargs, options, divide)
             if self._limit is None:
-                return self._call(declared, leaves, structure, env, ends, args, kwargs, options)
+                return self._call(declared, leaves, structure, env, ends, given)
             plans = self._plans_of(declared, leaves, structure, options)
             largest = {n: high for n, (_, high) in ends.items()}
             exact = {n: (s, s) for n, s in env.items()}
@@ -72,7 +97,7 @@ class Dynamic:
             plan = plans.choose({n: high for n, (_, high) in ends.items()})
             before = ambient.set_override(plan.override)
             try:
-                return self._call(declared, leaves, structure, env, ends, args, kwargs, options)
+                return self._call(declared, leaves, structure, env, ends, given)
             finally:
                 ambient.set_override(before)
 
@@ -121,12 +146,11 @@ class Dynamic:
         structure: tree.Structure,
         env: Mapping[str, int],
         ends: Mapping[str, tuple[int, int]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Options,
+        given: _Given,
     ) -> Any:
         """Call the function in the bucket between `ends`."""
         with lock:
+            options = given.options
             shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             largest = {n: high for n, (_, high) in ends.items()}
             bucket, flat, held = self._exact_of(leaves, ends), [], []
@@ -135,17 +159,23 @@ class Dynamic:
                     widened(x, sizes_at(dims, shape, largest))
                     for x, dims, shape in zip(leaves, declared.dims, shapes, strict=True)
                 ]
+                if given.divide is not None:
+                    args, kwargs = tree.unflatten(structure, wide)
+                    wide = tree.leaves((given.divide(args, kwargs), kwargs))
                 flat, _ = prepare(self._staged, wide, structure)
                 bucket, held = self._bucket(declared, structure, avals_of(flat), ends, options)
                 if torch.is_grad_enabled() and any(t.requires_grad for t in held):
                     bucket = _WATCHED
             self._note(tuple(largest.items()), env, bucket)
             if bucket.entry is None:
-                return run_staged(self._staged, args, kwargs, options)
+                args = given.args
+                if given.divide is not None:
+                    args = given.divide(args, given.kwargs)
+                return run_staged(self._staged, args, given.kwargs, options)
             sizes = [to_device(torch.tensor(env[n])) for n in declared.box.ranges]
             cut = _Cut(bucket, bucket.shapes(env))
             result = first_run(self._staged.cache, cut, flat, [*held, *sizes])
-            inspected(self._staged, args, kwargs, options, result)
+            inspected(self._staged, given.args, given.kwargs, options, result)
             return result
 
     def declared(

@@ -51,7 +51,9 @@ def _count(r: Range) -> float:
 def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
     """Sizes of a symbol, the best first: see `probes`."""
     seen: list[int] = []
-    start = max(r.min, _FIRST * r.step if r.max is None or r.max >= 12 * r.step else 0)
+    start = max(r.min, _FIRST * r.step)
+    if r.max is not None:
+        start = min(start, r.min + (r.max - r.min) // r.step // 3 * r.step)
     last = r.max if r.max is not None else start + 400 * r.step
     candidates = range(start, min(last, start + 400 * r.step) + 1, r.step)
     for strict in (True, False):

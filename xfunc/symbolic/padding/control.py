@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from xfunc.backends.devices import device_count
 from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
@@ -12,7 +13,7 @@ from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.padding import rules, windows
+from xfunc.symbolic.padding import regions, rules, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
 from xfunc.symbolic.padding.layouts import own
@@ -21,6 +22,7 @@ from xfunc.symbolic.padding.states import (
     flat,
     forgotten,
     joined,
+    reachable,
     shape_of,
     signature,
     tuple_of,
@@ -30,7 +32,7 @@ from xfunc.symbolic.padding.states import (
 from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Size
 
-_RULES = {**rules.RULES, **windows.RULES, "convolution": convolution}
+_RULES = {**rules.RULES, **windows.RULES, **regions.RULES, "convolution": convolution}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +69,11 @@ class _Pass:
         self.known: dict[object, tuple[pb.HloComputationProto, State]] = {}
         self.plain: dict[int, bool] = {}
         self.masks: dict[int, int] = {}
+        self.divided = device_count() > 1 or any(
+            i.proto.custom_call_target == SHARDING
+            for c in symbolic.module.computations
+            for i in c.instructions
+        )
 
     def run(self) -> Padded:
         for c in self.symbolic.module.computations:
@@ -82,7 +89,7 @@ class _Pass:
         self.proto.entry_computation_id = proto.id
         self.proto.entry_computation_name = proto.name
         self.proto.host_program_shape.CopyFrom(proto.program_shape)
-        proto = _reachable(self.proto)
+        proto = reachable(self.proto)
         masks = sum(self.masks.get(c.id, 0) for c in proto.computations)
         return Padded(dead_code_elimination(Module(proto)), tuple(exact), masks)
 
@@ -112,7 +119,7 @@ class _Pass:
         It takes the actual sizes as well: as further parameters, or, if `packed`, behind the
         elements of its one parameter, which is a tuple, as in loops and branches.
         """
-        key = (c.id, packed, tuple(map(signature, inputs)))
+        key = (c.id, packed, self.divided, tuple(map(signature, inputs)))
         if key in self.known:
             return self.known[key]
         body = _Body(self, c, inputs, packed)
@@ -183,10 +190,12 @@ class _Body:
                 at.metadata.CopyFrom(p.proto.metadata)
                 if p.proto.HasField("sharding"):
                     at.sharding.CopyFrom(p.proto.sharding)
-        self.sizes = sizes
+        self.sizes = self.sizes_inside = sizes
         self.emit = Emitter(whole.ids, dict(zip(whole.names, sizes, strict=True)))
         self.emit.instructions += made
-        self.movers = Movers(self.emit, whole.symbolic)
+        self.movers = Movers(self.emit, whole.symbolic, whole.divided)
+        if is_region(c.proto):
+            self.sizes_inside = regions.sizes_inside(self.emit, sizes)
 
     def built(self) -> tuple[pb.HloComputationProto, State]:
         for i in self.c.instructions:
@@ -257,6 +266,8 @@ class _Body:
         if len(arrays) == len(operands):
             if opcode in _RULES:
                 return _RULES[opcode](self.movers, i, arrays)
+            if i.proto.custom_call_target in regions.BORDERS:
+                return regions.BORDERS[i.proto.custom_call_target](self.movers, i, arrays)
             if (
                 opcode == "custom-call"
                 and i.proto.custom_call_target == SHARDING
@@ -290,9 +301,12 @@ class _Body:
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(list(operands), remade(self.movers, i, ids))
         if is_region(callee.proto):
-            raise Inexact("shard_map of an array whose shape varies", i)
+            regions.check_region(callee, i)
+        divided = self.whole.divided
+        self.whole.divided &= not is_region(self.c.proto)  # What one device has is not.
         proto, found = self.whole.computation(callee, operands)
-        ids = [*map(self.packed_up, operands), *self.sizes]
+        self.whole.divided = divided
+        ids = [*map(self.packed_up, operands), *self.sizes_inside]
         made = instruction("call", self.emit.new_id(), shape_of(found), ids, i.proto)
         made.called_computation_ids.append(proto.id)
         return self.taken_apart(found, self.emit.put(made))
@@ -376,23 +390,3 @@ class _Body:
             if layout is not None:
                 x = self.movers.relaid(x, d, layout, x.dims[d])
         return x
-
-
-def _reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
-    """The module with what its entry runs, callees before their callers."""
-    by_id = {c.id: c for c in proto.computations}
-    order: dict[int, None] = {}
-
-    def visit(k: int) -> None:
-        if k not in order:
-            for i in by_id[k].instructions:
-                for called in i.called_computation_ids:
-                    visit(called)
-            order[k] = None
-
-    visit(proto.entry_computation_id)
-    found = pb.HloModuleProto()
-    found.CopyFrom(proto)
-    del found.computations[:]
-    found.computations.extend(by_id[k] for k in order)
-    return found

@@ -10,6 +10,7 @@ import torch
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, instruction
+from xfunc.hlo.spmd.annotations import SHARDING
 from xfunc.symbolic.padding.layouts import Factor, Layout
 from xfunc.symbolic.polynomial import Number, Polynomial, Ratio, Size, as_polynomial
 
@@ -91,6 +92,14 @@ class Emitter:
     def new_id(self) -> int:
         """An id that nothing has yet."""
         return next(self._ids)
+
+    def on_all(self, x: int, element_type: int, dims: Sequence[int], manual: bool = False) -> int:
+        """The value, whole on each device; if `manual`, as what each has of its own."""
+        made = instruction("custom-call", self.new_id(), array(element_type, dims), [x])
+        made.custom_call_target = "SPMDFullToShardShape" if manual else SHARDING
+        made.custom_call_api_version = 1  # API_VERSION_ORIGINAL
+        made.sharding.type = pb.OpSharding.MANUAL if manual else pb.OpSharding.REPLICATED
+        return self.put(made)
 
     # -- scalars ------------------------------------------------------------------------------
 

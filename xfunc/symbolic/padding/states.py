@@ -1,4 +1,4 @@
-"""Values of a program in a bucket, and tuples of them."""
+"""Values of a program in a bucket, tuples of them, and what such a program holds."""
 
 from __future__ import annotations
 
@@ -71,3 +71,23 @@ def whole(shape: Shape) -> State:
         return [whole(e) for e in shape.elements]
     layouts = tuple(own(n, n) for n in shape.dims)
     return Val(0, shape.element_type, shape.dims, shape.dims, layouts)
+
+
+def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
+    """The module with what its entry runs, callees before their callers."""
+    by_id = {c.id: c for c in proto.computations}
+    order: dict[int, None] = {}
+
+    def visit(k: int) -> None:
+        if k not in order:
+            for i in by_id[k].instructions:
+                for called in i.called_computation_ids:
+                    visit(called)
+            order[k] = None
+
+    visit(proto.entry_computation_id)
+    found = pb.HloModuleProto()
+    found.CopyFrom(proto)
+    del found.computations[:]
+    found.computations.extend(by_id[k] for k in order)
+    return found

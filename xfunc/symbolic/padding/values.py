@@ -65,10 +65,16 @@ State = Val | list["State"]  # an array, or a tuple
 
 
 class Movers:
-    """Masks and moves of values in one computation."""
+    """Masks and moves of values in one computation.
 
-    def __init__(self, emit: Emitter, symbolic: SymbolicModule) -> None:
-        self.emit, self.symbolic = emit, symbolic
+    Args:
+        emit: adds instructions to it.
+        symbolic: the program.
+        divided: whether values may be divided over devices.
+    """
+
+    def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
+        self.emit, self.symbolic, self._divided = emit, symbolic, divided
         self._masked: dict[object, Val] = {}
 
     # -- masks --------------------------------------------------------------------------------
@@ -109,17 +115,20 @@ class Movers:
         """``x[..., index, ...]`` along dimension d, for an S64[n] of places in it."""
         dims = (*x.dims[:d], n, *x.dims[d + 1 :])
         index = self.emit.add("reshape", S64, (n, 1), [index])
+        # XLA 2.9's partitioner ends the process where it gathers along a dimension that is divided.
+        from_all = self.emit.on_all(x.id, x.element_type, x.dims) if self._divided else x.id
         made = pb.HloInstructionProto(opcode="gather", id=self.emit.new_id())
         made.name = f"gather.{made.id}"
         made.shape.CopyFrom(array(x.element_type, dims))
-        made.operand_ids.extend([x.id, index])
+        made.operand_ids.extend([from_all, index])
         if self.emit.source is not None:
             made.metadata.CopyFrom(self.emit.source.metadata)
         others = [(1, k) for k in range(len(dims)) if k != d]
         numbers = message(*others, (2, d), (3, d), (4, 1))
         sizes = [(_GATHER_SIZES, 1 if k == d else m) for k, m in enumerate(x.dims)]
         made.MergeFromString(message((_GATHER_NUMBERS, numbers), *sizes))
-        return self.emit.put(made)
+        id = self.emit.put(made)
+        return self.emit.on_all(id, x.element_type, dims) if self._divided else id
 
     def places(self, layout: Layout, n: int) -> int:
         """S64[n]: which element of the exact shape lies at each place of a dimension."""

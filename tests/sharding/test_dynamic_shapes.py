@@ -1,0 +1,155 @@
+"""Programs of a bucket on a mesh: in shardings, constraints, regions, communication.
+
+Each equals the program of the exact shape, with NaN in the padding of the arguments.
+"""
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.errors import ShardingError
+from xfunc.symbolic import dynamic
+
+P = xf.P
+MESH = ((4, 2), ("data", "model"))
+S, T = xf.Dim("S", max=64, multiple_of=8), xf.Dim("T", max=16)
+BUCKETS = {"S": [32, 64], "T": [8, 16]}
+
+
+@pytest.fixture
+def mesh():
+    return xf.make_mesh(*MESH)
+
+
+@pytest.fixture(autouse=True)
+def nan_in_the_padding(monkeypatch):
+    widened = dynamic.widened
+
+    def with_nan(x, shape):
+        wide = widened(x, shape)
+        if wide is not x and wide.is_floating_point():
+            inside = tuple(slice(0, n) for n in x.shape)
+            found = torch.full_like(wide, torch.nan)
+            found[inside] = wide[inside]
+            return found
+        return wide
+
+    monkeypatch.setattr(dynamic, "widened", with_nan)
+
+
+def check(f, spec, calls, buckets, reason=None, **options):
+    jitted = xf.jit(f, dynamic_shapes=spec, buckets=buckets, **options)
+    jitted.clear_cache()  # Functions of one skeleton share theirs.
+    found = [jitted(*args) for args in calls]
+    explained = jitted.explain()
+    assert (reason or "one program") in explained, explained
+    assert reason or jitted.cache_info().compiles == 1
+    exact = xf.jit(f, **options)
+    for got, args in zip(found, calls, strict=True):
+        for g, w in zip(xf.tree.leaves(got), xf.tree.leaves(exact(*args)), strict=True):
+            torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-8, atol=1e-9)
+
+
+def total(x, axes="data"):
+    return xf.psum(x, axes)
+
+
+def steps(x):
+    return xf.scan(lambda c, a: (c * 0.5 + a, c.sin()), x[0] * 0, x)[1]
+
+
+DATA, EACH = P("data"), P()
+ALL = P(("data", "model"))
+
+# What each device does, how the array goes in and what comes out.
+REGIONS = {
+    "sum": (lambda x: total(x.sum(0)), DATA, EACH),
+    "mean of each part": (lambda x: total(x.mean(0) ** 2), DATA, EACH),
+    "along the divided dimension": (lambda x: x.cumsum(0) - x.amax(0), DATA, DATA),
+    "two axes": (lambda x: total(x.softmax(0).square().mean(0), ("data", "model")), ALL, EACH),
+    "gathered": (lambda x: xf.all_gather(x, "data", tiled=True).cumsum(0)[1:], DATA, DATA),
+    "scattered": (lambda x: xf.psum_scatter(x, "data", tiled=True), P(None), DATA),
+    "exchanged": (lambda x: xf.all_to_all(x, "data", 1, 0, tiled=True), DATA, P(None, "data")),
+    "handed on": (lambda x: xf.ppermute(x, "data", [(k, (k + 1) % 4) for k in range(4)]).sum(
+        0, keepdim=True), DATA, DATA),
+    "its own number": (lambda x: torch.ones_like(x) * xf.axis_index("data"), DATA, DATA),
+    "loop": (steps, DATA, DATA),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions(mesh, name, order):
+    body, into, out = REGIONS[name]
+
+    def f(x):
+        region = xf.shard_map(body, mesh=mesh, in_specs=(into,), out_specs=out, check_rep=False)
+        return region(x.sin()).cumsum(0)
+
+    fun = xf.grad(lambda x: (f(x) ** 2).sum()) if order else f
+    calls = [(torch.randn(n, 8, dtype=torch.float64),) for n in (16, 24)]
+    check(fun, ((S, None),), calls, BUCKETS["S"])
+
+
+def test_regions_that_do_not_divide_what_varies(mesh):
+    region = xf.shard_map(
+        lambda x: total(x.softmax(0).mean(0)), mesh=mesh, in_specs=(P(None, "data"),), out_specs=P()
+    )
+    calls = [(torch.randn(n, 8, dtype=torch.float64),) for n in (3, 7, 13)]
+    check(region, ((T, None),), calls, [16])
+    check(xf.grad(lambda x: region(x).square().sum()), ((T, None),), calls, [16])
+
+
+def test_two_dims_merged_and_captured(mesh):
+    def of(body, into, out):
+        return xf.shard_map(body, mesh=mesh, in_specs=(into,), out_specs=out)
+
+    held = torch.arange(8.0)
+
+    def f(x):
+        flat = of(lambda x: x.cumsum(0), DATA, DATA)(x.reshape(-1)).reshape(x.shape)
+        rows = of(lambda x: total(x.log_softmax(1).sum((0, 1))), DATA, EACH)(x)
+        kept = of(lambda y: y + total(y.sum()), DATA, DATA)(held).sum()
+        return flat.sum(1), rows * kept, xf.vmap(lambda a: a.mean())(x)
+
+    calls = [(torch.randn(a, b, dtype=torch.float64),) for a, b in ((8, 3), (16, 5), (24, 8))]
+    check(f, ((S, T),), calls, {"S": [32], "T": [8]})
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "reason"),
+    [
+        (lambda x: x.sort(0)[0], {}, "sort along a dimension of size S/4"),
+        (lambda x: x * 2, {"axis_names": {"data"}}, "shard_map over some of the axes of the mesh"),
+    ],
+)
+def test_what_falls_back_to_exact_shapes(mesh, body, options, reason):
+    f = xf.shard_map(body, mesh=mesh, in_specs=(DATA,), out_specs=DATA, **options)
+    check(f, ((S, None),), [(torch.randn(8, 2),)], [32], reason)
+
+
+def test_shardings_of_arguments_results_and_values(mesh):
+    def f(w, x):
+        h = xf.with_sharding_constraint(x @ w, xf.NamedSharding(mesh, P("data", None, "model")))
+        return h.softmax(0).mean(), h.cumsum(1), steps(x)
+
+    def loss(w, x):
+        return f(w, x)[0] + f(w, x)[2].square().mean()
+
+    spec = (None, (S, T, None))
+    buckets = {"S": [32], "T": [8]}
+    w = torch.randn(4, 4, dtype=torch.float64)
+    calls = [(w, torch.randn(a, b, 4, dtype=torch.float64)) for a, b in ((8, 3), (16, 5))]
+    divided = xf.NamedSharding(mesh, DATA)
+    shardings = (xf.NamedSharding(mesh, P(None, "model")), divided)
+    check(f, spec, calls, buckets)
+    check(f, spec, calls, buckets, in_shardings=shardings, out_shardings=(None, divided, None))
+    check(xf.value_and_grad(loss), spec, calls, buckets, in_shardings=shardings)
+    check(xf.value_and_grad(loss), spec, calls, buckets, in_shardings=shardings,
+          memory_limit=2**24)  # fmt: skip
+    on_mesh = [(xf.device_put(w, shardings[0]), xf.device_put(x, divided)) for _, x in calls]
+    check(f, spec, on_mesh, buckets)
+    odd = xf.jit(lambda x: x.mean(), in_shardings=divided, dynamic_shapes=((xf.Dim("S", max=64),),))
+    with pytest.raises(ShardingError, match="dimension 0 is 7, which is not a multiple of 4"):
+        odd(torch.ones(7))
+    assert odd(torch.ones(8)).item() == 1

@@ -1,0 +1,85 @@
+"""Manual regions (`shard_map`) of arrays whose shapes vary, and communication in them.
+
+NOTE [parts of a padded dimension]: a device that gets a part of the exact dimension gets as many
+elements as any other. The padding of a bucket lies at the end, so that the last devices would have
+nothing else. At the border of a region the elements are moved, so that each part has its share of
+the padding at its own end: a factor of the devices, and one of what each has. Behind the region a
+dimension lies so as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xfunc.hlo import Computation, Instruction
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.symbolic.padding.emit import S64, Emitter
+from xfunc.symbolic.padding.layouts import Factor, Layout, MaybeLayout, canonical, own
+from xfunc.symbolic.padding.rules import Rule, elementwise, remade, result
+from xfunc.symbolic.padding.values import Inexact, Movers, Val
+
+_ENTER, _LEAVE = "SPMDFullToShardShape", "SPMDShardToFullShape"
+
+
+def entered(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """What one device has; see NOTE [parts of a padded dimension]."""
+    (x,) = operands
+    sizes = m.symbolic.dims(i)
+    layouts: list[MaybeLayout] = []
+    moved = x
+    for d, (whole, part) in enumerate(zip(x.dims, i.shape.dims, strict=True)):
+        inside: MaybeLayout = x.layouts[d]
+        if whole != part and inside is not None:
+            inside = own(part, sizes[d])
+            moved = m.relaid(moved, d, _behind(whole // part, inside), whole)
+        layouts.append(inside)
+    if moved is not x:  # It is what the border takes apart that has to be divided.
+        moved = dataclasses.replace(moved, id=remade(m, i.operands[0], [moved.id]))
+    return result(m, i, [moved.id], layouts)
+
+
+def left(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """The array that the devices have together: what is uniform in each may differ among them."""
+    (x,) = operands
+    layouts: list[MaybeLayout] = []
+    for d, (part, whole) in enumerate(zip(x.dims, i.shape.dims, strict=True)):
+        layouts.append(x.layouts[d] if part == whole else _behind(whole // part, x.own(d)))
+    return result(m, i, [x.id], layouts)
+
+
+def _behind(devices: int, layout: Layout) -> Layout:
+    return canonical([Factor(devices, devices), *layout])
+
+
+def among_rows(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+    """Communication along a dimension with a row for each device."""
+    (x,) = operands
+    for d in i.proto.dimensions:
+        if x.padded(d):
+            raise Inexact(f"{i.opcode} along a dimension of size {x.sizes[d]}", i)
+    layouts = [
+        own(n, n) if d in i.proto.dimensions else x.layouts[d] for d, n in enumerate(i.shape.dims)
+    ]
+    return result(m, i, [x.id], layouts)
+
+
+def check_region(c: Computation, i: Instruction) -> None:
+    """Refuse regions that are manual over some of the axes of a mesh only."""
+    for j in c.instructions:
+        if pb.OpSharding.MANUAL in j.proto.sharding.last_tile_dims:
+            raise Inexact(
+                "shard_map over some of the axes of the mesh, of an array whose shape varies", i
+            )
+
+
+def sizes_inside(emit: Emitter, sizes: list[int]) -> list[int]:
+    """The actual sizes, as each device has them."""
+    return [emit.on_all(emit.on_all(k, S64, ()), S64, (), manual=True) for k in sizes]
+
+
+BORDERS: dict[str, Rule] = {_ENTER: entered, _LEAVE: left}
+RULES: dict[str, Rule] = {
+    "all-reduce": elementwise,
+    "collective-permute": elementwise,
+    **dict.fromkeys(("all-gather", "reduce-scatter", "all-to-all"), among_rows),
+}
