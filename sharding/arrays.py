@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.backends.torch_xla import placement, runtime
+from xfunc.backends import placement
+from xfunc.backends.active import runtime
 from xfunc.backends.torch_xla.lock import lock
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, shown
@@ -36,12 +37,12 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     known = placement.known_sharding(x)
     if known is not None:
         return known
-    if x.device.type == "cpu":
+    if not placement.is_on_devices(x):
         return None
     noted = placement.remembered(x)
     meshes = ambient.known_meshes() if noted is None else [getattr(noted, "mesh", noted)]
     with lock:
-        where = None if runtime.device_count() == 1 else placement.placements([x])[0]
+        where = None if runtime().device_count() == 1 else runtime().lie([x])[0]
     for mesh in meshes:
         spec = PartitionSpec() if where is None else spec_of(where.tiles, mesh)
         if spec is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from xfunc import tree
-from xfunc.backends.torch_xla.placement import as_argument
+from xfunc.backends.placement import as_argument
 from xfunc.sharding.prefix import is_sharding, shardings_of
 from xfunc.stages.staging import Staged
 

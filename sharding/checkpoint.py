@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.active import runtime
 from xfunc.core.locations import Location, user_location
 from xfunc.errors import CheckpointWriteError, fail, report
 from xfunc.sharding import manifest
@@ -248,11 +248,12 @@ def _folder(path: str | os.PathLike[str]) -> Path:
             f"{os.fspath(path)!r} is not a folder in a file system",
             "mount it, or save to a local folder and copy that.",
         )
-    if runtime.process_count() > 1 and not distributed.is_initialized():
+    if runtime().process_count() > 1 and not distributed.is_initialized():
         fail(
             RuntimeError,
             "there are several processes, which must agree on who writes and reads what",
-            "call torch.distributed.init_process_group('gloo', init_method='xla://') first.",
+            "call xf.distributed.initialize() first, or on a TPU with torch_xla "
+            "torch.distributed.init_process_group('gloo', init_method='xla://').",
         )
     return Path(path)
 

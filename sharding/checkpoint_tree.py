@@ -11,7 +11,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.devices import device_count
-from xfunc.backends.torch_xla.placement import placement_of
+from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.errors import PurityError, TreeMismatchError, fail, shown
 from xfunc.sharding.mesh import Mesh, check_devices

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from xfunc import tree
+from xfunc.backends import placement
 from xfunc.backends.devices import to_device
-from xfunc.backends.torch_xla import placement, uploads
+from xfunc.backends.torch_xla import uploads
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager

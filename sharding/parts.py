@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from xfunc.backends import placement
+from xfunc.backends.active import runtime
 from xfunc.backends.devices import device_count, to_device
-from xfunc.backends.torch_xla import placement, runtime
+from xfunc.backends.placement import Placement
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.placement import Placement
 
 Start = tuple[int, ...]
 
@@ -44,7 +45,7 @@ class Target:
         tiles = self.placement.tiles
         place = np.argsort(tiles.order.devices()) // tiles.replicated
         found = []
-        for device in runtime.local_devices():
+        for device in runtime().local_devices():
             index = np.unravel_index(place[device], tiles.dims)
             start = tuple(int(i) * n for i, n in zip(index, self.padded, strict=True))
             ends = zip(start, self.padded, self.shape, strict=True)
@@ -63,12 +64,12 @@ class Target:
 def target_of(tensor: torch.Tensor) -> Target:
     """What a tensor is, and how it lies; a lazy one is computed first."""
     shape, dtype = tuple(tensor.shape), tensor.dtype
-    if tensor.device.type == "cpu":
+    if not placement.is_on_devices(tensor):
         return Target(shape, dtype, on_host=True)
     if device_count() == 1:
         return Target(shape, dtype)
     with lock:
-        (where,) = placement.placements([tensor])
+        (where,) = runtime().lie([tensor])
     return Target(shape, dtype, False, where, placement.remembered(tensor))
 
 
@@ -78,8 +79,8 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
     if target.placement is None:
         return {boxes[0][0]: _compact(tensor.detach().cpu())}
     with lock:
-        runtime.block()  # The program that computes it may still run.
-        shards = placement.shards_of(tensor)
+        runtime().block()  # The program that computes it may still run.
+        shards = runtime().shards_of(tensor)
     return {
         start: _compact(data[tuple(map(slice, size))].to(target.dtype))
         for (start, size), data in zip(boxes, shards, strict=True)
@@ -107,7 +108,7 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
             found = to_device(parts[boxes[0][0]])
         else:
             shards = [parts[start] for start, _ in boxes]
-            found = placement.from_shards(shards, target.placement, target.shape)
+            found = runtime().from_shards(shards, target.placement, target.shape)
     if target.sharding is not None:
         placement.remember(found, target.sharding)
     return found

@@ -68,7 +68,7 @@ def _of_tensor(x: Any) -> NamedSharding:
             f"visualize_sharding was given {shown(x)} without a sharding",
             "pass a tensor on the devices, or a shape and a sharding.",
         )
-    found = None if x.device.type == "cpu" else sharding_of(x)
+    found = sharding_of(x)
     if found is None:
         fail(
             ShardingError,

@@ -27,17 +27,21 @@ LEFT_OUT = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--devices", choices=("1", "8"), help="only the tests for so many devices")
+    parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="what runs the programs")
     parser.addoption("--all", action="store_true", help="every case of the tables that are sampled")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose XLA's flags, the number of devices, and the tests that are for it."""
     config.addinivalue_line("markers", "sampled(days): each case runs once in so many days")
+    config.addinivalue_line("markers", "torch_xla: about torch_xla's runtime; not for others")
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
     wanted = QUICK if config.getoption("--all") else [*QUICK, QUICKER]
     flags += [flag for flag in wanted if flag.partition("=")[0] not in given]
     os.environ["XLA_FLAGS"] = " ".join(flags)
+    if config.getoption("--backend"):
+        os.environ["XFUNC_BACKEND"] = config.getoption("--backend")
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
     sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
@@ -76,7 +80,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not due today, unless it is asked for by name."""
+    """Leave out what is for another backend; and what is not due today, unless it is named."""
+    if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
+        own = [item for item in items if item.get_closest_marker("torch_xla")]
+        config.hook.pytest_deselected(items=own)
+        items[:] = [item for item in items if item not in own]
     chosen = config.option.keyword or getattr(config.option, "lf", False)
     if config.getoption("--all") or chosen or any("::" in arg for arg in config.args):
         return

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla.placement import remember
+from xfunc.backends.placement import remember
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.eager import is_eager

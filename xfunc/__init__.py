@@ -9,6 +9,7 @@ from xfunc import (
     checkpoint_policies,
     config,
     debug,
+    distributed,
     errors,
     export,
     profiler,
@@ -30,6 +31,7 @@ from xfunc.backends.devices import (
 from xfunc.cache.programs import clear_caches, trace_count
 from xfunc.core.avals import ShapeDtypeStruct
 from xfunc.core.eager import disable_jit
+from xfunc.distributed import make_array_from_process_local_data
 from xfunc.program.foreign import call_jax
 from xfunc.sharding import (
     AbstractMesh,
@@ -147,6 +149,7 @@ __all__ = [
     "device_put",
     "devices",
     "disable_jit",
+    "distributed",
     "errors",
     "eval_shape",
     "export",
@@ -162,6 +165,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "make_array_from_process_local_data",
     "make_hlo",
     "make_mesh",
     "map",

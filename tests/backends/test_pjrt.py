@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from xfunc.backends import active
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
@@ -21,9 +22,10 @@ from xfunc.errors import CompileError
 
 @pytest.fixture(autouse=True)
 def pjrt() -> Iterator[None]:
+    before = active.runtime().name
     xf.config.set_backend("pjrt")
     yield
-    xf.config.set_backend("torch_xla")
+    xf.config.set_backend(before)
 
 
 def close(got: Any, want: Any) -> None:

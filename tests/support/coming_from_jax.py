@@ -106,6 +106,10 @@ UNTRIED = {
     "f._cache_size()", "chex.assert_max_traces", "none", "orbax.checkpoint",
     "dropout", "flax.nnx.split", "none: side effects happen once, at trace time",
     "XlaRuntimeError", "errors of orbax", "none: symbolic shapes are for export only",
+    "jax.distributed.initialize", "jax.distributed.is_initialized", "jax.distributed.shutdown",
+    "jax.make_array_from_process_local_data", "jax.experimental.multihost_utils.process_allgather",
+    "jax.experimental.multihost_utils.broadcast_one_to_all",
+    "jax.experimental.multihost_utils.sync_global_devices",
 }  # fmt: skip
 
 

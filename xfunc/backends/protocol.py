@@ -7,13 +7,16 @@ torch_xla traces functions and gives their HLO. What runs it is a `Runtime`, of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from xfunc.backends.analysis import Optimised
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
+
+if TYPE_CHECKING:
+    from xfunc.backends.placement import Placement
 
 
 class Executable(Protocol):
@@ -84,8 +87,30 @@ class Runtime(Protocol):
         """`to_device` of each, together."""
         ...
 
-    def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """How data lies on the devices, as `load` takes it; () where there is one way only."""
+        ...
+
+    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+        """How data lies on the devices; None: each holds the whole."""
+        ...
+
+    def put(self, tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
+        """A tensor's value on the devices, divided so."""
+        ...
+
+    def local_devices(self) -> list[int]:
+        """The numbers of the devices of this process, in the order of `shards_of`."""
+        ...
+
+    def shards_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """What each device of this process holds of an array, on the host, with its padding."""
+        ...
+
+    def from_shards(
+        self, shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
+    ) -> torch.Tensor:
+        """An array of what each device of this process is to hold, with its padding."""
         ...
 
     def load(
@@ -95,7 +120,7 @@ class Runtime(Protocol):
         inputs: Sequence[int],
         avals: Sequence[Aval],
         donated: frozenset[int],
-        placements: Sequence[Any],
+        placements: Sequence[Placement | None],
     ) -> Executable:
         """Compile a program.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from xfunc import export, tree
 from xfunc.backends.active import runtime
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.placement import Placement, as_argument, placement_of
 from xfunc.backends.protocol import Executable
-from xfunc.backends.torch_xla.placement import Placement, as_argument, placement_of
 from xfunc.backends.torch_xla.runtime import text_of
 from xfunc.core.avals import Aval
 from xfunc.errors import TreeMismatchError, fail

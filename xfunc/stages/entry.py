@@ -11,8 +11,8 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
+from xfunc.backends.placement import hand_on_mesh
 from xfunc.backends.protocol import Executable
-from xfunc.backends.torch_xla.placement import hand_on_mesh
 from xfunc.core.avals import Aval
 from xfunc.errors import fail
 from xfunc.program.bind import bind

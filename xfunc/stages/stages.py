@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.backends.active import runtime
+from xfunc.backends.placement import is_on_devices, known_sharding
 from xfunc.backends.torch_xla import stablehlo
-from xfunc.backends.torch_xla.placement import known_sharding, placements
-from xfunc.backends.torch_xla.runtime import device_count
 from xfunc.core.avals import Aval
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
@@ -201,7 +201,7 @@ def _tiles(
 def _divided(x: Any, sharding: Any) -> Tiles | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
-    if device_count() == 1 or not isinstance(x, torch.Tensor) or x.device.type != "xla":
+    if not isinstance(x, torch.Tensor) or not is_on_devices(x) or runtime().device_count() == 1:
         return None
-    (where,) = placements([x])
+    (where,) = runtime().lie([x])
     return where and where.tiles

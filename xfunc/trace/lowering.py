@@ -13,10 +13,10 @@ import torch
 
 from xfunc import config
 from xfunc.backends import active
+from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.backends.torch_xla import recording, runtime
 from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.placement import Placement
 from xfunc.backends.torch_xla.traced import as_said
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail

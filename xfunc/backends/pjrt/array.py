@@ -23,17 +23,18 @@ _CPU = torch.device("cpu")
 class Data:
     """What one or several `Array`s hold: a ``jax.Array``, or a tensor that torch may write to."""
 
-    __slots__ = ("_array", "_copy")
+    __slots__ = ("_array", "_copy", "_sharding")
 
     def __init__(self, array: Any):
         self._array = array
         self._copy: torch.Tensor | None = None
+        self._sharding: Any = None  # of what torch has written to
 
     def array(self) -> Any:
         """The data as a ``jax.Array``."""
         if self._array is None:
             assert self._copy is not None
-            return client.put(self._copy)
+            return client.put(self._copy, self._sharding)
         return self._array
 
     def read(self) -> torch.Tensor:
@@ -45,8 +46,20 @@ class Data:
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which holds it from now on."""
         found = self.read()
-        self._array = None
+        if self._array is not None:
+            self._sharding, self._array = self._array.sharding, None
         return found
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other processes hold parts of it, without which it cannot be read."""
+        known = self.sharding
+        return not (known.is_fully_addressable or known.is_fully_replicated)
+
+    @property
+    def sharding(self) -> Any:
+        """How the data lies on the devices, or will."""
+        return self._sharding if self._array is None else self._array.sharding
 
 
 def _unless_traced(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,6 +152,8 @@ class Array(torch.Tensor):
 
     @_unless_traced
     def __repr__(self, **kwargs: Any) -> str:
+        if self._data.is_elsewhere:
+            return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._data.read() if self.grad_fn is None else self.clone())
 
     @property

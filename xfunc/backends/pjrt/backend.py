@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, Data, make
+from xfunc.backends.pjrt.array import Array, Data, array_of, make
 from xfunc.backends.pjrt.executable import Executable
+from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
+from xfunc.backends.placement import Placement
+from xfunc.backends.prepare import prepare_to_run
 from xfunc.backends.torch_xla import ffi, host_calls
 from xfunc.backends.torch_xla.host_calls import has_host_calls, refuse_host_calls
 from xfunc.backends.torch_xla.lapack import use_lapack
-from xfunc.backends.torch_xla.placement import prepare_to_run
 from xfunc.core.avals import Aval
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
@@ -33,14 +35,15 @@ class Pjrt:
 
     def __init__(self) -> None:
         self._moved: WeakTable[Array] = WeakTable()
+        self._count: int = client.jax().device_count()
 
     def platform(self) -> str:
         """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
         return client.platform()
 
     def device_count(self) -> int:
-        """One: see `client.jax`."""
-        return 1
+        """The number of devices that programs run on, those of other processes among them."""
+        return self._count
 
     def process_count(self) -> int:
         """The number of processes that run programs together."""
@@ -52,7 +55,7 @@ class Pjrt:
 
     def memory_stats(self) -> dict[str, int] | None:
         """See `xfunc.memory_stats`."""
-        found = client.jax().devices()[0].memory_stats()
+        found = client.jax().local_devices()[0].memory_stats()
         if not found:
             return None
         return {name: found[name] for name in ("bytes_in_use", "bytes_limit") if name in found}
@@ -72,7 +75,7 @@ class Pjrt:
 
     def _uploaded(self, tensor: torch.Tensor) -> Array:
         if tensor.device.type != "xla":
-            return make(Data(client.put(tensor.detach())), tensor.shape, tensor.dtype)
+            return _made(client.put(tensor.detach(), sharding(None)), tensor)
         # What a trace made, and a program holds: it never changes.
         found = self._moved.get(tensor)
         if found is None:
@@ -83,9 +86,47 @@ class Pjrt:
         """`to_device` of each."""
         return list(map(self.to_device, tensors))
 
-    def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """()."""
-        return ()
+    def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+        """See `xfunc.backends.protocol.Runtime.placements`."""
+        return () if self._count == 1 else self.lie(tensors)
+
+    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+        """How data lies on the devices."""
+        return tuple(_lies(x) if type(x) is Array else None for x in tensors)
+
+    def put(self, tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
+        """A tensor's value on the devices, divided so."""
+        if type(tensor) is not Array:
+            return _made(client.put(tensor.cpu(), sharding(placement)), tensor)
+        if _lies(tensor) is placement:
+            return tensor
+        return _made(moved(array_of(tensor), placement), tensor)
+
+    def local_devices(self) -> list[int]:
+        """The numbers of the devices of this process."""
+        numbers = {d: k for k, d in enumerate(client.jax().devices())}
+        return sorted(numbers[d] for d in client.jax().local_devices())
+
+    def shards_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """See `xfunc.backends.protocol.Runtime.shards_of`."""
+        assert type(tensor) is Array
+        numbers = {d: k for k, d in enumerate(client.jax().devices())}
+        shards = array_of(tensor).addressable_shards
+        return [client.get(s.data) for s in sorted(shards, key=lambda s: numbers[s.device])]
+
+    def from_shards(
+        self, shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
+    ) -> torch.Tensor:
+        """See `xfunc.backends.protocol.Runtime.from_shards`."""
+        jax = client.jax()
+        devices = [jax.devices()[k] for k in self.local_devices()]
+        parts = [
+            client.put(x, jax.sharding.SingleDeviceSharding(d))
+            for x, d in zip(shards, devices, strict=True)
+        ]
+        where = sharding(placement)
+        found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
+        return make(Data(found), shape, shards[0].dtype)
 
     def load(
         self,
@@ -98,22 +139,32 @@ class Pjrt:
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         proto = module.proto
-        if self.platform() == "cpu":
-            prepare_to_run(name, proto)
+        on_cpu = self.platform() == "cpu"
+        prepare_to_run(name, proto, self._count, on_cpu)
+        if on_cpu:
             use_lapack(proto)
         # JAX pairs donated parameters with results of their shape, in the order of both.
         numbers = sorted(range(len(inputs)), key=inputs.__getitem__)
         renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:
-            if self.platform() != "cpu":
+            if not on_cpu:
                 refuse_host_calls(proto, name, "on the running device")
             _register_host_calls()
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]
-        return Executable(
-            name, module, flat, [avals[i] for i in flat], taken, calls_host, self._uploaded
-        )
+        whole = [None] * len(avals) if self._count > 1 else []
+        where = [(placements or whole)[i] for i in flat] if self._count > 1 else []
+        of = [avals[i] for i in flat]
+        return Executable(name, module, flat, of, taken, calls_host, self._uploaded, where)
+
+
+def _made(array: Any, like: torch.Tensor) -> Array:
+    return make(Data(array), like.shape, like.dtype)
+
+
+def _lies(x: Array) -> Placement | None:
+    return placement_of(x._data.sharding, x.ndim)
 
 
 @functools.cache

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from xfunc.errors import fail
+from xfunc.backends.torch_xla import runtime
+from xfunc.errors import ShardingError, fail
 
 
 @functools.cache
@@ -21,10 +24,23 @@ def jax() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
+    found = _library()
+    count = os.environ.get("CPU_NUM_DEVICES", "")
+    if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
+        _check_cpu_devices(found, int(count))
+    return found
+
+
+@functools.cache
+def _library() -> ModuleType:
+    """JAX, whose devices may not have started."""
+    # torch_xla only traces, and must not take an accelerator from JAX.
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
     try:
         import jax
 
         config: Any = jax.config
+        runtime.set_flags()
     except ImportError as error:
         raise ImportError(
             "the backend 'pjrt' needs JAX, which is not installed\n"
@@ -34,13 +50,80 @@ def jax() -> ModuleType:
         # JAX would ask an installed libtpu, which looks for its machine over the network.
         config.update("jax_platforms", "cpu")
     config.update("jax_enable_x64", True)
-    if jax.device_count() > 1:
-        fail(
-            NotImplementedError,
-            f"the backend 'pjrt' runs on one device, but JAX has {jax.device_count()}",
-            "show JAX one of them (CUDA_VISIBLE_DEVICES=0), or use the backend 'torch_xla'.",
-        )
+    count = os.environ.get("CPU_NUM_DEVICES", "")
+    if count.isdecimal() and int(count) > 1 and config.jax_platforms == "cpu":
+        _make_cpu_devices(jax, int(count))
     return jax
+
+
+def _make_cpu_devices(jax: Any, count: int) -> None:
+    """Have JAX start with virtual devices, and with several threads for each.
+
+    One that waits in a collective for the others blocks its thread; see NOTE [virtual devices] in
+    `xfunc.backends.torch_xla.runtime`.
+    """
+    wanted, given = runtime.THREADS_PER_DEVICE * count, os.environ.get("NPROC", "")
+    if not given.isdecimal() or int(given) < wanted:
+        os.environ["NPROC"] = str(wanted)
+    # XLA says of every program for several devices that its partitioner will be succeeded.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with contextlib.suppress(RuntimeError):  # It has started.
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _check_cpu_devices(jax: Any, count: int) -> None:
+    if jax.local_device_count() != count:
+        fail(
+            RuntimeError,
+            f"JAX started before xfunc, with {jax.local_device_count()} devices, and "
+            f"CPU_NUM_DEVICES asks for {count}",
+            "choose the backend before JAX is used, or set jax_num_cpu_devices first.",
+        )
+
+
+def join(
+    address: str | None,
+    count: int | None,
+    index: int | None,
+    devices: int | Sequence[int] | None,
+    timeout: int,
+) -> None:
+    """Join other processes; see `xfunc.distributed.initialize`."""
+    try:
+        _library().distributed.initialize(
+            address, count, index, devices, initialization_timeout=timeout
+        )
+    except ValueError as error:
+        fail(
+            ValueError,
+            f"xf.distributed.initialize cannot join the other processes: {error}",
+            "start the program by torchrun, SLURM, Open MPI or on a Cloud TPU, or pass "
+            'coordinator_address="host:port", num_processes and process_id.',
+        )
+    except RuntimeError as error:
+        late = "before any JAX" in str(error)
+        fail(
+            RuntimeError,
+            f"xf.distributed.initialize failed: {error}",
+            "call it at the start, before the backend 'pjrt' or JAX is used."
+            if late
+            else "see whether all processes have started, and reach the first at its address.",
+        )
+
+
+def leave() -> None:
+    """Leave the other processes."""
+    _library().distributed.shutdown()
+
+
+def from_first(text: str) -> str:
+    """What the first process says, which all of them ask for."""
+    jax()
+    from jax.experimental import multihost_utils
+
+    padded = np.zeros(256, np.uint8)
+    padded[: len(text)] = np.frombuffer(text.encode(), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes().rstrip(b"\0").decode()
 
 
 def _has_accelerator() -> bool:
@@ -53,15 +136,33 @@ def platform() -> str:
     return jax().default_backend()
 
 
-def put(tensor: torch.Tensor) -> Any:
+def put(tensor: torch.Tensor, sharding: Any) -> Any:
     """The values of a plain tensor of the CPU in a new ``jax.Array``."""
-    tensor = tensor.resolve_conj().resolve_neg()
+    values = as_numpy(tensor.resolve_conj().resolve_neg())
     # JAX copies: what the tensor holds may change while the copy is used.
-    return jax().device_put(as_numpy(tensor), may_alias=False)
+    if len(sharding.device_set) == 1:
+        return jax().device_put(values, sharding, may_alias=False)
+    return jax().make_array_from_callback(
+        values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
+    )
 
 
 def get(array: Any) -> torch.Tensor:
-    """The values of a ``jax.Array`` in a new tensor of the CPU."""
+    """The values of a ``jax.Array`` in a new tensor of the CPU.
+
+    Raises:
+        ShardingError: other processes hold parts of it.
+    """
+    if not array.is_fully_addressable:
+        if not array.is_fully_replicated:
+            fail(
+                ShardingError,
+                f"a tensor of shape {tuple(array.shape)} was read, of which other processes "
+                "hold parts",
+                "use xf.distributed.process_allgather in all of them, or let a jitted function "
+                "compute what you want to know.",
+            )
+        array = array.addressable_data(0)
     found = np.asarray(array)
     if found.dtype.name == "bfloat16":
         return torch.from_numpy(found.view(np.int16).copy()).view(torch.bfloat16)

@@ -19,6 +19,8 @@ from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, Data, array_of, make
+from xfunc.backends.pjrt.shardings import partitioner, sharding
+from xfunc.backends.placement import Placement
 from xfunc.backends.torch_xla.executable import failures
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
@@ -38,6 +40,7 @@ class Executable:
         donated: parameters whose buffers the program may take over.
         calls_host: whether it calls functions of Python.
         upload: makes an `Array` of any other tensor.
+        placements: how the data of each parameter lies on the devices; (): there is one device.
     """
 
     def __init__(
@@ -49,20 +52,27 @@ class Executable:
         donated: Sequence[int],
         calls_host: bool,
         upload: Callable[[torch.Tensor], Array],
+        placements: Sequence[Placement | None] = (),
     ):
         self.inputs = tuple(inputs)
-        self._name, self._upload, self._calls_host = name, upload, calls_host
+        self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
         self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs]
-        shapes = [_shaped(a) for a in avals]
+        where = map(sharding, placements) if placements else (None,) * len(avals)
+        shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
-        self._run = client.jax().jit(exported.call, donate_argnums=tuple(donated), keep_unused=True)
-        with warnings.catch_warnings():
+        run = client.jax().jit(exported.call, donate_argnums=tuple(donated), keep_unused=True)
+        with warnings.catch_warnings(), partitioner():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             try:
-                self._compiled = self._run.lower(*shapes).compile()
+                self._compiled = run.lower(*shapes).compile()
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
+        # Of several devices: `run` itself would compile again, with JAX's usual partitioner.
+        self._run = self._compiled if placements else run
+        # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
+        one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1
+        self._waits = calls_host or one_by_one
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
@@ -70,7 +80,7 @@ class Executable:
         failures.clear()
         try:
             found = self._run(*arrays)
-            if self._calls_host:
+            if self._waits:
                 client.jax().block_until_ready(found)
         except RuntimeError as error:
             if failures:
@@ -87,8 +97,9 @@ class Executable:
         return Optimised(read, MemoryAnalysis(**sizes))
 
 
-def _shaped(aval: Aval) -> Any:
-    return client.jax().ShapeDtypeStruct(aval.shape, client.numpy_dtype(aval.dtype))
+def _shaped(aval: Aval, where: Any = None) -> Any:
+    dtype = client.numpy_dtype(aval.dtype)
+    return client.jax().ShapeDtypeStruct(aval.shape, dtype, sharding=where)
 
 
 def _exported(name: str, module: Module, avals: Sequence[Any], outputs: Sequence[Any]) -> Any:
@@ -101,6 +112,7 @@ def _exported(name: str, module: Module, avals: Sequence[Any], outputs: Sequence
     return dataclasses.replace(
         _trivial(),
         fun_name=name,
+        nr_devices=jax.device_count(),
         in_tree=jax.tree.structure((arguments, {})),
         in_avals=tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in avals),
         in_shardings_hlo=(None,) * len(avals),

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.backends.torch_xla import runtime, uploads
+from xfunc.backends.placement import Placement
+from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.torch_xla import placement, runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.backends.torch_xla.host_calls import (
     add_end,
@@ -16,7 +18,6 @@ from xfunc.backends.torch_xla.host_calls import (
     refuse_host_calls,
 )
 from xfunc.backends.torch_xla.lapack import use_lapack
-from xfunc.backends.torch_xla.placement import Placement, lie, prepare_to_run
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
@@ -36,7 +37,12 @@ class TorchXLA:
     block = staticmethod(runtime.block)
     to_device = staticmethod(uploads.to_device)
     all_to_device = staticmethod(uploads.all_to_device)
-    placements = staticmethod(lie)
+    placements = staticmethod(placement.placements)
+    lie = staticmethod(placement.lie)
+    put = staticmethod(placement.put)
+    shards_of = staticmethod(placement.shards_of)
+    from_shards = staticmethod(placement.from_shards)
+    local_devices = staticmethod(runtime.local_devices)
 
     def platform(self) -> str:
         """``"cpu"`` or ``"tpu"``."""
@@ -53,7 +59,7 @@ class TorchXLA:
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         proto = module.proto
-        prepare_to_run(name, proto)
+        prepare_to_run(name, proto, self.device_count(), runtime.is_cpu())
         use_lapack(proto)
         # See NOTE [donated buffers]: the last input comes first.
         numbers = sorted(range(len(inputs)), key=lambda k: -inputs[k])
@@ -69,7 +75,7 @@ class TorchXLA:
             runtime.computation(name, Module(proto).to_bytes()),
             [avals[i] for i in flat],
             [k for k, i in enumerate(flat) if i in donated],
-            [placements[i] for i in flat] if placements else [],
+            [placement.op_sharding(placements[i] if placements else None) for i in flat],
             calls_host,
         )
         found.inputs = tuple(flat[k] for k in found.order)

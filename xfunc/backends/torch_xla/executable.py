@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +25,6 @@ from xfunc.backends.torch_xla.runtime import (
 from xfunc.core.avals import Aval
 from xfunc.errors import CompileError
 
-if TYPE_CHECKING:
-    from xfunc.backends.torch_xla.placement import Placement
-
 
 class Executable:
     """A compiled program.
@@ -38,7 +34,8 @@ class Executable:
         computation: torch_xla's handle of the HLO.
         avals: of the module's parameters, in order.
         donated: parameters whose buffers the program may take over.
-        placements: how the data of each parameter lies on the devices; none given: whole on each.
+        shardings: how the data of each parameter lies on the devices, as torch_xla's
+            ``OpSharding``; needed where there are several.
         calls_host: whether it calls functions of Python, and has the output that
             `xfunc.backends.torch_xla.host_calls` adds to such programs.
 
@@ -56,12 +53,12 @@ class Executable:
         computation: Any,
         avals: Sequence[Aval],
         donated: Sequence[int],
-        placements: Sequence[Placement | None] = (),
+        shardings: Sequence[Any] = (),
         calls_host: bool = False,
     ):
         self._name, self._computation, self._calls_host = name, computation, calls_host
         self._avals, self._donated = tuple(avals), frozenset(donated)
-        self._placements = tuple(placements) or (None,) * len(self._avals)
+        self._shardings = tuple(shardings)
         self._compile()
 
     def _compile(self) -> None:
@@ -74,7 +71,7 @@ class Executable:
             X._set_buffer_donation(bare[i], True)
         holders = bare
         if device_count() > 1:
-            holders = [_placed(*x) for x in zip(bare, self._placements, strict=True)]
+            holders = [_placed(*x) for x in zip(bare, self._shardings, strict=True)]
         with alias_with_buffer_donor_config(bool(self._donated)):
             outputs = user_computation(self._name, holders, self._computation)
             self._hash = X._get_graph_hash(outputs)
@@ -158,7 +155,7 @@ def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.
     return outputs
 
 
-def _placed(holder: torch.Tensor, placement: Placement | None) -> torch.Tensor:
+def _placed(holder: torch.Tensor, sharding: Any) -> torch.Tensor:
     """A placeholder of the same data, which a program takes as an input that lies so.
 
     Also where each device has the whole: XLA chooses for inputs of which nothing is said.
@@ -168,16 +165,10 @@ def _placed(holder: torch.Tensor, placement: Placement | None) -> torch.Tensor:
     """
     X = xla()
     marked = placeholder(Aval(tuple(holder.shape), holder.dtype))
-    sharding = _replicated() if placement is None else placement.op_sharding
     X._xla_annotate_custom_sharding(marked, sharding)
     marked.copy_(holder)
     X._get_xla_sharding_spec(marked)
     return marked
-
-
-@functools.cache
-def _replicated() -> Any:
-    return xla().OpSharding([], [], [], 0)
 
 
 _graphs: dict[bytes, str] = {}  # Equal programs are compiled once, under the name of the first.

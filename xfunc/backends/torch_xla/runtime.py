@@ -30,10 +30,7 @@ def xla() -> ModuleType:
         # torch_xla guesses too, with a warning on every machine without an accelerator.
         chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
         os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "--xla_cpu_enable_fast_min_max" not in flags:
-        # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
+    set_flags()
     if os.environ["PJRT_DEVICE"] == "CPU" and limits.map_limit():
         # See NOTE [memory maps] in `xfunc.backends.torch_xla.limits`.
         size = max(limits.map_limit() // limits.MAPS_OF_A_PROGRAM, 64)
@@ -53,6 +50,14 @@ def xla() -> ModuleType:
     for do in _at_start:
         do()
     return torch_xla._XLAC
+
+
+def set_flags() -> None:
+    """Set the flags that XLA reads when it starts, in this library and in JAX's."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_cpu_enable_fast_min_max" not in flags:
+        # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
 
 
 _at_start: list[Callable[[], None]] = []
@@ -76,7 +81,7 @@ def has_started() -> bool:
 # for all of its devices, it waits for ever, and XLA aborts the process. So the pool has several for
 # each device (`NPROC`, which XLA reads when it starts), and a program is launched when the one
 # before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
-_THREADS_PER_DEVICE = 4
+THREADS_PER_DEVICE = 4
 
 
 def _make_room_for_devices() -> None:
@@ -85,7 +90,7 @@ def _make_room_for_devices() -> None:
     count = os.environ.get("CPU_NUM_DEVICES", "1")
     if not count.isdecimal() or int(count) < 2:
         return
-    wanted, given = _THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
+    wanted, given = THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
     has_enough = given.isdecimal() and int(given) >= wanted
     if not has_enough:
         if has_started():

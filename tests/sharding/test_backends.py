@@ -1,0 +1,172 @@
+"""Several devices on both runtimes, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.backends import active
+from xfunc.backends.prepare import prepare_to_run
+from xfunc.sharding import NamedSharding, P
+
+
+@pytest.fixture(autouse=True)
+def backend() -> Iterator[None]:
+    before = active.runtime().name
+    yield
+    xf.config.set_backend(before)
+
+
+MESH = ("x", "y")
+
+
+def mesh() -> Any:
+    return xf.make_mesh((4, 2), MESH)
+
+
+def params() -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    where = {"up": P("x", "y"), "down": P("y", "x"), "deep": P(None, "x", "y")}
+    shapes = {"up": (16, 16), "down": (16, 16), "deep": (2, 16, 16)}
+    return {
+        k: xf.device_put(torch.randn(s, generator=g) / 4, NamedSharding(mesh(), where[k]))
+        for k, s in shapes.items()
+    }
+
+
+def rows() -> torch.Tensor:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    return xf.device_put(x, NamedSharding(mesh(), P("x")))
+
+
+def loss(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    h = torch.tanh(x @ p["up"]) @ p["down"]
+    h = xf.scan(lambda h, w: (torch.tanh(h @ w), None), h, p["deep"])[0]
+    return h.square().mean()
+
+
+def in_region(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def block(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w = xf.sharding.all_gather(w, "x", axis=0, tiled=True)
+        part = xf.sharding.psum_scatter(x @ w, "x", scatter_dimension=1, tiled=True)
+        turned = xf.sharding.ppermute(part, "y", [(0, 1), (1, 0)])
+        return xf.sharding.pmax(xf.sharding.all_to_all(turned, "x", 1, 0, tiled=True), "y")
+
+    run = xf.sharding.shard_map(
+        block, mesh=mesh(), in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False
+    )
+    return run(p["up"], x)
+
+
+def tied(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+    a, b = xf.sharding.shard_as(p["up"] * 2, p["down"] @ p["down"])
+    c = xf.sharding.with_sharding_constraint(x @ a, P("y", "x"))
+    return a, b, c
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "gradients of a scan": lambda p, x: xf.grad(loss)(p, x),
+    "collectives": in_region,
+    "gradients of collectives": xf.grad(lambda p, x: in_region(p, x).square().sum()),
+    "ties and constraints": tied,
+}
+
+
+def run(backend: str, f: Callable[..., Any]) -> Any:
+    xf.config.set_backend(backend)
+    with xf.sharding.use_mesh(mesh()):
+        return xf.jit(f)(params(), rows())
+
+
+@pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_are_partitioned_alike(f: Callable[..., Any]) -> None:
+    found = {name: xf.tree.leaves(run(name, f)) for name in active.NAMES}
+    shardings = {}
+    for name, leaves in found.items():
+        xf.config.set_backend(name)
+        known = [xf.sharding.sharding_of(x) for x in leaves]
+        shardings[name] = [
+            s and s.shard_shape(tuple(x.shape)) for s, x in zip(known, leaves, strict=True)
+        ]
+    assert shardings["pjrt"] == shardings["torch_xla"]
+    for a, b in zip(found["pjrt"], found["torch_xla"], strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu())
+
+
+def test_donated_arrays_are_reused_in_parts() -> None:
+    xf.config.set_backend("pjrt")
+    step = xf.jit(
+        lambda p, x: xf.tree.map(lambda w, g: w - g, p, xf.grad(loss)(p, x)), donate_argnums=0
+    )
+    p, x = params(), rows()
+    want = {
+        k: w.cpu() - g.cpu()
+        for (k, w), g in zip(p.items(), xf.grad(loss)(p, x).values(), strict=True)
+    }
+    found = step.lower(p, x).compile().memory_analysis()
+    assert found.alias_size_in_bytes == sum(w.nbytes for w in want.values()) // 8
+    new = step(p, x)
+    for k, w in want.items():
+        torch.testing.assert_close(new[k].cpu(), w)
+    with pytest.raises(RuntimeError, match="donated"):
+        _ = p["up"] + 1
+
+
+def test_each_takes_what_the_other_divided() -> None:
+    double = xf.jit(lambda x: x * 2)
+    x = rows()
+    want = x.cpu()
+    for name in (*active.NAMES, *reversed(active.NAMES)):
+        xf.config.set_backend(name)
+        x, want = double(x), want * 2
+        assert torch.equal(x.cpu(), want)
+        x = xf.device_put(x, NamedSharding(mesh(), P("y", "x")))
+        sharding = xf.sharding.sharding_of(x)
+        assert sharding is not None
+        assert sharding.spec == P("y", "x")
+        assert torch.equal(xf.device_get(x), want)
+
+
+def test_what_torch_writes_to_stays_divided() -> None:
+    xf.config.set_backend("pjrt")
+    x = rows()
+    x[0] = 7.0
+    sharding = xf.sharding.sharding_of(xf.jit(lambda x: x + 0)(x))
+    assert sharding is not None
+    assert sharding.spec == P("x")
+    assert x.cpu()[0].tolist() == [7.0] * 16
+
+
+def test_what_is_put_in_parts_is_a_copy() -> None:
+    xf.config.set_backend("pjrt")
+    given = torch.ones(1024, 64)
+    x = xf.device_put(given, NamedSharding(mesh(), P(MESH)))
+    whole = xf.device_put(given)
+    given.zero_()
+    assert float(x.sum()) == float(whole.sum()) == 1024 * 64
+
+
+def test_groups_of_devices_are_listed() -> None:
+    x = torch.ones(8, 8)
+    spec = P("y", "x")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return xf.sharding.psum(x, "x")
+
+    run = xf.sharding.shard_map(f, mesh=mesh(), in_specs=spec, out_specs=P("y"))
+    proto = xf.jit(run).lower(x).module.proto
+    prepare_to_run("f", proto, 8, True)
+    found = [
+        i.collective_device_list
+        for c in proto.computations
+        for i in c.instructions
+        if i.opcode == "all-reduce"
+    ]
+    assert [[list(g.replica_ids) for g in groups.replica_groups] for groups in found] == [
+        [[0, 2, 4, 6], [1, 3, 5, 7]]
+    ]
+    assert not any(g.HasField("iota_replica_group_list") for g in found)

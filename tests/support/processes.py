@@ -1,0 +1,103 @@
+"""What each of several processes does: `tests/test_distributed.py` starts them.
+
+    python -m tests.support.processes FOLDER ADDRESS NUMBER COUNT
+
+It writes what it found to ``FOLDER/NUMBER.json``. With the address ``torchrun`` it is left to
+xfunc to find out who the others are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import xfunc as xf
+from xfunc.sharding import NamedSharding, P
+
+
+def raised(f: Any) -> str:
+    try:
+        f()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w).square().mean()
+
+
+def weights() -> torch.Tensor:
+    return torch.arange(64.0).reshape(8, 8).sin()
+
+
+def rows() -> torch.Tensor:
+    return torch.arange(128.0).reshape(16, 8).cos()
+
+
+def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
+    if address == "torchrun":
+        xf.distributed.initialize()
+    else:
+        xf.distributed.initialize(address, count, number)
+    found: dict[str, Any] = {}
+    k = xf.process_index()
+    found["counts"] = [xf.process_count(), k, xf.device_count(), xf.default_backend()]
+    found["twice"] = raised(xf.distributed.initialize)
+    mesh = xf.make_mesh((xf.device_count() // 2, 2), ("data", "tensor"))
+    split = NamedSharding(mesh, P("data"))
+
+    n = 16 // count
+    x = xf.make_array_from_process_local_data(split, rows()[k * n : (k + 1) * n])
+    found["shape"] = list(x.shape)
+    w = xf.device_put(weights(), NamedSharding(mesh, P("tensor", "data")))
+    step = xf.jit(xf.value_and_grad(loss))
+    value, grad = step(w, x)
+    found["loss"] = xf.device_get(value).item()
+    found["read"] = raised(lambda: xf.device_get(x))
+    found["shown"] = repr(x)
+    found["grad"] = xf.distributed.process_allgather(grad).tolist()
+    found["spec"] = str(xf.sharding_of(x))
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return xf.psum(xf.ppermute(x, "data", [(0, 1), (1, 0)]), "data")
+
+    summed = xf.shard_map(block, mesh=mesh, in_specs=P("data"), out_specs=P())
+    if mesh.shape["data"] == 2:
+        found["psum"] = xf.device_get(xf.jit(summed)(x)).tolist()
+
+    gather = xf.distributed.process_allgather
+    own = {"a": torch.tensor([k, 10 * k]), "b": torch.tensor([k + 0.5], dtype=torch.bfloat16)}
+    found["stacked"] = [t.tolist() for t in xf.tree.leaves(gather(own))]
+    found["tiled"] = [t.tolist() for t in xf.tree.leaves(gather(own, tiled=True))]
+    found["unlike"] = raised(lambda: gather(torch.ones(k + 1)))
+    one_to_all = xf.distributed.broadcast_one_to_all
+    found["first"] = one_to_all(torch.tensor([k == 0, True])).tolist()
+    found["last"] = one_to_all(1j * k, is_source=k == count - 1).item().imag
+    found["no source"] = raised(lambda: one_to_all(k, is_source=False))
+    xf.distributed.sync_global_devices("here")
+    found["places"] = raised(lambda: xf.distributed.sync_global_devices(f"at {k}"))
+    found["wrong part"] = raised(
+        lambda: xf.make_array_from_process_local_data(split, torch.ones(3, 8), (16, 8))
+    )
+
+    state = {"w": w, "x": x, "n": torch.tensor(3)}
+    xf.sharding.save_checkpoint(folder / "step", state, {"at": [1, 2]})
+    shape = xf.ShapeDtypeStruct((16, 8), torch.float32, NamedSharding(mesh, P("tensor", "data")))
+    loaded = xf.sharding.load_checkpoint(folder / "step", {**state, "x": shape})
+    found["loaded"] = gather(loaded["x"]).tolist()
+    if (folder / "before").exists():
+        before = xf.sharding.load_checkpoint(folder / "before", {"x": shape})
+        found["before"] = gather(before["x"]).tolist()
+    xf.distributed.shutdown()
+    return found
+
+
+if __name__ == "__main__":
+    where, address, number, count = sys.argv[1:]
+    found = main(Path(where), address, int(number), int(count))
+    Path(where, f"{number}.json").write_text(json.dumps(found))

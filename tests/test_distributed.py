@@ -1,0 +1,141 @@
+"""Several processes: two with two devices each, run once for all tests here."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from tests.support import processes
+
+Found = tuple[Path, list[dict[str, Any]]]
+
+
+def start(folder: Path, address: str, count: int, devices: int = 2) -> list[dict[str, Any]]:
+    """What each of several processes found."""
+    env = {
+        **os.environ,
+        "CPU_NUM_DEVICES": str(devices),
+        "JAX_PLATFORMS": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(count),
+    }
+    env.pop("NPROC", None)
+    command = [sys.executable, "-m", "tests.support.processes", str(folder), address]
+    running = [
+        subprocess.Popen(
+            [*command, str(k), str(count)],
+            env={**env, "RANK": str(k)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for k in range(count)
+    ]
+    try:
+        said = [p.communicate(timeout=240)[0].decode() for p in running]
+    finally:
+        for p in running:
+            p.kill()
+    for p, text in zip(running, said, strict=True):
+        assert p.returncode == 0, text
+    return [json.loads((folder / f"{k}.json").read_text()) for k in range(count)]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("pair")
+    xf.sharding.save_checkpoint(folder / "before", {"x": processes.rows()})
+    return folder, start(folder, "torchrun", 2)
+
+
+def test_they_know_each_other(pair: Found) -> None:
+    assert [f["counts"] for f in pair[1]] == [[2, k, 4, "cpu"] for k in range(2)]
+    for f in pair[1]:
+        assert f["twice"].startswith("RuntimeError: xf.distributed.initialize was called before")
+        assert "Hint: call it once" in f["twice"]
+
+
+def test_one_program_on_all_devices(pair: Found) -> None:
+    w, x = processes.weights(), processes.rows()
+    grad, loss = torch.func.grad_and_value(processes.loss)(w, x)
+    for f in pair[1]:
+        assert f["shape"] == [16, 8]
+        assert f["spec"] == "NamedSharding(Mesh(data=2, tensor=2), P('data'))"
+        torch.testing.assert_close(torch.tensor(f["loss"]), loss)
+        torch.testing.assert_close(torch.tensor(f["grad"]), grad)
+        torch.testing.assert_close(torch.tensor(f["psum"]), x[:8] + x[8:])
+    assert pair[1][0]["grad"] == pair[1][1]["grad"]
+
+
+def test_what_others_hold_is_not_read(pair: Found) -> None:
+    for f in pair[1]:
+        assert f["read"].startswith("ShardingError: a tensor of shape (16, 8) was read")
+        assert "process_allgather" in f["read"]
+        assert f["shown"] == "tensor(<parts in several processes>, size=(16, 8))"
+
+
+def test_values_of_all(pair: Found) -> None:
+    for f in pair[1]:
+        assert f["stacked"] == [[[0, 0], [1, 10]], [[0.5], [1.5]]]
+        assert f["tiled"] == [[0, 0, 1, 10], [0.5, 1.5]]
+        assert f["first"] == [True, True]
+        assert f["last"] == 1.0
+
+
+def test_errors(pair: Found) -> None:
+    for f in pair[1]:
+        assert f["unlike"].startswith("TreeMismatchError: process_allgather was given")
+        assert f["no source"].startswith("ValueError: broadcast_one_to_all: the processes []")
+        assert "['at 0', 'at 1']" in f["places"]
+        assert (
+            "of an array of shape (16, 8), and the devices of this process hold (8, 8)"
+            in (f["wrong part"])
+        )
+
+
+def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
+    """By the same two, by one process; and those of one by two."""
+    folder, found = pair
+    for f in found:
+        torch.testing.assert_close(torch.tensor(f["loaded"]), processes.rows())
+        torch.testing.assert_close(torch.tensor(f["before"]), processes.rows())
+    target = {"w": processes.weights(), "x": processes.rows(), "n": torch.tensor(0)}
+    loaded = xf.sharding.load_checkpoint(folder / "step", target)
+    assert torch.equal(loaded["w"], target["w"])
+    assert torch.equal(loaded["x"], target["x"])
+    assert loaded["n"].item() == 3
+    assert xf.sharding.load_extra(folder / "step") == {"at": [1, 2]}
+
+
+def test_one_process() -> None:
+    x = {"a": torch.arange(3), "b": 2.0}
+    assert not xf.distributed.is_initialized()
+    assert xf.distributed.process_allgather(x)["a"].tolist() == [[0, 1, 2]]
+    assert xf.distributed.process_allgather(x, tiled=True)["a"].tolist() == [0, 1, 2]
+    assert xf.distributed.broadcast_one_to_all(x)["b"].item() == 2.0
+    xf.distributed.sync_global_devices("here")
+    with pytest.raises(ValueError, match=r"\[\] say that they are the source(.|\n)*Hint"):
+        xf.distributed.broadcast_one_to_all(x, is_source=False)
+    mesh = xf.make_mesh((1,), ("data",))
+    spec = xf.NamedSharding(mesh, xf.P("data"))
+    made = xf.make_array_from_process_local_data(spec, torch.ones(4, 2))
+    assert made.cpu().tolist() == torch.ones(4, 2).tolist()
+    assert xf.sharding_of(made) == spec
+    with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
+        xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
+    xf.distributed.shutdown()

@@ -1,0 +1,51 @@
+"""Placements as JAX's shardings, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+from xfunc.backends.pjrt.client import jax
+from xfunc.backends.placement import Placement, read
+from xfunc.hlo.spmd.tiles import Tiles
+
+
+@functools.lru_cache(maxsize=4096)
+def sharding(placement: Placement | None) -> Any:
+    """How JAX says that an array lies so; None: each device holds the whole."""
+    devices = tuple(jax().devices())
+    if len(devices) == 1:
+        return jax().sharding.SingleDeviceSharding(devices[0])
+    from jax._src.sharding_impls import GSPMDSharding
+    from jaxlib.xla_client import HloSharding, OpSharding
+
+    said = OpSharding()
+    tiles = Tiles(()) if placement is None else placement.tiles
+    said.ParseFromString(tiles.to_proto().SerializeToString())
+    return GSPMDSharding(devices, HloSharding.from_proto(said))
+
+
+@functools.lru_cache(maxsize=4096)
+def placement_of(known: Any, ndim: int) -> Placement | None:
+    """How an array of such a sharding lies on the devices."""
+    return read(str(known._to_xla_hlo_sharding(ndim)))
+
+
+def moved(array: Any, to: Placement | None) -> Any:
+    """The same array, divided in another way."""
+    with partitioner():
+        return _mover(to)(array)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mover(to: Placement | None) -> Any:
+    return jax().jit(lambda x: x, out_shardings=sharding(to))
+
+
+def partitioner() -> contextlib.AbstractContextManager[None]:
+    """In a block, JAX compiles with the partitioner that reads our annotations."""
+    jax()
+    from jax._src import config
+
+    return config.use_shardy_partitioner(False)

@@ -1,0 +1,136 @@
+"""How the data of tensors lies on the devices.
+
+A `Placement` is what a compiled program depends on beside the shapes of its inputs. There is one
+object for each way to divide an array, so that programs are found by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.backends.active import runtime
+from xfunc.backends.torch_xla.lock import lock
+from xfunc.core.weak import WeakTable
+from xfunc.errors import ShardingError, fail
+from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+
+
+class Placement:
+    """One way to divide arrays; compared by identity.
+
+    Attributes:
+        tiles: what each device holds; devices that hold the same are in ascending order.
+    """
+
+    def __init__(self, tiles: Tiles):
+        self.tiles = tiles
+
+    def __repr__(self) -> str:
+        return f"Placement({self.tiles})"
+
+
+@functools.lru_cache(maxsize=4096)
+def placement_of(tiles: Tiles) -> Placement | None:
+    """The placement of tiles; None if each device holds the whole array."""
+    if tiles.is_replicated:
+        return None
+    grid = tiles.grid().copy()
+    grid.sort(axis=-1)
+    listed = Tiles(tiles.dims, 1, tiles.replicated, Order.listing(grid.ravel()))
+    return _one(listed)
+
+
+@functools.cache
+def _one(tiles: Tiles) -> Placement:
+    return Placement(tiles)
+
+
+@functools.lru_cache(maxsize=4096)
+def read(text: str) -> Placement | None:
+    """The placement that XLA prints so; None also where it does not say one."""
+    tiles = parse(text) if text else None
+    return None if tiles is None else placement_of(tiles)
+
+
+def is_on_devices(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's data is where programs run."""
+    try:
+        return bool(runtime().holds(tensor))
+    except AttributeError:  # A plain tensor, where the runtime has a class of its own.
+        return False
+
+
+def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
+    """The data of a tensor on the running devices, divided as a sharding says."""
+    with lock:
+        if runtime().device_count() == 1:
+            found = runtime().to_device(tensor.detach())
+        else:
+            found = runtime().put(tensor.detach(), placement_of(sharding.tiles(tensor.ndim)))
+    remember(found, sharding)
+    return found
+
+
+def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
+    """An argument that a function takes divided as a sharding says.
+
+    A tensor on the CPU, or of which each device holds the whole, is divided; one that is divided
+    already must be so.
+    """
+    if not isinstance(x, torch.Tensor) or x.requires_grad:
+        return x
+    sharding.check(tuple(x.shape), f"{label} of {function}")
+    if is_on_devices(x) and runtime().device_count() > 1:
+        (where,) = runtime().lie([x])
+        if where is placement_of(sharding.tiles(x.ndim)):
+            return x
+        if where is not None:
+            fail(
+                ShardingError,
+                f"{function} takes {label} sharded as {sharding}, but it is sharded as "
+                f"{where.tiles}",
+                "reshard it with xf.device_put, or remove its sharding from the function.",
+            )
+    return divided(x, sharding)
+
+
+_noted: WeakTable[Any] = WeakTable()
+
+
+def remember(tensor: torch.Tensor, sharding: Any) -> None:
+    """Note how a tensor was divided: a sharding, or the mesh of one."""
+    # Not as an attribute, which torch.save would write.
+    _noted[tensor] = sharding
+
+
+def remembered(tensor: torch.Tensor) -> Any:
+    """What was noted; in-place changes do not change it."""
+    return _noted.get(tensor)
+
+
+def known_sharding(tensor: torch.Tensor) -> Any:
+    """The sharding that was noted for a tensor, if it still lies so."""
+    known = remembered(tensor)
+    if known is None or not hasattr(known, "tiles"):
+        return None
+    if runtime().device_count() == 1:
+        return known
+    if not is_on_devices(tensor):
+        return None
+    (where,) = runtime().lie([tensor])
+    return known if placement_of(known.tiles(tensor.ndim)) is where else None
+
+
+def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Note for the results of a program the mesh that its inputs were divided on."""
+    for t in inputs:
+        known = remembered(t)
+        if known is not None:
+            mesh = getattr(known, "mesh", known)
+            for o in outputs:
+                remember(o, mesh)
+            return

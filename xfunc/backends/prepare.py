@@ -1,0 +1,90 @@
+"""The last changes to a module, which are those of the devices that run it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from xfunc.errors import ShardingError, fail
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.passes.accumulate import compute_wide
+from xfunc.hlo.passes.barriers import hold_barriers
+from xfunc.hlo.passes.offload import strip_offload
+from xfunc.hlo.spmd.collectives import DEVICES
+from xfunc.hlo.spmd.tiles import Order
+
+
+def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool) -> None:
+    """Make a module fit to be compiled for so many devices, in place.
+
+    NOTE [the order of devices is listed]: torch_xla 2.9 tells programs apart by a hash that leaves
+    out the compact form of an order of devices: of two programs that differ in nothing else, the
+    second would run as the first. Newer releases of jaxlib lose the compact form of the groups of a
+    collective.
+
+    Raises:
+        ShardingError: the module is for another number of devices.
+    """
+    if on_cpu:
+        strip_offload(proto)  # It has one memory.
+        compute_wide(proto)
+        if count == 1:  # After the partitioner, XLA heeds barriers.
+            hold_barriers(proto)
+    n = traced_for(proto, count)
+    if n != count:
+        fail(
+            ShardingError,
+            f"{name} was traced for a mesh of {n} devices, but this process has {count}",
+            "run it on a mesh of available devices (xf.sharding.make_mesh); an "
+            "AbstractMesh is only for lowering.",
+        )
+    for computation in proto.computations:
+        for i in computation.instructions:
+            if i.HasField("sharding"):
+                _list_devices(i.sharding)
+            if i.collective_device_list.HasField("iota_replica_group_list"):
+                _list_groups(i.collective_device_list)
+
+
+def traced_for(proto: pb.HloModuleProto, expected: int) -> int:
+    """The number of devices that a module is for; the notes that say so are removed, in place.
+
+    Args:
+        proto: the module.
+        expected: the answer where nothing says another.
+    """
+    said = set[int]()
+    for computation in proto.computations:
+        for i in computation.instructions:
+            if DEVICES in i.frontend_attributes.map:
+                said.add(int(i.frontend_attributes.map.pop(DEVICES)))
+            if i.HasField("sharding"):
+                said.update(_devices_of(i.sharding))
+    return next((n for n in said if n != expected), expected)
+
+
+def _devices_of(sharding: pb.OpSharding) -> Iterator[int]:
+    for part in sharding.tuple_shardings:
+        yield from _devices_of(part)
+    if sharding.type == pb.OpSharding.OTHER:
+        yield math.prod(sharding.tile_assignment_dimensions)
+
+
+def _list_devices(sharding: pb.OpSharding) -> None:
+    """See NOTE [the order of devices is listed]."""
+    for part in sharding.tuple_shardings:
+        _list_devices(part)
+    if sharding.iota_reshape_dims:
+        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        sharding.tile_assignment_devices.extend(order.devices().tolist())
+        del sharding.iota_reshape_dims[:]
+        del sharding.iota_transpose_perm[:]
+
+
+def _list_groups(groups: pb.CollectiveDeviceListProto) -> None:
+    """See NOTE [the order of devices is listed]."""
+    iota = groups.iota_replica_group_list
+    order = Order(tuple(iota.iota_reshape_dims), tuple(iota.iota_transpose_perm))
+    for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
+        groups.replica_groups.add(replica_ids=row)
+    groups.ClearField("iota_replica_group_list")

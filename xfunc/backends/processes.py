@@ -1,0 +1,108 @@
+"""The processes that run programs together, and what they tell each other beside."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from torch import distributed
+
+from xfunc.backends import active
+from xfunc.errors import fail
+
+_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+_joined = False
+
+
+def are_joined() -> bool:
+    """Whether this process has joined others."""
+    return _joined
+
+
+def start(
+    address: str | None,
+    count: int | None,
+    index: int | None,
+    devices: int | Sequence[int] | None,
+    timeout: int,
+) -> None:
+    """See `xfunc.distributed.initialize`."""
+    global _joined
+    from xfunc.backends.pjrt import client
+
+    if _joined:
+        fail(
+            RuntimeError,
+            "xf.distributed.initialize was called before in this process",
+            "call it once, at the start of the program.",
+        )
+    if address is None and all(name in os.environ for name in _TORCHRUN):
+        count, index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo")
+        # At torchrun's own port its own store listens.
+        address = _from_first(_free_address(os.environ["MASTER_ADDR"]) if index == 0 else None)
+    client.join(address, count, index, devices, timeout)
+    _joined = True
+    active.use("pjrt")
+    if not distributed.is_initialized():
+        _make_group(address)
+
+
+def _free_address(host: str) -> str:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return f"{host}:{s.getsockname()[1]}"
+
+
+def _from_first(value: Any) -> Any:
+    found = [value]
+    distributed.broadcast_object_list(found, 0)
+    return found[0]
+
+
+def _make_group(address: str | None) -> None:
+    """Give ``torch.distributed`` the same processes."""
+    from xfunc.backends.pjrt import client
+
+    where = active.runtime()
+    count, index = where.process_count(), where.process_index()
+    host = address.rpartition(":")[0] if address else socket.gethostbyname(socket.gethostname())
+    store = None
+    if index == 0:
+        store = distributed.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
+    host, port = client.from_first(f"{host}:{store.port if store else 0}").rsplit(":", 1)
+    store = store or distributed.TCPStore(host, int(port), count, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=index, world_size=count)
+
+
+def stop() -> None:
+    """See `xfunc.distributed.shutdown`."""
+    global _joined
+    from xfunc.backends.pjrt import client
+
+    if not _joined:
+        return
+    _joined = False
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    client.leave()
+
+
+def gathered(value: Any) -> list[Any]:
+    """What each process says, in their order."""
+    count = active.runtime().process_count()
+    if count == 1:
+        return [value]
+    if not distributed.is_initialized():
+        fail(
+            RuntimeError,
+            f"there are {count} processes, which have no way to talk to each other",
+            "call xf.distributed.initialize() at the start, or on a TPU with torch_xla "
+            "torch.distributed.init_process_group('gloo', init_method='xla://').",
+        )
+    found: list[Any] = [None] * count
+    distributed.all_gather_object(found, value)
+    return found
