@@ -28,6 +28,9 @@ from xfunc.sharding.mesh import Mesh as Mesh
 from xfunc.sharding.mesh import abstract_mesh as abstract_mesh
 from xfunc.sharding.mesh import make_mesh as make_mesh
 from xfunc.sharding.mesh import use_mesh as use_mesh
+from xfunc.sharding.process_local import (
+    make_array_from_process_local_data as make_array_from_process_local_data,
+)
 from xfunc.sharding.shard_as import shard_alike as shard_alike
 from xfunc.sharding.shard_as import shard_as as shard_as
 from xfunc.sharding.shard_map import shard_map as shard_map

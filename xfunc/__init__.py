@@ -31,7 +31,6 @@ from xfunc.backends.devices import (
 from xfunc.cache.programs import clear_caches, trace_count
 from xfunc.core.avals import ShapeDtypeStruct
 from xfunc.core.eager import disable_jit
-from xfunc.distributed import make_array_from_process_local_data
 from xfunc.program.foreign import call_jax
 from xfunc.sharding import (
     AbstractMesh,
@@ -45,6 +44,7 @@ from xfunc.sharding import (
     axis_index,
     axis_size,
     device_put,
+    make_array_from_process_local_data,
     make_mesh,
     pcast,
     pmax,
