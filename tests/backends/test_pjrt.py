@@ -266,4 +266,4 @@ def test_errors() -> None:
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
-        client.jax.__wrapped__()
+        client._library.__wrapped__()
