@@ -160,7 +160,7 @@ def _check_operations(local: Lowering) -> None:
     todo, seen = [local.module.entry], set[int]()
     while todo:
         computation = todo.pop()
-        # A region inside of this one may be manual over all axes.
+        # A region inside this one may be manual over all axes.
         is_border = any(
             i.proto.sharding.type == pb.OpSharding.MANUAL for i in computation.instructions
         )
@@ -263,7 +263,7 @@ def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
             collective = f"has {what} in a region that XLA divides further, and may communicate in"
         problem = (
             f"{local.name} {collective}, and devices along {_names(e.varies)} decide for "
-            "themselves whether to: some would wait for the others for ever"
+            "themselves whether to: some would wait for the others forever"
         )
         hint = (
             "let all devices decide alike (take xf.sharding.pmax or psum of the condition), or "

@@ -113,7 +113,7 @@ def result_of(value: Any, loaded: torch.Tensor) -> Any:
 
 
 def check_outside(name: str, x: Any) -> None:
-    """Raise inside of a traced function."""
+    """Raise inside a traced function."""
     wrapped = any(isinstance(t, torch.Tensor) and functorch.is_wrapped(t) for t in tree.leaves(x))
     if tracing.current() is not None or wrapped:
         fail(

@@ -1,6 +1,6 @@
 """`Region`: code that each device runs on its own part of the data, and how values get in and out.
 
-NOTE [borders]: XLA's partitioner sees a whole program. ``SPMDFullToShardShape`` hands it, in the
+NOTE [borders]: XLA's partitioner sees a whole program. ``SPMDFullToShardShape`` hands it, in
 place of an array, what one device holds of it, and ``SPMDShardToFullShape`` puts the parts together
 again. In between all is *manual*: the partitioner leaves it as it is. A region that is manual over
 some axes of the mesh only is divided further over the others (*subgroups*).

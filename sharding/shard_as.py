@@ -19,7 +19,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
 
     If it knows or finds out how one of them is divided, the other one is divided in that way. It is
     enough to use one of the results. Derivatives with respect to them are tied too. Where no value
-    of the program is divided it means nothing; neither does it inside of a `shard_map`.
+    of the program is divided it means nothing; neither does it inside a `shard_map`.
 
     Args:
         a: a tensor.

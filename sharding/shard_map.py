@@ -70,7 +70,7 @@ def shard_map(
 
     Raises:
         ShardingError: a spec does not fit its array or the mesh; an output is not the same along an
-            axis that its spec does not name; or the devices might wait for each other for ever.
+            axis that its spec does not name; or the devices might wait for each other forever.
         TreeMismatchError: the specs are no prefix of what they are for.
 
     Source: ``jax.shard_map``.

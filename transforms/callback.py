@@ -215,7 +215,7 @@ class _Call(Primitive):
                 "it is batched",
                 "choose a vmap_method."
                 if self.kind == "pure_callback"
-                else "use xf.map in the place of xf.vmap.",
+                else "use xf.map in place of xf.vmap.",
             )
         outputs = [0] * len(self.outputs)
         moved = [at_dim(a, d, None if d is None else 0, n) for a, d in zip(args, dims, strict=True)]

@@ -25,7 +25,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
     """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
 
     A name is one of a value: what computes it and what uses it see the same value, kept or not.
-    Outside of a function that is differentiated it means nothing.
+    Outside a function that is differentiated it means nothing.
 
     Args:
         x: a tree of tensors and numbers.

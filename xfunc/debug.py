@@ -25,7 +25,7 @@ __all__ = ["MaxTraces", "assert_max_traces", "callback", "nans", "print"]
 def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call ``fun(*args, **kwargs)`` with the values that traced arguments have in each run.
 
-    `fun` receives tensors on the CPU in the place of traced ones, and everything else as it is;
+    `fun` receives tensors on the CPU in place of traced ones, and everything else as it is;
     what it returns is dropped, and what it raises comes out of the call of the compiled function.
     It is called after the program has ended, once for each time the place is passed, in the order
     of the program: inside `scan` step by step, under `vmap` example by example. Under `grad` it is

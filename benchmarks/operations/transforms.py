@@ -20,7 +20,7 @@ class Transform:
     """One way to run a case.
 
     Attributes:
-        ours: from the case and the `inputs`, inside of a program.
+        ours: from the case and the `inputs`, inside a program.
         theirs: likewise, in eager torch.
         differentiates: whether it needs derivatives.
         otherwise: another way to `theirs`, which need not agree: torch's rules for both modes take

@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Put a script in the place of the worker."""
+    """Put a script in place of the worker."""
 
     def replace(script):
         path = tmp_path / "script.py"

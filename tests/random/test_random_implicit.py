@@ -264,7 +264,7 @@ def test_a_generator_is_refused() -> None:
     )
     with pytest.raises(PurityError, match=match):
         xf.jit(f)(xr.key(0))
-    assert f(xr.key(0)).shape == (3,)  # Outside of a trace it draws from the generator.
+    assert f(xr.key(0)).shape == (3,)  # Outside a trace it draws from the generator.
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_collectives(jitted: bool) -> None:
         (
             lambda w, v: xf.cond(v.sum() > 0, xf.grad(lambda w: (w * v).sum()), lambda w: w, w),
             P("i"),
-            "communicates over 'i' .all-reduce. inside of a branch",
+            "communicates over 'i' .all-reduce. inside a branch",
         ),
         (lambda w, v: xf.pcast(v, "i", to="reduced"), P("i"), "pcast was given to='reduced'"),
         (lambda w, v: xf.all_gather(v, "i", to="reduced"), P("i"), "was given to='reduced'"),

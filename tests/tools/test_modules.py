@@ -723,7 +723,7 @@ assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
 
 
 def test_the_gru_of_torch_xla() -> None:
-    """It stands in the place of torch's where torch_xla was imported first; it cannot be traced."""
+    """It stands in place of torch's where torch_xla was imported first; it cannot be traced."""
     from torch_xla.experimental import gru
 
     module = nn.modules.GRU(4, 6)

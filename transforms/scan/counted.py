@@ -20,7 +20,7 @@ result role         becomes
 ``("sum", None)``   a term of a sum over the steps
 ==================  ============================================================================
 
-A result may be tied to what a parameter is fed from: on a mesh both are divided alike.
+A result may be tied to what a parameter is fed from: on a mesh both are sharded alike.
 """
 
 from __future__ import annotations

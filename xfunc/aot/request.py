@@ -108,7 +108,7 @@ def _number_lines(proto: pb.HloModuleProto) -> Lines:
 
 
 def restore_lines(proto: pb.HloModuleProto, lines: Lines) -> None:
-    """Put files and lines in the place of their numbers, in place."""
+    """Put files and lines in place of their numbers, in place."""
     for c in proto.computations:
         for i in c.instructions:
             k = i.metadata.source_line

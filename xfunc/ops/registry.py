@@ -8,7 +8,7 @@ missing kernel, torch_xla has a fallback that computes on the host, which a trac
 NOTE [which way to replace an operation]: from the user's call down to the device, what is highest
 serves most, and what is lowest is met most often:
 
-- a function in `xfunc.torchlib.replacements` runs in the place of a torch function that traced code
+- a function in `xfunc.torchlib.replacements` runs in place of a torch function that traced code
   calls, before autograd and torch.func see it: for what other torch functions can say as well;
 - a `composition` takes the place of an operation's own derivative and batching rule by those of the
   operations that it is made of, from wherever it is called;

@@ -84,7 +84,7 @@ class Annotation(Primitive):
 
 @dataclasses.dataclass(frozen=True)
 class Tie(Annotation):
-    """Two values that are divided alike; see `xfunc.hlo.spmd.annotations`.
+    """Two values that are sharded alike; see `xfunc.hlo.spmd.annotations`.
 
     Attributes:
         automatic: whether xfunc ties them by itself. What becomes of the derivatives of these is

@@ -102,7 +102,7 @@ class Foreign(Primitive):
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
-        self._refuse("batched", "use jax.vmap inside of it, or xf.map in the place of xf.vmap.")
+        self._refuse("batched", "use jax.vmap inside of it, or xf.map in place of xf.vmap.")
 
     def _refuse(self, how: str, hint: str) -> NoReturn:
         problem = f"{self.lowering.name} is a function of JAX, which cannot be {how} here"

@@ -3,7 +3,7 @@
 NOTE [which vmap it is]: whoever maps over a named axis maps over the numbers of the examples too,
 and each primitive takes them as an operand. So at each level of vmap its rule can tell whether this
 is the one: exactly there the numbers are batched. It holds wherever the call is written, in a loop,
-a branch or a custom rule inside of the vmap, since what these close over becomes their argument.
+a branch or a custom rule inside the vmap, since what these close over becomes their argument.
 They are traced for one example first, where the primitive has a shape and no meaning.
 """
 

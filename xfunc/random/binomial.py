@@ -35,14 +35,14 @@ def binomial(
         key: int32[2].
         n: how many trials; broadcasts to `shape`.
         p: broadcasts to `shape`; a Python number counts as one of `dtype`.
-        shape: of the result; None is that of the parameters.
-        dtype: a floating dtype; None is torch's default.
+        shape: of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
 
     Returns:
         NaN where `n` is negative or `p` not a probability.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.binomial``.
@@ -66,11 +66,11 @@ def multinomial(
         n: how many trials; broadcasts to the shape of the result without its last axis.
         p: the probability of each outcome; broadcasts to `shape`.
         shape: of the result; None is that of `p`.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
         unroll: of the `scan` over the outcomes.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.multinomial``.

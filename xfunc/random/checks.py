@@ -49,7 +49,7 @@ def numbers(dtype: torch.dtype, *values: Any) -> list[Tensor]:
 
 
 def floating(dtype: torch.dtype | None, name: str) -> torch.dtype:
-    """A floating dtype, checked; None is torch's default."""
+    """A floating dtype, checked; None means torch's default."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in MANTISSA:
         known = ", ".join(map(str, MANTISSA))

@@ -41,12 +41,12 @@ def uniform(
     Args:
         key: int32[2].
         shape: of the result.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
         minval: broadcasts to `shape`.
         maxval: broadcasts to `shape`.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.uniform``.
@@ -67,10 +67,10 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     Args:
         key: int32[2].
         shape: of the result.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.normal``.
@@ -92,10 +92,10 @@ def truncated_normal(
         lower: broadcasts to `shape`.
         upper: broadcasts to `shape`.
         shape: of the result; None is that of the bounds.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.truncated_normal``.
@@ -111,11 +111,11 @@ def gumbel(
     Args:
         key: int32[2].
         shape: of the result.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
         mode: ``"high"`` has a longer tail, at twice the cost; None is ``"low"``.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.gumbel``.

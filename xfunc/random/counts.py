@@ -29,11 +29,11 @@ def poisson(
     Args:
         key: int32[2].
         lam: the mean, which counts as a float32; broadcasts to `shape`.
-        shape: of the result; None is that of the parameters.
+        shape: of the result; None means the shape of the parameters.
         dtype: an integer dtype; JAX's default is int32.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.poisson``.

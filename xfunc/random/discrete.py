@@ -38,7 +38,7 @@ def bernoulli(
         mode: ``"high"`` is exact for probabilities below 1e-7 too, at twice the cost.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.bernoulli``.
@@ -69,7 +69,7 @@ def randint(
         dtype: an integer dtype. The numbers differ from dtype to dtype; JAX's default is int32.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.randint``.
@@ -96,7 +96,7 @@ def permutation(key: Tensor, x: int | Tensor, axis: int = 0, independent: bool =
         independent: whether each vector along `axis` gets an order of its own.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.permutation``.
@@ -135,7 +135,7 @@ def categorical(
         int64 (JAX gives int32).
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.categorical``.

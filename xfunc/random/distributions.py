@@ -33,10 +33,10 @@ def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     Args:
         key: int32[2].
         shape: of the result.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
 
     Source: ``jax.random.exponential``.
     """
@@ -84,7 +84,7 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
         dtype: of the result: one with a sign.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
 
     Source: ``jax.random.rademacher``.
     """
@@ -102,11 +102,11 @@ def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtyp
     Args:
         key: int32[2].
         scale: broadcasts to `shape`.
-        shape: of the result; None is that of the parameters.
-        dtype: a floating dtype; None is torch's default.
+        shape: of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.rayleigh``.

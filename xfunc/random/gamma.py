@@ -39,11 +39,11 @@ def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = Non
     Args:
         key: int32[2].
         a: positive; broadcasts to `shape`.
-        shape: of the result; None is that of the parameters.
-        dtype: a floating dtype; None is torch's default.
+        shape: of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.gamma``.

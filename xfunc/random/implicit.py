@@ -36,7 +36,7 @@ class implicit:
 
     Draw number i uses ``fold_in(key, i)``: the same key gives the same numbers, and each draw in
     the context others. Under `vmap` all examples draw the same, unless the key is batched. Outside
-    of a traced function, the context holds for torch's own tensors.
+    a traced function, the context holds for torch's own tensors.
 
     Covered are dropout of all kinds, ``rand``, ``randn``, ``randint``, ``randperm`` and their
     ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``poisson``, ``binomial``,

@@ -43,13 +43,13 @@ def multivariate_normal(
         mean: ``[..., n]``.
         cov: ``[..., n, n]``, symmetric and positive definite.
         shape: of the result without its last axis, of size n; None is that of the axes in front.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
         method: how to take the root of `cov`: by ``"cholesky"``, ``"eigh"`` or ``"svd"``. The last
             two take a semi-definite `cov`; their vectors are determined only up to signs, and so
             are the draws.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: the arguments do not fit each other or the shape, or an unknown method.
 
     Source: ``jax.random.multivariate_normal``.
@@ -79,11 +79,11 @@ def orthogonal(
         key: int32[2].
         n: rows.
         shape: of the result without its last two axes.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
         m: columns; None is `n`.
 
     Raises:
-        TypeError: the key is no key, or a dtype, size or shape is not one of those.
+        TypeError: the key, dtype, size or shape is invalid.
 
     Source: ``jax.random.orthogonal``.
     """
@@ -101,10 +101,10 @@ def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype =
         key: int32[2].
         p: positive; broadcasts to `shape`.
         shape: of the result.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype or shape is not one of those.
+        TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
 
     Source: ``jax.random.generalized_normal``.
@@ -120,10 +120,10 @@ def ball(key: Tensor, d: int, p: Number = 2.0, shape: Shape = (), dtype: Dtype =
         d: the ball's dimension.
         p: of the norm that the radius is measured with.
         shape: of the result without its last axis, of size `d`.
-        dtype: a floating dtype; None is torch's default.
+        dtype: a floating dtype; None means torch's default.
 
     Raises:
-        TypeError: the key is no key, or a dtype, size or shape is not one of those.
+        TypeError: the key, dtype, size or shape is invalid.
 
     Source: ``jax.random.ball``.
     """

@@ -154,7 +154,7 @@ class Box:
 
 
 def _shift(p: Polynomial, name: str, by: int) -> Polynomial:
-    """`p` with ``name + by`` in the place of the symbol `name`."""
+    """`p` with ``name + by`` in place of the symbol `name`."""
     return _replaced(p, name, Polynomial.symbol(name) + by)
 
 

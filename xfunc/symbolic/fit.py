@@ -83,7 +83,7 @@ class SymbolicModule:
         return {d for d in dims if isinstance(d, Polynomial)}
 
     def __str__(self) -> str:
-        """HLO text, with symbols in the place of sizes."""
+        """HLO text, with symbols in place of sizes."""
         return text_of(self)
 
     def at(self, env: Env, module: Module) -> SymbolicModule:

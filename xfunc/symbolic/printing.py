@@ -1,4 +1,4 @@
-"""HLO text with symbols in the place of sizes."""
+"""HLO text with symbols in place of sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _instruction(symbolic: SymbolicModule, i: Instruction, line: str) -> str:
 
 
 def _shaped(line: str, shapes: Sequence[SymbolicShape]) -> str:
-    """The line with these shapes, in order, in the place of the first that stand in it."""
+    """The line with these shapes, in order, in place of the first that stand in it."""
     left = _arrays(shapes)
 
     def put(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a `MemoryReport`: what is held at each step of a program, and for which line."""
+"""The picture of a `MemoryReport`: memory in use at each step of a program, by line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def save(found: MemoryReport, path: str | os.PathLike[str]) -> None:
 
 
 def _by_line(peak: Peak) -> dict[str, np.ndarray]:
-    """For each line, what is held for it at each step."""
+    """For each line, the memory that it holds at each step."""
     n = len(peak.timeline)
     changes = {ARGUMENTS: np.zeros(n + 1)}
     changes[ARGUMENTS][[0, n]] = peak.arguments, -peak.arguments
@@ -84,7 +84,7 @@ def _by_line(peak: Peak) -> dict[str, np.ndarray]:
 
 
 def _busiest(stacks: Sequence[dict[str, np.ndarray]]) -> list[str]:
-    """The lines for which most is held at a time, under whatever policy."""
+    """The lines that hold the most memory at any time, under any policy."""
     most: dict[str, float] = {}
     for line, heights in (item for stack in stacks for item in stack.items()):
         if line not in ("", ARGUMENTS):

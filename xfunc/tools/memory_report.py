@@ -1,9 +1,9 @@
-"""`memory_report`: what a gradient keeps, computes again and holds at most, under each policy.
+"""`memory_report`: what a gradient keeps and recomputes, and its peak memory, under each policy.
 
 Nothing is compiled and nothing runs. The numbers are read from the HLO of the forward and the
 backward pass together: bytes kept from the residuals of the joint program, operations from
-`xfunc.hlo.estimate.cost`, the peak from `xfunc.hlo.estimate.liveness`, and what falls to each chip
-of a mesh from `xfunc.hlo.spmd.shard`.
+    `xfunc.hlo.estimate.cost`, the peak from `xfunc.hlo.estimate.liveness`, and the share of each
+    chip of a mesh from `xfunc.hlo.spmd.shard`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Row:
 
     Attributes:
         policy: its name; "as written" for the function's own checkpoints and scans.
-        kept_bytes: what is kept from the forward for the backward pass, beside the arguments.
-        host_bytes: what is kept in the memory of the host; `peak` counts it all the same.
-        recomputed_flops: operations beyond those of a gradient that keeps everything.
+        kept_bytes: bytes kept for the backward pass, excluding the arguments.
+        host_bytes: bytes kept in host memory; `peak` includes them.
+        recomputed_flops: operations in addition to those of a gradient that keeps everything.
         peak: the memory of value and gradient together, arguments included.
-        kept_bytes_per_chip: of a mesh; None if no argument lies on one.
-        peak_per_chip: likewise.
+        kept_bytes_per_chip: per chip of a mesh; None if no argument is on a mesh.
+        peak_per_chip: the peak of one chip; None likewise.
     """
 
     policy: str
@@ -75,12 +75,12 @@ class Row:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is held at a time."""
+        """The peak in bytes."""
         return self.peak.bytes
 
     @property
     def peak_bytes_per_chip(self) -> int | None:
-        """The most that one chip of the mesh holds at a time."""
+        """The peak of one chip of the mesh in bytes."""
         return None if self.peak_per_chip is None else self.peak_per_chip.bytes
 
 
@@ -111,7 +111,7 @@ class MemoryReport:
         return "\n".join(lines)
 
     def save_picture(self, path: str | Path) -> None:
-        """Write a PNG: what is held at each step of the program, by the user's line.
+        """Write a PNG of the memory in use at each step of the program, by the user's line.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -121,22 +121,22 @@ class MemoryReport:
 
 
 def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> MemoryReport:
-    """What the gradient of a function keeps, computes again and holds, under each policy.
+    """What the gradient of a function keeps and recomputes, and its peak memory, under each policy.
 
-    The first row is the function as it is. In the others every `checkpoint` and `scan` in it has
-    the policy of that row; a function that has none is itself put into ``checkpoint(f, policy)``.
-    Nothing is compiled, no data is needed, and nothing runs.
+    The first row is the unmodified function. In the others, every `checkpoint` and `scan` in it
+    gets the policy of that row; a function that has neither is wrapped in ``checkpoint(f,
+    policy)``. Nothing is compiled, no data is needed, and nothing runs.
 
     Args:
         f: returns a real floating scalar; differentiated with respect to its first argument.
-        args: trees of tensors, numbers or `ShapeDtypeStruct`. If some lie on a mesh, or say that
-            they will, the report tells what falls to each chip too.
+        args: trees of tensors, numbers or `ShapeDtypeStruct`. If some are on a mesh, or have a
+            sharding, the report also covers each chip.
         policies: a dictionary or a list of policies (see `xfunc.checkpoint_policies`); None: the
             common ones.
 
     Raises:
-        TypeError: the result is no such scalar, the first argument has leaves that are not
-            floating, or a policy is none.
+        TypeError: the result is not such a scalar, the first argument has leaves that are not
+            floating, or a policy is not a policy.
     """
     chosen = _named(policies)
     if not callable(f):
@@ -176,7 +176,7 @@ def _named(policies: Any) -> dict[str, Policy]:
 
 
 def _name_of(policy: Any) -> str:
-    """How to call a policy that has no name: `min_cut(1000)` has none."""
+    """The name to show for a policy without one, such as `min_cut(1000)`."""
     return getattr(policy, "__name__", None) or str(policy)
 
 
@@ -197,7 +197,7 @@ class _Gradient:
 
     Attributes:
         joint: of the function.
-        tiles: how each of its flat inputs is divided; () if none is.
+        tiles: the sharding of each of its flat inputs; () if none has one.
         module: the HLO, flat.
     """
 
@@ -273,7 +273,7 @@ def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
 
 
 def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
-    """The module as it is compiled, with what it calls in its place."""
+    """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
     whole = finished(lowering.module, tiles=said)
     return simplify(inline_calls(whole), bodies=True)

@@ -1,13 +1,13 @@
 """`functional`: a torch module as a pure function of its parameters and buffers.
 
 NOTE [a module on loan]: a call lends the module the tensors that it was given, runs it, and puts
-back every attribute of every submodule. Working on a copy instead would miss what refers to the
-module by other ways: bound methods, hooks, parametrizations, plain lists of layers.
+back every attribute of every submodule. Working on a copy would miss other references to the
+module: bound methods, hooks, parametrizations, plain lists of layers.
 
-NOTE [what a trace depends on]: besides its tensors, a module computes by its attributes: its mode,
-the rate of a dropout, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It
-compares, by identity, what stands in the attributes with what stood there before (see
-`xfunc.cache.watch`); only where that differs does it take the value of them all.
+NOTE [what a trace depends on]: besides its tensors, a module depends on its attributes: its mode, a
+dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It compares
+the attributes with their previous values by identity (see `xfunc.cache.watch`); only if one differs
+does it compute the value of them all.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def functional(module: nn.Module) -> tuple[Apply, Tensors, Tensors]:
         of the call.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is not a module.
         UnsupportedOpError: the module has tensors without data (on the meta device, or of a lazy
             module not initialised yet), or Python code can't run it piece by piece (ScriptModule,
             DataParallel, the result of torch.compile).
@@ -144,7 +144,7 @@ class _Guard:
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
-        if self._module in lent:  # What stands there now are values of the trace: not to be kept.
+        if self._module in lent:  # these are values of the trace: do not keep them
             return self._look()[0]
         if self._watch is None or not self._watch.same():
             self._state, self._watch = self._look()
@@ -169,7 +169,7 @@ class _Guard:
 
 @contextlib.contextmanager
 def _on_loan(module: nn.Module) -> Iterator[None]:
-    """Let anything be assigned to a module, and put back what was there."""
+    """Allow any assignment to a module, and restore it afterwards."""
     before = {m: dict(vars(m)) for m in module.modules()}
     new = before.keys() - lent.keys()
     try:
@@ -178,8 +178,8 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
             now = vars(part)
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 now[kind] = now[kind].copy()
-            now.pop("_compiled_call_impl", None)  # What module.compile() left is for other devices.
-            # torch_xla puts a GRU of its own in the place of torch's, whose scan can't be traced.
+            now.pop("_compiled_call_impl", None)  # compiled for other devices
+            # torch_xla replaces torch's GRU by its own, whose scan can't be traced.
             replaced = getattr(type(part), "_orig", None)
             if isinstance(part, nn.RNNBase) and replaced is not None:
                 now["forward"] = types.MethodType(replaced.forward, part)
@@ -193,7 +193,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
 
 
 class _Replacing(TorchFunctionMode):
-    """Calls outside a trace, too, run what is right on the device."""
+    """Calls outside a trace also run the versions that are right for the device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
@@ -201,11 +201,11 @@ class _Replacing(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _reading_nothing() -> Iterator[None]:
-    """While a trace is open, let modules leave out what looks at data.
+    """While a trace is open, make modules skip code that inspects data.
 
     Under torch.compile many models skip checks of their inputs. The fast path of torch's own
-    transformer drops padding, and its layers look whether a mask is causal, which it need not
-    know: both would give shapes that depend on data, or read it, for speed on other devices.
+    transformer drops padding, and its layers check whether a mask is causal, for speed on other
+        devices: both would need data-dependent shapes or read data.
     """
     if tracing.current() is None:
         with _Replacing():
@@ -230,7 +230,7 @@ def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: Any = 
 
 def _check_output(out: Any, name: str) -> None:
     """Raise unless a module returned a tree of arrays."""
-    tree.flatten(out)  # Makes nodes of what torch knows as such.
+    tree.flatten(out)  # Registers nodes for the classes that torch knows as nodes.
     for path, leaf in tree.leaves_with_path(out):
         if not isinstance(leaf, torch.Tensor) and type(leaf) not in NUMBERS:
             cached = type(leaf).__name__.endswith("Cache")
@@ -246,7 +246,7 @@ def _check_output(out: Any, name: str) -> None:
 
 
 def _places(module: nn.Module, kind: str) -> Places:
-    """Where the tensors of a module stand, by the first name of each."""
+    """The locations of a module's tensors, by the first name of each."""
     names: dict[int, str] = {}
     found: Places = {}
     for prefix, owner in module.named_modules():

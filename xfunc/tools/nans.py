@@ -51,7 +51,7 @@ def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: A
         stack.enter_context(disable_jit())
         stack.enter_context(effects.silenced())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # Anomaly detection prints what the error will say.
+        warnings.simplefilter("ignore")  # Anomaly detection prints what the error will contain.
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(_Search(problem))
         fun(*args, **kwargs)

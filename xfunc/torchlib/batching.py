@@ -1,4 +1,4 @@
-"""vmap of functions that write in place, and over axes that a mesh divides.
+"""vmap of functions that write in place, and over axes sharded by a mesh.
 
 NOTE [tensors that become batched]: torch.func.vmap cannot write values that differ from example to
 example into a tensor that all examples share. But if the mapped function made that tensor itself,
@@ -6,10 +6,10 @@ example into a tensor that all examples share. But if the mapped function made t
 the contents of `y` are replaced by a batched tensor of the same values, and those of its views by
 views of that.
 
-NOTE [examples that a mesh divides]: the size of a vmap with ``spmd_axis_name`` knows the axes
-of the mesh: it is a `Size`. So what is derived from it, such as the batched program of a body,
-knows them too; and wherever a primitive's rule is told the size of the batch, it can ask for
-`axes_of` it.
+NOTE [examples that a mesh shards]: the size of a vmap with ``spmd_axis_name`` is a `Size`, which
+knows the axes of the mesh. Whatever is derived from it, such as the batched program of a body,
+knows them too; and any primitive's rule can get them with `axes_of` from the batch size it is
+given.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 
 
 class Size(int):
-    """A number of examples; see NOTE [examples that a mesh divides]."""
+    """A number of examples; see NOTE [examples that a mesh shards]."""
 
     axes: tuple[str, ...]
 
@@ -46,7 +46,7 @@ class Size(int):
 
 
 def axes_of(n: int) -> tuple[str, ...]:
-    """The axes of a mesh that divide this number of examples."""
+    """The mesh axes that shard this number of examples."""
     return n.axes if isinstance(n, Size) else ()
 
 
@@ -76,7 +76,7 @@ class Batching:
         self._axes: dict[int, tuple[str, ...]] = {}  # of a mesh, by level
 
     def axes_at(self, level: int) -> tuple[str, ...]:
-        """The axes of a mesh that divide the examples of the vmap of a level."""
+        """The mesh axes that shard the examples of a level's vmap."""
         return self._axes.get(level, ())
 
     @property
@@ -86,7 +86,7 @@ class Batching:
 
     @contextlib.contextmanager
     def level(self, axes: tuple[str, ...]) -> Iterator[None]:
-        """While the function of the innermost vmap runs, which `axes` of a mesh divide."""
+        """While the function of the innermost vmap runs, whose examples the mesh `axes` shard."""
         number = functorch.top_level().level()
         # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
         hidden = self._before.get(number)
@@ -117,7 +117,7 @@ class Batching:
                 )
 
     def prepare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Let what is about to be written to be batched wherever what is written is."""
+        """Make a tensor that is about to be written to batched wherever the written values are."""
         if functorch.VMAP not in functorch.levels():
             return
         written = kwargs.get("out", args[0] if args else None)
@@ -180,7 +180,7 @@ def vmap(
     args: Sequence[Tensor],
     axes: tuple[str, ...] = (),
 ) -> Any:
-    """`functorch.vmap` of a function that runs in a trace; `axes` of a mesh divide the examples."""
+    """`functorch.vmap` of a function that runs in a trace; mesh `axes` shard the examples."""
     if trace is None:
         return functorch.vmap(fun, dims, args)
 
@@ -192,7 +192,7 @@ def vmap(
 
 
 def at_dim(t: Tensor, dim: int | None, wanted: int | None, n: int) -> Tensor:
-    """`t` with its batch dimension where it is wanted; added, if it has none."""
+    """`t` with its batch dimension at the given position; added if missing."""
     if wanted is None or dim == wanted:
         return t
     if dim is None:

@@ -1,9 +1,9 @@
 """Indices that are out of bounds: refused, as in eager torch, where tracing knows them.
 
-A program cannot raise, so an index that is computed from an input is clamped or dropped, as in
-JAX. But an index that stands in the code (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)``
-and so on) is known while the function is traced, and one that eager torch would refuse is a
-mistake: `Known` keeps the values of such tensors, and of what is computed from them alone.
+A program cannot raise, so an index that is computed from an input is clamped or dropped, as in JAX.
+But a constant index (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)`` and so on) is known
+while the function is traced, and one that eager torch would refuse is a
+mistake: `Known` keeps the values of such tensors, and of values computed only from them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Known:
         """The value of a tensor, or of a list of ints, if it is known."""
         if isinstance(x, Tensor):
             ref, version, value = self._values.get(id(x), (None, 0, None))
-            # What was changed in place since, perhaps by way of a view, is not known any more.
+            # Values changed in place since, perhaps through a view, are no longer known.
             return value if ref is not None and ref() is x and x._version == version else None
         return torch.tensor(x) if isinstance(x, (list, range)) and _all_ints(x) else None
 
@@ -73,7 +73,7 @@ class Known:
         if kind is Kind.MOVE:
             args = tuple(a for a in args if not isinstance(a, (str, torch.device)))
         with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-            # What the CPU cannot do, torch_xla may.
+            # torch_xla may support what the CPU does not.
             try:
                 value = func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError):

@@ -1,12 +1,11 @@
 """Whether torch can differentiate an operation.
 
 NOTE [composites that have a kernel]: torch differentiates an operation either by a formula or, if
-it is composed of others in C++, by theirs. A kernel for the key XLA takes the second way away:
-torch then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero,
-with no more than a warning in reverse mode, and without one in forward mode. So every operation of
-torch's that is composed and has a kernel gets its composition back, under AutogradXLA
-(`ops.registry`); and where an operator of somebody else's has no rule, differentiating it is an
-error.
+it is composed of others in C++, by theirs. A kernel for the key XLA rules out the second way: torch
+then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero, with no
+more than a warning in reverse mode, and without one in forward mode. So every composite torch
+operation with a kernel gets its composition back, under AutogradXLA (`ops.registry`); and
+differentiating a third-party operator without a rule is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def is_composite(name: str) -> bool:
 def check_derivative(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, name: str
 ) -> None:
-    """Raise if an operator is being differentiated for which torch has no rule."""
+    """Raise if an operator without a rule in torch is being differentiated."""
     outputs = list(tensors_in([out], {}))
     if outputs and not any(o.is_floating_point() or o.is_complex() for o in outputs):
         return

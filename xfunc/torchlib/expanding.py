@@ -72,4 +72,4 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     **{f: _each(f) for f in ONE_FOR_EACH},
     Tensor.unfold: _unfold,
 }
-"""For each such function, what runs in its place."""
+"""The replacement for each such function."""

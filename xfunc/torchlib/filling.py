@@ -1,7 +1,7 @@
 """Filling with a traced number, which torch would read: ``torch.full(shape, x)``, ``y.fill_(x)``.
 
-NOTE [what torch.full refuses]: torch's parser of arguments, which runs before any mode, takes no
-number that requires grad. Where it is differentiated, `fill` and `expand` are left.
+NOTE [what torch.full refuses]: torch's parser of arguments, which runs before any mode, rejects
+numbers that require grad. `fill` and `expand` are used when such a number is differentiated.
 """
 
 from __future__ import annotations
@@ -123,4 +123,4 @@ FILLING: dict[Any, Callable[..., Any]] = {
     Tensor.index_fill: index_fill,
     Tensor.index_fill_: index_fill_,
 }
-"""For each torch function that fills, what also takes a traced number."""
+"""For each torch function that fills, a version that also takes a traced number."""

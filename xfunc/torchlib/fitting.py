@@ -1,9 +1,9 @@
 """Numbers, and results in place, that the dtype of a tensor cannot take, refused as in torch.
 
 NOTE [numbers that do not fit]: where torch converts a number to the dtype of a tensor, it refuses
-one that the dtype does not hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps it, or makes
-it infinite. In the same way torch refuses `x += 1.5` for integers, an integer divided by the number
-0, and a dimension that there is not, where torch_xla computes something.
+numbers that the dtype cannot hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps it, or
+makes it infinite. In the same way torch refuses `x += 1.5` for integers, an integer divided by the
+number 0, and a dimension that does not exist, where torch_xla computes something.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _is_smooth(dtype: torch.dtype) -> bool:
 
 
 def _divided(func: Call, run: Call) -> Call:
-    """`run`, for which integers divided by the number 0 are refused."""
+    """`run`, but refusing to divide integers by the number 0."""
     is_division = func.__name__.startswith("div")
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -285,7 +285,7 @@ _PLACES = (torch, torch.Tensor, torch.nn.functional)
 
 
 def fitting(replacements: dict[Any, Call]) -> dict[Any, Call]:
-    """For each torch function that needs it, what refuses and then calls its replacement."""
+    """For each torch function that needs it, a function that checks and then calls the replacement."""
     found: dict[Any, Call] = {}
 
     def put(names: Iterable[str], check: Callable[[Call, Call], Call]) -> None:

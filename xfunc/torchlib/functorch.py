@@ -85,8 +85,8 @@ def innermost(t: Tensor) -> Tensor:
 def is_leaf(t: Tensor) -> bool:
     """Whether a tensor is a leaf of plain autograd.
 
-    To say so, torch makes anew how a view was computed whose base has changed since. Above the
-    bottom level that is an internal error of torch 2.9.
+    To answer this, torch recomputes a view whose base has changed since. Above the bottom level
+    that is an internal error of torch 2.9.
     """
     with bottom_level():
         return t.is_leaf
@@ -111,8 +111,8 @@ def is_batched(t: Tensor) -> bool:
 
 def vmap(fun: Callable[..., Any], dims: Sequence[int | None], args: Sequence[Tensor]) -> Any:
     """``torch.func.vmap(fun, dims)(*args)``; one of the dims at least is not None."""
-    # A batch dimension that is not the first leaves each example with strides of its own, and
-    # forward mode copies a tangent whose strides differ by an operation that has no lowering.
+    # A batch dimension that is not the first gives each example its own strides, and forward mode
+    # copies a tangent whose strides differ by an operation that has no lowering.
     moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
     in_dims = tuple(None if d is None else 0 for d in dims)
     return torch.func.vmap(fun, in_dims=in_dims)(*moved)
@@ -161,7 +161,7 @@ def custom_function_call(function: type[torch.autograd.Function], *operands: Any
 
 
 def zero_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What torch takes for no tangent."""
+    """The value that torch treats as no tangent."""
     return torch._efficientzerotensor(shape, dtype=dtype, device=device)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -181,7 +181,7 @@ def is_watched_at_this_level(t: Tensor) -> bool:
 
 
 def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Apply a function that has rules of its own at the innermost level, a grad or jvp.
+    """Apply a function with custom rules at the innermost level, a grad or jvp.
 
     Args:
         rule: has ``forward(*args)``, which is run below the level, and ``keep(args, outputs)``,
@@ -189,8 +189,8 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
             get.
         args: of the innermost level.
 
-    Unlike with torch's ``custom_function_call``, levels further down see what `forward` does, not
-    the function again.
+    Unlike with torch's ``custom_function_call``, lower levels see the operations of `forward`, not
+    the function itself.
     """
     interpreter = retrieve_current_functorch_interpreter()
     level = interpreter.level()
@@ -291,7 +291,7 @@ def differentiates_pushes(args: Sequence[Any]) -> bool:
 def differentiates_twice(args: Sequence[Any]) -> bool:
     """Whether there is differentiation within differentiation here."""
     found = levels()
-    # Outside of all levels, the gradient of a program's first order is plain autograd's.
+    # Outside all levels, the gradient of a program's first order is plain autograd's.
     tensors = (innermost(a) for a in args if isinstance(a, Tensor))
     return found.count(JVP) + found.count(GRAD) + any(t.requires_grad for t in tensors) > 1
 
@@ -302,7 +302,7 @@ def level_numbers() -> list[int]:
 
 
 def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
-    """A tensor without its wrapper of a level, and where its batch dimension is, if it has one."""
+    """A tensor without its wrapper for a level, and the position of its batch dimension, if any."""
     if not is_wrapped(t) or _functorch.maybe_get_level(t) != level:
         return t, None
     dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else None

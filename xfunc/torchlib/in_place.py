@@ -6,7 +6,7 @@ list of strides, elsewhere the operation that made it, which does not know of th
 the base is changed in place, gradients would be those of the old shape.
 
 NOTE [copies of views]: in forward mode, as torch has it, the tangent of `torch.diagonal_copy(x)` is
-a view of the tangent of x, so that to change the copy in place changes both. torch copies a tangent
+a view of the tangent of x, so that changing the copy in place changes both. torch copies a tangent
 whose strides are not those of its primal, which hides this where a view has other strides; those of
 torch_xla do not.
 """
@@ -87,7 +87,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     torch.diag: _diag,
     torch.Tensor.diag: _diag,
 }
-"""For each function that needs it, what runs in its place."""
+"""The replacement for each function that needs one."""
 
 
 def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,7 +5,8 @@ can't be. Here it becomes a gather or a scatter of one element. As in JAX, an in
 clamped when reading and dropped when writing, and the start of a `narrow` is clamped.
 
 NOTE [parts that are written to]: in torch ``x[i]`` is a view, and ``x[i].zero_()`` changes `x`. The
-gather is none. So it is noted of what it is a part, and what is written to it is written there too.
+gather is not a view. So we record which tensor it is a part of, and writes to it are repeated
+there.
 """
 
 from __future__ import annotations
@@ -129,4 +130,4 @@ INDEXING: dict[Any, Callable[..., Any]] = {
     torch.narrow: narrow(torch.narrow),
     Tensor.narrow: narrow(Tensor.narrow),
 }
-"""For each torch function that indexes, what also takes traced numbers."""
+"""For each torch function that indexes, a version that also takes traced numbers."""

@@ -1,14 +1,14 @@
 """Operands of different dtypes, brought to one before torch_xla sees them.
 
 NOTE [dtypes of torch_xla 2.9]: for a tensor and a 0-d tensor of another dtype of the same kind
-(bfloat16[2] + float32[]), and for `where` and `xlogy` of any two dtypes, torch_xla computes in
-another dtype than torch says the result has, or says another one than torch would. Reading the
-result of a lazy operation hides that; a program would return it. And it rounds the product of
-`add` and `sub` with an `alpha` in narrow numbers, before it adds it.
+(bfloat16[2] + float32[]), and for `where` and `xlogy` of any two dtypes, torch_xla computes in a
+dtype other than the one torch declares for the result, or declares a different one. Reading the
+result of a lazy operation hides that; a program would return it. And it rounds the product of `add`
+and `sub` with an `alpha` in narrow numbers, before it adds it.
 
 NOTE [factors that are tensors]: torch reads the `alpha` of a sum, and the `value` of `addcmul` and
-`addcdiv`, where it is a tensor; a traced one, such as a learning rate of `torch.optim`, has no
-value to read. So it is multiplied with what it is the factor of.
+`addcdiv`, if it is a tensor; a traced one, such as a `torch.optim` learning rate, has no value to
+read. So it is multiplied with its operand instead.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _IN_PLACE = "add_ sub_ subtract_ pow_ remainder_ fmod_ __iadd__ __isub__ __ipow_
 
 
 def result_type(operands: Iterable[torch.Tensor | complex]) -> torch.dtype:
-    """The dtype that torch's arithmetic gives to operands, however many.
+    """The dtype to which torch's arithmetic promotes any number of operands.
 
-    Those of a lower rank (of arrays, 0-d arrays and numbers) count only if they are of a higher
-    kind (of bool, integers, floating and complex numbers).
+    Operands of a lower rank (arrays, then 0-d arrays, then numbers) count only if they are of a
+    higher kind (bool, integer, floating, complex).
     """
     ranks: list[torch.dtype | None] = [None, None, None]
     for x in operands:
@@ -177,7 +177,9 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _putting(func: Callable[..., Any]) -> Callable[..., Any]:
-    """What puts `src` into a tensor; torch_xla 2.9 would give the result the dtype of `src`."""
+    """A function that writes `src` into a tensor; torch_xla 2.9 would give the result the dtype of
+    `src`.
+    """
 
     @functools.wraps(func)
     def call(input: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +205,7 @@ def _wrapping(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped(x: Any, dtype: torch.dtype) -> Any:
-    """A number as it is beside tensors of a dtype; what is no number as it is."""
+    """A number as used with tensors of a dtype; anything else unchanged."""
     if type(x) is not int or not -(2**63) <= x < 2**64:  # torch takes no others
         return x
     if dtype not in _NARROW:  # torch_xla makes an int64 of it
@@ -237,4 +239,4 @@ PROMOTING: dict[Any, Callable[..., Any]] = {
     **_PROMOTING,
     **{f: _wrapping(_PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)},
 }
-"""For each torch function that needs it, what promotes its operands and calls it."""
+"""For each torch function that needs it, a wrapper that promotes its operands."""

@@ -26,7 +26,7 @@ def _quantile(func: Callable[..., Tensor], skip_nan: bool) -> Callable[..., Tens
         traced = isinstance(q, Tensor)
         simple = x.is_floating_point() and x.numel() and interpolation in _INTERPOLATIONS
         in_range = (traced and q.dtype == x.dtype and q.ndim < 2) or (not traced and 0 <= q <= 1)
-        if out is not None or not simple or not in_range:  # torch says what is wrong.
+        if out is not None or not simple or not in_range:  # torch raises its own error.
             return func(x, q, dim, keepdim, interpolation=interpolation)
         places = q if traced else torch.full((), q, dtype=x.dtype, device=x.device)
         ndim = x.ndim
@@ -63,7 +63,8 @@ def _along_rows(rows: Tensor, q: Tensor, interpolation: str, skip_nan: bool) -> 
         return below
     above = values.gather(-1, rank.ceil().long())
     weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - low
-    # torch.lerp would differentiate by the weight, and make NaN of what is next to NaN.
+    # torch.lerp would differentiate with respect to the weight, and turn values next to NaN into
+    # NaN.
     difference = torch.where(below.isnan(), 0, above - below)
     return torch.where(weight < 0.5, below + weight * difference, above - difference * (1 - weight))
 
@@ -74,4 +75,4 @@ QUANTILES: dict[Any, Callable[..., Any]] = {
     torch.nanquantile: _quantile(torch.nanquantile, True),
     Tensor.nanquantile: _quantile(torch.nanquantile, True),
 }
-"""What runs in place of torch's quantiles."""
+"""The replacements for torch's quantiles."""

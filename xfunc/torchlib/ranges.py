@@ -55,4 +55,4 @@ def linspace(start: Any, end: Any, steps: Any, **kwargs: Any) -> torch.Tensor:
 
 
 RANGES = {torch.arange: arange, torch.linspace: linspace}
-"""For each of these torch functions, what runs in its place."""
+"""The replacement for each of these torch functions."""

@@ -1,4 +1,4 @@
-"""Torch functions that traced code calls, and what runs in their place.
+"""Replacements for torch functions that traced code calls.
 
 NOTE [batch normalisation of torch_xla 2.9]: in training mode it puts the biased variance into
 `running_var`, where torch puts the unbiased one; and in evaluation mode its backward pass fails,
@@ -29,7 +29,9 @@ _CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batc
 
 
 def _statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, float]:
-    """The mean and the variance over `dims`, kept as dimensions of size 1; what unbiases it."""
+    """The mean and the variance over `dims`, kept as dimensions of size 1; and the factor that
+    makes the variance unbiased.
+    """
     variance, mean = torch.var_mean(x, tuple(dims), correction=0, keepdim=True)
     n = x.numel() // max(mean.numel(), 1)
     return mean, variance, n / (n - 1) if n > 1 else float("nan")

@@ -1,4 +1,4 @@
-"""What is switched for the length of a trace, in torch_xla and in Python."""
+"""Settings of torch_xla and Python that are changed while a trace is open."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def young_garbage_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def derivatives_or_errors() -> Iterator[None]:
-    """Let torch raise where it only warns: a backward pass that meets an operation without a rule.
+    """Make torch raise, instead of warn, when a backward pass meets an operation without a rule.
 
     torch would go on with zeros. Its own error mode for this is not implemented in torch 2.9.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", NO_RULE, UserWarning)
         # vmap of an operation without a rule takes one example at a time. In a program that need
-        # not be slower, and a user could not mend it.
+        # not be slower, and users could not avoid it.
         warnings.filterwarnings("ignore", "There is a performance drop because", UserWarning)
         yield
 
 
 NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
-"""What torch says of an operation that it cannot differentiate."""
+"""torch's message about an operation that it cannot differentiate."""
 
 
 @contextlib.contextmanager

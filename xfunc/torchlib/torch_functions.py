@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 class Kind(enum.Enum):
     """How the tracer treats a torch function."""
 
-    METADATA = enum.auto()  # reads what an aval knows: let through untouched
+    METADATA = enum.auto()  # reads what an aval knows: passed through
     READ = enum.auto()  # needs data
     REPR = enum.auto()  # prints: shows the aval
     DATA_SHAPED = enum.auto()  # the shape of the result depends on data
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
     GRAPH = enum.auto()  # looks at the autograd graph, or around it
-    FOREIGN = enum.auto()  # is not torch's own: may have no derivative
+    FOREIGN = enum.auto()  # is not part of torch: may have no derivative
     PLAIN = enum.auto()
 
 

@@ -125,4 +125,4 @@ UNBATCHED: dict[Any, Callable[..., Any]] = {
     },
     **{f: _where_mapped(f, _recurrent(f, _decomposed(n))) for n, f in _RECURRENT.items()},
 }
-"""For each such function, what runs in its place."""
+"""The replacement for each such function."""

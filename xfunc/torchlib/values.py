@@ -21,7 +21,7 @@ SUPPORTED = frozenset(
 
 
 def unseen() -> contextlib.AbstractContextManager[None]:
-    """Have no mode of torch functions see what is called in a block."""
+    """Hide the calls in a block from all torch function modes."""
     return torch._C.DisableTorchFunction()
 
 
@@ -53,8 +53,8 @@ def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
 
 
 def check_dtype(dtype: torch.dtype, others: Iterable[Any], name: str) -> None:
-    """Raise unless XLA can hold a dtype that an operation was given, beside `others`."""
-    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it is met
+    """Raise unless XLA supports a dtype that an operation was given, or it is one of `others`."""
+    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it occurs
     if known or any(_is_of_host(v) for v in others):
         return
     raise _not_an_array(f"{dtype} is not supported", name)

@@ -1,1 +1,1 @@
-"""One run of user code on placeholders, and the HLO that it yields."""
+"""One run of user code on placeholders, and the resulting HLO."""

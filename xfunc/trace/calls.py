@@ -1,6 +1,6 @@
 """The calls of torch functions that traced code makes.
 
-A torch function mode sees them all, and hands the arguments that are no values of the trace to it.
+A torch function mode sees them all, and has its trace lift arguments that are not yet its values.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
 
 _LEAVES = frozenset((int, float, bool, type(None), str, torch.device))
-# What may return its argument as it is: the line that made the value stays.
+# Functions that may return their argument: the line that made the value stays.
 _SAME_VALUE = frozenset(
     (
         *(torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach),
-        torch.Tensor.clone,  # no instruction in HLO
+        torch.Tensor.clone,  # these make no HLO instruction
     )
 )
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
 
 
 class Mode(TorchFunctionMode):
-    """Hands every torch call of traced code to its trace."""
+    """Passes every torch call of traced code to its trace."""
 
     def __init__(self, trace: Trace):
         self._trace = trace
@@ -160,7 +160,7 @@ class Mode(TorchFunctionMode):
         return tuple(lifted), kwargs
 
 
-# Where traced code uses torch.compile: dynamo is to compile neither the tracer nor what it calls.
+# If traced code uses torch.compile, dynamo must not compile the tracer or the functions it calls.
 functorch.never_compile(Mode.__torch_function__)
 
 
@@ -173,8 +173,8 @@ class Regions:
     """What differs in manual regions, whose values have varying types (`xfunc.program.vma`).
 
     Attributes:
-        grad: what ``torch.autograd.grad`` does where the user's code calls it; None: as elsewhere.
-        like: what is made after the shape of another value, as the region wants it.
+        grad: what ``torch.autograd.grad`` does when the user's code calls it; None for the default.
+        like: makes values like another value, as the region requires.
     """
 
     grad: Callable[[], Callable[..., Any] | None] = lambda: None

@@ -1,12 +1,12 @@
-"""Calls of Python with the values of a running program.
+"""Callbacks to Python with values of a running program.
 
-NOTE [effects are outputs]: the CPU client of torch_xla knows no host callbacks: the custom calls
-that JAX registers for them are missing, and torch_xla implements no registration. So what a
-callback is to receive becomes a further output of the program, through every transform that a
-program goes through; and the callback is made when the program has ended.
+NOTE [effects are outputs]: torch_xla's CPU client has no host callbacks: the custom calls that JAX
+registers for them are missing, and torch_xla implements no registration. So the values for a
+callback become additional outputs of the program, through every transform, and the callback is
+called when the program has finished.
 
-What travels beside the tensors is an `Effect`, which knows what they mean: the arguments of one
-call (`Callback`), those of many at once (`Batched`), or those of each step of a loop (`Steps`).
+An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
+(`Callback`), those of many at once (`Batched`), or those of each step of a loop (`Steps`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Tensor = torch.Tensor
 
 
 class Effect(Protocol):
-    """Something to be done with tensors of a program when it has run."""
+    """Something to do with tensors of a program after it has run."""
 
     @property
     def size(self) -> int:
-        """How many tensors it takes."""
+        """The number of tensors it takes."""
         ...
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        """What it calls."""
+        """The functions that it calls."""
         ...
 
     def deliver(self, values: Sequence[Tensor]) -> None:
-        """Do it, with tensors of the CPU."""
+        """Do it, with CPU tensors."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Callback:
-    """One call ``fun(*args, **kwargs)``; `fixed` are the arguments' leaves that are no tensors."""
+    """One call ``fun(*args, **kwargs)``; `fixed` are the non-tensor leaves of the arguments."""
 
     fun: Callable[..., Any]
     structure: tree.Structure
@@ -131,7 +131,7 @@ class Collected:
 def collected(allowed: bool) -> Iterator[Collected]:
     """Collect the effects of the function that runs in the block.
 
-    If they are not `allowed`, an effect raises.
+    If effects are not `allowed`, having one raises.
     """
     trace = tracing.current()
     assert trace is not None
@@ -152,7 +152,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Have no effects in the block: what runs there has run before."""
+    """Suppress effects in the block, because its code has run before."""
     _thread.silent = True
     try:
         yield
@@ -161,7 +161,7 @@ def silenced() -> Iterator[None]:
 
 
 def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
-    """Have an effect: in a trace, when the program runs; outside, now."""
+    """Add an effect: inside a trace it happens when the program runs, outside immediately."""
     trace = tracing.current()
     if trace is None:
         if _thread.silent:
@@ -186,7 +186,7 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
 
 
 def take(effects: Sequence[Effect], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Have effects, whose tensors are the last outputs of a program; returns the other outputs."""
+    """Add effects whose tensors are the last outputs of a program; returns the other outputs."""
     n = len(outputs) - sum(e.size for e in effects)
     rest = iter(outputs[n:])
     for effect in effects:

@@ -1,8 +1,8 @@
 """Reductions of arrays without elements, and of arrays without dimensions.
 
-What torch says of them is a matter of each operation's own checks, which torch_xla leaves out: the
-maximum of nothing is refused, its sum is zero, its median NaN. No data is needed for an answer, so
-torch itself gives it, on the CPU.
+In torch each operation checks for these itself; torch_xla omits the checks: the maximum of nothing
+is refused, its sum is zero, its median NaN. The answer needs no data, so torch itself computes it
+on the CPU.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHECKED = frozenset(
 
 
 def is_reduction(func: Any) -> bool:
-    """Whether `reduce` looks at the calls of a function."""
+    """Whether `reduce` handles calls of a function."""
     return func in _CHECKED
 
 
 def reduce(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a reduction of nothing gives; raises as torch does; NotImplemented if it needs data."""
+    """The result of a reduction of nothing, or torch's error; NotImplemented if it needs data."""
     x = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
     if not isinstance(x, Tensor) or (x.ndim and x.numel()) or "out" in kwargs:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""The last passes over a module, before it is shown, compiled or exported."""
+"""The final passes over a module before it is shown, compiled or exported."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from xfunc.trace import scopes
 def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
     """A module of a whole program, in the form that is compiled.
 
-    Scopes and lines stand in the place of stamps; shard groups and channels of collectives have
-    numbers of their own.
+    Scopes and lines replace the stamps; shard groups and channels of collectives are numbered.
 
     Args:
-        module: is not changed.
-        lines: whether instructions tell the user's files and lines.
-        tiles: how each parameter is divided; None: not said.
+        module: not modified.
+        lines: whether instructions carry the user's files and lines.
+        tiles: how each parameter is sharded; None if unspecified.
     """
     whole = scopes.resolve(module, lines)  # a copy
     if any(tiles):

@@ -1,4 +1,4 @@
-"""What becomes of traced values that outlive their trace."""
+"""Handling of traced values that outlive their trace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def error_of(leaked: Leaked) -> LeakError:
 
 
 def defuse(tensor: torch.Tensor, text: str) -> None:
-    """Let any use of a leaked value raise a `LeakError` with this text."""
+    """Make any use of a leaked value raise a `LeakError` with this text."""
     refill(tensor)
     tensor.__class__ = Leaked
     vars(tensor)["_xfunc_leak"] = text
@@ -62,7 +62,7 @@ def defuse(tensor: torch.Tensor, text: str) -> None:
 
 def empty(token: torch.Tensor, name: str) -> None:
     """Make a `Token` of a value that a cached function holds; `name` is of the traced function."""
-    with contextlib.suppress(RuntimeError):  # Shared with C++: defused all the same.
+    with contextlib.suppress(RuntimeError):  # It is shared with C++, but is defused too.
         nothing = torch.empty(token.shape, dtype=token.dtype, device="meta")
         functorch.swap_contents(token, nothing)
     token.__class__ = Token
@@ -81,8 +81,8 @@ Leak = tuple[torch.Tensor, Any, types.CodeType, int]
 def _is_held(leaks: list[Leak]) -> bool:
     """Whether any Python object holds one of these.
 
-    ``y.mul_(y)`` makes y the result of what keeps y for its derivative. That is a cycle, of C++
-    alone, and no leak of the user's.
+    ``y.mul_(y)`` makes y the result of an operation that saves y for its derivative. Such a cycle
+    is entirely in C++, and is not a leak in user code.
     """
     mine = {id(leaks), *map(id, leaks)}
     tensors = [t for t, *_ in leaks]
@@ -106,7 +106,7 @@ class Made:
 
     def remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""
-        # One of these for each operation traced: no walk over frames here, no count of lines.
+        # This runs for each traced operation, so it neither walks frames nor counts lines.
         self.entries[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -114,19 +114,19 @@ class Made:
         return entry is not None and entry[0]() is tensor
 
     def so_far(self) -> dict[int, weakref.ref[torch.Tensor]]:
-        """What has been made so far, by id."""
+        """The values made so far, by id."""
         return {key: entry[0] for key, entry in self.entries.items()}
 
     def keep_tokens(
         self, tensors: Iterable[torch.Tensor], wrapped: Iterable[torch.Tensor], fun: Any
     ) -> None:
-        """A cached function holds these, and wrappers of torch.func that are no entries."""
+        """Note that a cached function holds these, and torch.func wrappers that are not entries."""
         self._cached.append(fun)
         self._tokens.update(map(id, tensors))
         self._wrapped += map(weakref.ref, wrapped)
 
     def end(self, collect: bool) -> list[Leak]:
-        """The trace ends: forget all; what has leaked."""
+        """End the trace: forget everything, and return the leaked values."""
         self._empty_tokens()
         found = self._survivors(collect)
         self.entries.clear()
@@ -152,7 +152,7 @@ class Made:
 
         with torch._C.DisableTorchFunction():
             found = alive()
-            if found and self._cached:  # What a cached function has come to hold since is a token.
+            if found and self._cached:  # values a cached function now holds are tokens
                 del found[:]
                 for fun in self._cached:
                     self._tokens.update(map(id, function_value(fun)[1]))
@@ -161,7 +161,7 @@ class Made:
             self._cached.clear()
             if found and collect:
                 del found[:]
-                gc.collect()  # Reference cycles are no leak.
+                gc.collect()  # Reference cycles are not leaks.
                 found = alive()
                 if found and gc.get_freeze_count():  # A cycle through something older?
                     del found[:]
@@ -171,15 +171,15 @@ class Made:
         return found
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
-        """Let any use of leaked values raise; unless `quiet`, raise for having found them."""
+        """Make any use of leaked values raise and, unless `quiet`, raise because they were found."""
         first = None
         quiet = quiet or not _is_held(leaks)
-        # The message tells of one: rather of a value that the user's own line made.
+        # The message names one value, preferably one made by a line of user code.
         for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
             with torch._C.DisableTorchFunction():
                 try:
                     what = f"{short(tensor)} made by {operation_name(func)}"
-                except RuntimeError:  # Its reading was refused half-way.
+                except RuntimeError:  # Reading it was refused half-way.
                     what = f"made by {operation_name(func)}"
             text = report(
                 f"a traced value, {what}, outlived its trace",

@@ -37,7 +37,7 @@ class Lowering:
         inputs: parameter k of the module is flat input ``inputs[k]``; inputs from ``len(avals)``
             on are `consts`.
         avals: of the flat inputs.
-        consts: device data that the function holds by itself.
+        consts: device data that the function itself holds.
         outputs: avals of the results.
     """
 
@@ -64,7 +64,8 @@ class Lowering:
         consts: Sequence[torch.Tensor] = (),
         inputs: Sequence[int] | None = None,
     ) -> Lowering:
-        """That of a module, with at least one parameter: torch_xla applies no others.
+        """The `Lowering` of a module, with at least one parameter, because torch_xla cannot apply
+        others.
 
         Without `inputs`, the parameters are the flat inputs and `consts` in their order.
         """
@@ -75,7 +76,7 @@ class Lowering:
 
     @classmethod
     def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
-        """That of a function without results."""
+        """The `Lowering` of a function without results."""
         return cls(name, b"", (), tuple(avals), (), ())
 
     def _with_parameter(self) -> Lowering:
@@ -95,12 +96,12 @@ class Lowering:
 
     @functools.cached_property
     def computation(self) -> Any:
-        """torch_xla's handle of the HLO."""
+        """torch_xla's handle for the HLO."""
         return runtime.computation(self.name, self.hlo)
 
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
-        """For each output, the flat inputs that it is computed from; no `consts`."""
+        """For each output, the flat inputs it is computed from, without `consts`."""
         flat = [(self.inputs[p] for p in params) for params in self.module.output_dependencies()]
         return tuple(frozenset(i for i in reads if i < len(self.avals)) for reads in flat)
 
@@ -113,7 +114,7 @@ class Lowering:
         trace = tracing.current()
         flat = [*args, *self.held()]
         if trace is None:
-            with lock:  # A backward pass comes here without passing a transform.
+            with lock:  # A backward pass gets here without passing through a transform.
                 run = self.executable(donated, active.runtime().placements(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
@@ -144,9 +145,9 @@ class Lowering:
         """The compiled program, made on first use.
 
         Args:
-            donated: flat inputs whose buffers the program may take over.
-            placements: how each flat input, those held too, lies on the devices; none given:
-                whole on each.
+            donated: flat inputs whose buffers the program may reuse.
+            placements: the placement of each flat input, including held ones, on the devices; by
+                default replicated.
         """
         where = active.runtime()
         key = (where, donated)
@@ -179,7 +180,7 @@ _on_compile = _Thread()
 
 
 def compiled() -> None:
-    """Tell whoever counts compilations in this thread."""
+    """Notify the counter of compilations in this thread."""
     count = _on_compile.count
     if count is not None:
         count()
@@ -202,7 +203,7 @@ def lower(
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return Lowering.empty(name, avals)
-    # First: a view whose base was changed is made again here, which must not happen in there.
+    # First: a view whose base was changed is regenerated here, which must not happen inside.
     outputs = [as_said(o) for o in outputs]
     with recording.names_written():
         hlo, parameters = recording.recorded(name, raw_inputs, outputs)

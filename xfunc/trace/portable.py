@@ -1,4 +1,4 @@
-"""Programs for elsewhere: as one HLO module that needs nothing else, and as StableHLO."""
+"""Portable programs: self-contained HLO modules, and StableHLO."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def whole(
 ) -> Module:
     """A module of all flat inputs of a program, in order, used or not.
 
-    Those in `held` are constants of the module; what else the program holds comes as last inputs.
-    A program without inputs gets one that is not used, a boolean. If `lines`, instructions tell the
-    user's files and lines. `tiles` says how the flat inputs are divided, if any is.
+    Those in `held` are constants of the module; other values that the program holds become the last
+    inputs. A program without inputs gets an unused boolean input. If `lines`, instructions carry
+    the user's files and lines. `tiles` are the shardings of the flat inputs, if any.
     """
     avals = [*lowering.avals, *(aval_of(t) for t in lowering.consts)]
     b = Builder(lowering.name)
@@ -44,7 +44,7 @@ def whole(
     ]
     divided = [tiles[i] for i in lowering.inputs] if tiles else []
     operands = [
-        # Attributes of parameters get lost on the way to StableHLO.
+        # Parameter attributes are lost in the conversion to StableHLO.
         x if t is None else constrain(body, x, t.to_proto())
         for x, t in zip(operands, divided or [None] * len(operands), strict=True)
     ]

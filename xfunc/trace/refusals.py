@@ -1,4 +1,4 @@
-"""torch_xla's and torch's refusals, as errors of ours."""
+"""Errors of torch_xla and torch, translated to errors of xfunc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xfunc.torchlib import switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
 from xfunc.torchlib.torch_functions import operation_name
 
-# What torch says of an autograd.Function that a transform cannot take, and what that means.
+# torch's messages about an autograd.Function that a transform cannot handle, and their meaning.
 _FUNCTION_RULES = {
     "must override the setup_context staticmethod": (
         "a torch.autograd.Function whose forward takes ctx cannot be transformed",
@@ -37,7 +37,7 @@ _FUNCTION_RULES = {
     ),
 }
 
-# What torch says of changes in place that no derivative or batch can follow.
+# torch's messages about in-place changes that differentiation or batching cannot handle.
 _REPLACED = (
     "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
     "make a new tensor: x = y.clone(), or x = x.reshape(...).",
@@ -57,7 +57,7 @@ _CHANGES = {
     "aten::set_(self": _REPLACED,
 }
 
-# Of an operation of its own that a transform cannot take: the name, what is missing, the hint.
+# For a custom operation that a transform cannot handle: the name, what is missing, the hint.
 _OPERATION_RULES = (
     (
         r"Trying to use forward AD with (\S+) that does not support it",
@@ -99,9 +99,9 @@ _READS_IN_VMAP = (
 def refusal_of(
     func: Any, error: Exception, name: str, at: Location | None, given: Iterable[Any] = ()
 ) -> XfuncError | None:
-    """torch_xla's refusal to execute, as an error of ours; None for any other error.
+    """torch_xla's refusal to execute, translated to an error of xfunc; None for any other error.
 
-    `given` are the arguments of `func` beside the first.
+    `given` are the arguments of `func` after the first.
     """
     if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
@@ -204,9 +204,9 @@ def refusal_of(
 def explain(
     error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> None:
-    """Note on an error of torch's own which operation met it, on what, and where.
+    """Add a note to an error raised by torch: the operation, its arguments and the user's line.
 
-    The error itself stays as it is; what the user's own code raised gets no note.
+    The error itself is unchanged; errors raised by user code get no note.
     """
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
@@ -226,7 +226,7 @@ def explain(
 
 
 def _show(x: Any) -> str:
-    """An argument of an operation; never by way of a traced value's data."""
+    """An argument of an operation as text, without reading the data of a traced value."""
     if isinstance(x, torch.Tensor):
         return short(x)
     if isinstance(x, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What the tracer does about calls of torch functions that need more than traced arguments."""
+"""The tracer's rules for calls of torch functions that need more than lifted arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def special(
     if kind is Kind.RANDOM and torch_functions.is_random_call(func, args, kwargs):
         return True, _draw(trace, func, args, kwargs)
     if func is torch.Tensor.__setitem__ and torch_functions.is_masked_fill(args):
-        # torch_xla would look for the places of the mask; a fill needs no places.
+        # torch_xla would compute the indices of the mask; a fill does not need them.
         x, mask, value = args
         if isinstance(value, (int, float)) and x.is_floating_point():
             value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
@@ -46,7 +46,7 @@ def special(
     if not tensors:
         return False, None
     if func == torch_functions.GRAD_FN:
-        # The graph belongs to the trace: a node kept beyond it would compute on nothing.
+        # The graph belongs to the trace: a node kept after its end would have no values.
         return True, None
     if func == torch_functions.DATA:
         return True, trace.mode.call(torch.Tensor.detach, args, {})  # Shares the version counter.
@@ -133,7 +133,9 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def check_sizes(trace: Trace, func: Any, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Sizes as numbers; raise for a traced one. torch_xla would, with a report on stderr."""
+    """Sizes as numbers; raise for a traced one. torch_xla would raise too, but with a report on
+    stderr.
+    """
     sizes = []
     for size in given:
         if isinstance(size, (tuple, list)):
@@ -180,7 +182,7 @@ def _make_literal(
     if func is torch.tensor and isinstance(data, torch.Tensor) and _is_traced(trace, data):
         if not on_device(where):
             refuse_read(trace, operation_name(func), data)
-        # torch's own detaches in place, which vmap refuses.
+        # torch's version detaches in place, which vmap refuses.
         call = trace.mode.call
         copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
         return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
@@ -203,14 +205,14 @@ def _make_literal(
     return True, out
 
 
-# NOTE [numbers in forward mode]
-# torch.func.jvp makes the tangent of `0.5 * x` float64 where x is a 0-d float32 tensor: the
-# tangent meets the number as a tensor that decides the dtype as much as x does. A 0-d tensor
-# of the dtype of x in place of the number has no say.
+# NOTE [numbers in forward mode] torch.func.jvp makes the tangent of `0.5 * x` float64 where x is a
+# 0-d float32 tensor: the tangent is combined with the number as a tensor that takes part in
+# promotion like x does. A 0-d tensor of the dtype of x in place of the number does not affect the
+# result dtype.
 
 
 def typed_numbers(trace: Trace, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of arithmetic, numbers beside a 0-d floating tensor as tensors of its dtype."""
+    """Arguments of arithmetic, with numbers next to a 0-d floating tensor as tensors of its dtype."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None or like.ndim or not like.is_floating_point():
         return args

@@ -1,16 +1,16 @@
-"""Where each instruction comes from: the user's scopes, file and line in the metadata of the HLO.
+"""The origin of each instruction: the user's scopes, file and line in the HLO metadata.
 
 NOTE [how a line gets into HLO]: torch_xla can collect Python frames for each operation itself, but
-that makes tracing half as slow again and knows nothing of backward passes. Instead the tracer
-stamps each result with a number (``17|``), one cheap call; torch_xla puts it in front of the name
-of the operation in the metadata when it lowers; and `resolve` looks up what the number stands for
-when a module is shown, compiled or exported.
+that makes tracing 50% slower and does not cover backward passes. Instead the tracer stamps each
+result with a number (``17|``), one cheap call; when torch_xla lowers, it prefixes the name of the
+operation in the metadata with it; and `resolve` looks up what the number stands for when a module
+is shown, compiled or exported.
 
-NOTE [stamps go down]: torch_xla also stamps everything below that has no stamp yet, by recursion.
-That is how the inner operations of a composite function get their line; and why nothing may be left
-unstamped in long chains, which would overflow the stack. Operations of a backward pass, which the
-tracer does not see, are stamped by hooks on the nodes of the autograd graph; but hooks cost several
-times what a stamp does, so there are some inside of named scopes only.
+NOTE [stamps go down]: torch_xla also stamps, recursively, every operand that has no stamp yet. That
+is how the inner operations of a composite function get their line; and it is why long chains must
+not be left unstamped: the recursion would overflow the stack. Operations of a backward pass, which
+the tracer does not see, are stamped by hooks on the nodes of the autograd graph; but a hook costs
+several times as much as a stamp, so hooks are only used inside named scopes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _thread = _Thread()
 
 
 class named_scope:
-    """Put `name` into the names of the operations traced in a block, or in a decorated function.
+    """Add `name` to the names of the operations traced in a block or in a decorated function.
 
-    Scopes nest: ``mlp/up/aten__mm``. The names stand in the metadata of the HLO (``op_name``),
-    which profilers show, together with the user's file and line. Operations of the backward pass
-    carry scope and line of the forward operation, as ``transpose(mlp/up)/aten__mm``; outside any
-    scope they have the line that asked for the gradient.
+    Scopes nest: ``mlp/up/aten__mm``. The names go into the metadata of the HLO (``op_name``), which
+    profilers show together with the user's file and line. Operations of the backward pass carry
+    scope and line of the forward operation, as ``transpose(mlp/up)/aten__mm``; outside any scope
+    they carry the line that asked for the gradient.
 
     Raises:
-        TypeError: the name is no string, or empty.
+        TypeError: the name is not a string, or is empty.
 
     Source: ``jax.named_scope``.
     """
@@ -84,12 +84,12 @@ class named_scope:
 
 
 def current() -> str:
-    """The scopes in force, each followed by a slash."""
+    """The active scopes, each followed by a slash."""
     return _thread.scope
 
 
 def enter(scope: str) -> str:
-    """Have this scope in force from now on; the one before."""
+    """Activate this scope; returns the previous one."""
     before = current()
     _thread.scope = scope
     return before
@@ -108,7 +108,7 @@ _origins: dict[int, Origin] = {}  # by number, which is the stamp
 # Code by identity (a code object's hash runs over all of it), and by instruction (a frame finds its
 # line by counting). None: not the user's code.
 _stamps: dict[int, dict[tuple[int, str], str] | None] = {}
-_kept: list[types.CodeType] = []  # so that their identities stay their own
+_kept: list[types.CodeType] = []  # keeps their identities from being reused
 _UNKNOWN: dict[tuple[int, str], str] = {}
 
 
@@ -159,7 +159,7 @@ class Stamps:
             self._stamp(tensor, prefix, 0)
 
     def _watch(self, node: Any, prefix: str) -> None:
-        """Stamp what the backward pass of an operation makes. See NOTE [stamps go down]."""
+        """Stamp the operations in the backward pass of an operation. See NOTE [stamps go down]."""
 
         def stamp(grads: Sequence[torch.Tensor | None], _: Any) -> None:
             for g in grads:
@@ -178,7 +178,7 @@ def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
 
 
 def forget() -> None:
-    """Forget what code was traced; what was made of it no longer tells scopes and lines."""
+    """Forget the traced code; programs made from it no longer know scopes and lines."""
     _stamps.clear()
     _origins.clear()
     _kept.clear()
@@ -188,7 +188,7 @@ clear_with_caches(forget)
 
 
 def resolve(module: Module, lines: bool = True) -> Module:
-    """The module with scope and, if asked for, file and line in the place of its stamps."""
+    """The module with its stamps replaced by the scope and, if requested, file and line."""
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
     known: dict[str, tuple[str, str, int]] = {}
@@ -207,7 +207,7 @@ def resolve(module: Module, lines: bool = True) -> Module:
 
 
 def _meaning(stamp: str) -> tuple[str, str, int]:
-    """What goes before the name of an operation, file and line."""
+    """The prefix of the name of an operation, file and line."""
     origin = _origins.get(abs(int(stamp)))
     if origin is None:  # forgotten since the program was traced
         return "", "", 0

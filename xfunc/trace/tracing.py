@@ -5,8 +5,8 @@ lazily and computes nothing, and a torch function mode (`xfunc.trace.calls`) see
 user's code. Together they
 
 - turn tensors that the function did not receive as arguments (*captures*) into inputs;
-- refuse what a pure function may not do, naming the user's line;
-- remember every value made, so that one that outlives the trace is found and defused.
+- refuse what a pure function must not do, and name the user's line;
+- remember every value made, so that values that outlive the trace are found and defused.
 
 NOTE [placeholders are never touched bare]: reading a torch_xla placeholder, or synchronising while
 anything derived from one is alive, kills the process. User code therefore only ever sees
@@ -14,19 +14,19 @@ anything derived from one is alive, kills the process. User code therefore only 
 ``_set_allow_execution(False)``, refuses to be read with an exception.
 
 NOTE [who owns a tensor]: traces nest strictly, and torch_xla numbers its tensors in order of
-creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than
-the trace's first one. torch.func wraps tensors without passing the mode; their innermost value is
-what counts. But a view whose base was changed in place is made again, under a new number, when its
-number is next asked for: what an enclosing trace is known to have made is not asked.
+creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than the
+trace's first one. torch.func wraps tensors without passing the mode; their innermost value decides.
+But a view whose base was changed in place is regenerated with a new number the next time its number
+is read, so values known to be made by an enclosing trace are not asked.
 
 NOTE [defusing what leaks]: when the outermost trace ends, ``_clear_pending_irs`` turns whatever is
 still alive into placeholder data, which is safe to synchronise over; and each leaked Python tensor
 becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
 NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
-its closure. They outlive it as mere tokens, emptied of all but shape and dtype: whenever the
-function is run again, `lift` puts the value that then takes their place. There is none for a value
-of which the function only asks the shape, or that it only holds.
+its closure. They outlive it as tokens, which only have a shape and a dtype: whenever the function
+runs again, `lift` substitutes the value that takes their place then. There is none for a value that
+the function only holds, or whose shape alone it uses.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _constants: WeakTable[bool] = WeakTable()
 
 
 def as_constant(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark device data that belongs to a program: no capture wherever it is used."""
+    """Mark device data that belongs to a program, and is never a capture."""
     _constants[tensor] = True
     return tensor
 
@@ -78,7 +78,9 @@ def current() -> Trace | None:
 
 
 def set_implicit(source: Any) -> Any:
-    """Let torch functions of this thread draw from `source` (None: not at all); the one before."""
+    """Make torch functions of this thread draw from `source` (None: refuse to draw); returns the
+    previous source.
+    """
     before = _thread.implicit
     _thread.implicit = source
     return before
@@ -90,11 +92,11 @@ class Trace:
     Attributes:
         captures: the tensors that became inputs.
         capture_inputs: what stands for each.
-        substitutes: what stands for tensors, by their ids, and the tensors.
+        substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
-        around: what surrounds it: the mesh in use, the manual region, and so on.
-        mode: what sees the calls; to be entered once more where torch has left it to call Python.
-        stamps: says in the HLO where values were made, once the trace is open.
+        around: its context: the mesh in use, the manual region, and so on.
+        mode: the mode that sees the calls; entered again where torch leaves it to call Python.
+        stamps: records in the HLO where values were made, once the trace is open.
     """
 
     def __init__(
@@ -117,12 +119,12 @@ class Trace:
         self.made = Made(name, defined_at)
         self.batching = batching.Batching(self)
         self.overlaps = Overlaps()
-        self.known = bounds.Known()  # the integers that stand in the code
+        self.known = bounds.Known()  # the constant integers in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
         self.mode = Mode(self)
         self.is_open = False
-        # What collects the effects of the function being run (`effects.Collected`), if they may be.
+        # Collects the effects of the function being run (`effects.Collected`), if they are allowed.
         self.effects: Any = None
 
     # -- opening and closing ------------------------------------------------------------------
@@ -143,12 +145,12 @@ class Trace:
             stack.callback(ambient.restore, ambient.restore(self.around))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            # torch runs backward passes of XLA tensors in a thread of their own, where neither
-            # the mode nor the lock of this one would hold.
+            # torch runs backward passes of XLA tensors in a separate thread, which would have
+            # neither the mode nor the lock of this one.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(self.mode)
             self.stamps = scopes.Stamps()
-            stack.callback(scopes.enter, scopes.enter(""))  # XLA puts the caller's in front.
+            stack.callback(scopes.enter, scopes.enter(""))  # XLA prepends the caller's scope.
             self._first_id = number_of(runtime.placeholder(Aval((), torch.bool)))
             _thread.trace = self
             self.is_open = True
@@ -169,7 +171,7 @@ class Trace:
             self._translate(error)
 
     def _translate(self, error: BaseException) -> None:
-        """Re-raise torch_xla's refusals, met where the mode does not see, as errors of ours."""
+        """Re-raise torch_xla's refusals that the mode does not see as errors of xfunc."""
         if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
             if refusal is not None:
@@ -178,11 +180,11 @@ class Trace:
     # -- inputs -------------------------------------------------------------------------------
 
     def new_input(self, aval: Any, label: str, watched: bool = False) -> torch.Tensor:
-        """A fresh placeholder, in the form in which user code may see it.
+        """A fresh placeholder, in the form that user code may see.
 
         If `watched`, plain autograd differentiates with respect to it.
         """
-        # The placeholder is of the bottom level, wherever a capture turns up.
+        # The placeholder is at the bottom level, wherever a capture occurs.
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
             raw = runtime.placeholder(aval)
             if watched:
@@ -198,7 +200,7 @@ class Trace:
         return [raw for raw, *_ in self._placeholders]
 
     def substitute(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """From now on, `value` stands for the captured `tensor`."""
+        """Make `value` stand for the captured `tensor` from now on."""
         self.substitutes[id(tensor)] = (tensor, value)
 
     def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: Any) -> None:
@@ -211,7 +213,7 @@ class Trace:
             trace = trace._parent
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for `tensor` in this trace; a tensor from outside becomes an input."""
+        """The value that stands for `tensor` in this trace; a tensor from outside becomes an input."""
         key = id(tensor)
         substitute = self.substitutes.get(key)
         if substitute is not None:
@@ -267,13 +269,13 @@ class Trace:
         return trace.owns(tensor)
 
     def may_use_plain_autograd(self) -> bool:
-        """Whether nothing differentiates here yet, by plain autograd or a transform."""
+        """Whether neither plain autograd nor a transform differentiates here yet."""
         busy = self.track_captures or self._in_plain_autograd
         return not busy and functorch.top_level() is None
 
     @contextlib.contextmanager
     def plain_autograd(self) -> Iterator[None]:
-        """Differentiate by plain autograd; what is differentiated inside uses transforms."""
+        """Differentiate with plain autograd; differentiation inside uses transforms."""
         self._in_plain_autograd = True
         try:
             yield
@@ -287,7 +289,7 @@ class Trace:
 
     @property
     def implicit(self) -> Any:
-        """What draws in place of the global generator: see `set_implicit`."""
+        """The source of random numbers in place of the global generator: see `set_implicit`."""
         source = _thread.implicit
         if source is not None and source.trace is not None and not source.trace.is_open:
             return None  # Left open by a trace that has ended.
@@ -312,7 +314,7 @@ class Trace:
 
     def check_unmutated(self, func: Any = None) -> None:
         """Raise if an input has been changed in place."""
-        # Lists of tensors are changed without a sign to be seen but a new number.
+        # In-place changes of lists of tensors are only visible as new tensor numbers.
         numbered = func is None or func.__name__.startswith("_foreach_")
         for _, view, version, label, number in self._placeholders:
             if view._version != version or (numbered and number != number_of(view)):

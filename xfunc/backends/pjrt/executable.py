@@ -1,6 +1,6 @@
 """A program that JAX compiles and runs.
 
-NOTE [the way into JAX]: our program is put in the place of a trivial one that ``jax.export`` made;
+NOTE [the way into JAX]: our program is put in place of a trivial one that ``jax.export`` made;
 ``jax.jit`` of the exported function compiles and calls it. JAX's own interface to its compiler
 changes with each release; this way has been the same since 0.7.
 """

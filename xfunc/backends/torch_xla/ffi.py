@@ -154,7 +154,7 @@ class Registry:
         self._register = _FUNCTION(functions.handler_register)
 
     def register(self, name: str, handler: Any) -> None:
-        """Let programs call a `HANDLER` by a name, which has none yet; it must live for ever."""
+        """Let programs call a `HANDLER` by a name, which has none yet; it must live forever."""
         label, where = _span(name.encode()), _span(_PLATFORM)
         bundle = _Bundle(execute=ctypes.cast(handler, c_void_p))
         size = _Registration.traits.offset + _Registration.traits.size
@@ -171,7 +171,7 @@ def error(frame: Frame, message: str) -> int:
 
 
 def capsule(handler: Any) -> Any:
-    """A `HANDLER` as JAX registers it; it must live for ever."""
+    """A `HANDLER` as JAX registers it; it must live forever."""
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (c_void_p, c_char_p, c_void_p)
     return make(ctypes.cast(handler, c_void_p), None, None)

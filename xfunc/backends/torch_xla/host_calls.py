@@ -5,7 +5,7 @@ are XLA's own memory: it reads its operands, writes its results, and keeps neith
 
 NOTE [host calls and the interpreter's lock]: the function needs the lock of Python's interpreter,
 and runs in a thread of XLA. torch_xla 2.9 keeps that lock while it launches a program, which waits
-until the one before has been launched entirely: the two would wait for each other for ever. So a
+until the one before has been launched entirely: the two would wait for each other forever. So a
 program that calls functions has ended before anything else is launched (`Executable`), and launches
 are made under `xfunc.backends.torch_xla.lock.lock`. At exit nothing may run any more: see `_stop`.
 """

@@ -16,7 +16,7 @@ _RLock: Any = type(threading.RLock())
 class _Lock(_RLock):
     """One lock for all that touches process-wide switches of torch_xla: traces and runs.
 
-    A thread that a trace itself waits for would wait for ever; it is refused instead.
+    A thread that a trace itself waits for would wait forever; it is refused instead.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ def has_started() -> bool:
 # With several devices xfunc runs torch_xla in its SPMD mode: one program for all of them, and data
 # that is not divided is copied to each. On the CPU the devices are threads of one pool, and one
 # that waits in a collective for the others blocks its thread. If a program finds too few threads
-# for all of its devices, it waits for ever, and XLA aborts the process. So the pool has several for
+# for all of its devices, it waits forever, and XLA aborts the process. So the pool has several for
 # each device (`NPROC`, which XLA reads when it starts), and a program is launched when the one
 # before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
 THREADS_PER_DEVICE = 4

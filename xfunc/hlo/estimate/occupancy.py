@@ -175,7 +175,7 @@ def last_reads(order: Sequence[Step], memory: Flow) -> dict[Buffer, int]:
 
 
 def _inside(step: Step, known: dict[int, Found]) -> Found:
-    """What is held inside of a loop, a branch or a call, beside its state and its results."""
+    """What is held inside a loop, a branch or a call, beside its state and its results."""
     if step.instruction.opcode not in ("while", "conditional", "call"):
         return Found()
     called = step.instruction.called_computations

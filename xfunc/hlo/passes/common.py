@@ -187,7 +187,7 @@ def _without_lost_control(
 
 
 def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
-    """Parameter `number` in the place of an instruction."""
+    """Parameter `number` in place of an instruction."""
     if of.opcode == "parameter":
         proto = pb.HloInstructionProto()
         proto.CopyFrom(of.proto)

@@ -1,6 +1,6 @@
 """What tells XLA's partitioner how to divide values: constraints and ties.
 
-A constraint states how a value is divided. A tie states that two values are divided alike, however
+A constraint states how a value is divided. A tie states that two values are sharded alike, however
 that is: both are members of one *shard group*, and the partitioner gives the sharding that it finds
 for one member to the other.
 
@@ -41,7 +41,7 @@ def unspecified(dims: Sequence[int]) -> str:
 def tie(
     body: ComputationBuilder, a: Value, b: Value, *, automatic: bool = False
 ) -> tuple[Value, Value]:
-    """The same values, divided alike; see NOTE [ties come in pairs].
+    """The same values, sharded alike; see NOTE [ties come in pairs].
 
     Args:
         body: the computation to add to.
@@ -57,10 +57,10 @@ def tie(
 
 
 def tied(body: ComputationBuilder, a: Value, b: Value, *, automatic: bool) -> tuple[Value, Value]:
-    """The two parameters of a computation that does nothing else, divided alike."""
+    """The two parameters of a computation that does nothing else, sharded alike."""
     if a.shape.dims != b.shape.dims or a.shape.is_tuple or b.shape.is_tuple:
         raise InvalidHloError(  # XLA would end the process.
-            f"computation {body.name!r}: {a.shape} and {b.shape} cannot be divided alike"
+            f"computation {body.name!r}: {a.shape} and {b.shape} cannot be sharded alike"
         )
     sharding = pb.OpSharding(
         type=pb.OpSharding.UNKNOWN,

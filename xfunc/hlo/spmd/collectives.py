@@ -84,7 +84,7 @@ def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) 
 
 
 def without_sums(module: Module, equal: Collection[int]) -> Module:
-    """The module with products in the place of those sums over devices that add equal values.
+    """The module with products in place of those sums over devices that add equal values.
 
     Args:
         module: is not changed.

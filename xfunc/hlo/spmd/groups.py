@@ -1,4 +1,4 @@
-"""Shard groups of a whole module: members of one group are divided alike (`annotations.tie`).
+"""Shard groups of a whole module: members of one group are sharded alike (`annotations.tie`).
 
 A group is two instructions of one computation that state the same number. Modules are put together
 of parts that know nothing of each other, and XLA copies a computation to wherever it is called; so
@@ -92,7 +92,7 @@ def _is_divided(sharding: pb.OpSharding) -> bool:
 
 
 def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
-    """Put its operand in the place of each tie that is `which`; in place."""
+    """Put its operand in place of each tie that is `which`; in place."""
     gone = {c.id for c in proto.computations if is_pair(c) and any(map(which, c.instructions))}
     for c in proto.computations:
         if c.id in gone:
@@ -115,7 +115,7 @@ def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], 
 
 
 def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:
-    """Take what is called with some values for these values, in the place of their elements."""
+    """Take what is called with some values for these values, in place of their elements."""
     whole = {c.root_id}  # what is used as it is, and not element by element
     stands_for: dict[int, int] = {}
     for i in c.instructions:

@@ -3,7 +3,7 @@
 Devices that run one program on different data get different values; a collective gives the same one
 to all of its group. What is found may be too much, but never too little. It serves three questions:
 whether an output is the same on all devices; whether all devices of a group take the same way to a
-collective (if not, those that do would wait for the others for ever); and which sums are of equal
+collective (if not, those that do would wait for the others forever); and which sums are of equal
 values, and need no communication.
 """
 
@@ -48,7 +48,7 @@ class Findings:
     Attributes:
         outputs: for each, the axes along which it differs.
         equal: ids of collectives whose groups have equal values to combine, wherever they run.
-            Those of regions inside of this one are left out: their axes are not among its own.
+            Those of regions inside this one are left out: their axes are not among its own.
     """
 
     outputs: tuple[Axes, ...]
