@@ -10,7 +10,7 @@ from tests.support.shard_map_programs import iota
 # The first two end in an error. Of a branch that is taken for each example, JAX leaves out what the
 # examples that take the other one contribute to a sum.
 JAX_CANNOT = (
-    "one_axis: gradient inside all_to_all",
+    "one_axis: gradient inside of all_to_all",
     "arrangements: gradient of rule",
     "arrangements: gradient of branch of each",
     "arrangements: gradient inside of branch of each",

@@ -285,7 +285,7 @@ _PLACES = (torch, torch.Tensor, torch.nn.functional)
 
 
 def fitting(replacements: dict[Any, Call]) -> dict[Any, Call]:
-    """For each torch function that needs it, a function that checks and then calls the replacement."""
+    """For each torch function that needs it, a checked version of its replacement."""
     found: dict[Any, Call] = {}
 
     def put(names: Iterable[str], check: Callable[[Call, Call], Call]) -> None:

@@ -171,7 +171,7 @@ class Made:
         return found
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
-        """Make any use of leaked values raise and, unless `quiet`, raise because they were found."""
+        """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
         first = None
         quiet = quiet or not _is_held(leaks)
         # The message names one value, preferably one made by a line of user code.

@@ -212,7 +212,7 @@ def _make_literal(
 
 
 def typed_numbers(trace: Trace, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of arithmetic, with numbers next to a 0-d floating tensor as tensors of its dtype."""
+    """Arguments of arithmetic; numbers next to a 0-d floating tensor get its dtype."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None or like.ndim or not like.is_floating_point():
         return args

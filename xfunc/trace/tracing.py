@@ -213,7 +213,7 @@ class Trace:
             trace = trace._parent
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The value that stands for `tensor` in this trace; a tensor from outside becomes an input."""
+        """The value of `tensor` in this trace; a tensor from outside becomes an input."""
         key = id(tensor)
         substitute = self.substitutes.get(key)
         if substitute is not None:
