@@ -32,6 +32,33 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "topk": lambda z: z.topk(2)[0],
     "copysign": lambda z: torch.copysign(z, z),
     "copysign of a number": lambda z: torch.copysign(z, 2.0),
+    "less": lambda z: z < z,
+    "less than a number": lambda z: z < 2,
+    "at least": lambda z: z >= z,
+    "remainder": lambda z: z % 2,
+    "remainder of a number": lambda z: 2 % z,
+    "fmod": lambda z: torch.fmod(z, z),
+    "floor_divide": lambda z: z // 2,
+    "argmax": lambda z: z.argmax(),
+    "max": lambda z: z.max(),
+    "max of rows": lambda z: z.max(0)[0],
+    "median": lambda z: z.median(),
+    "mode": lambda z: z.mode()[0],
+    "fmin": lambda z: torch.fmin(z, z),
+    "clamp": lambda z: z.clamp(0, 1),
+    "atan2": lambda z: torch.atan2(z, z),
+    "round": lambda z: z.round(),
+    "sign": lambda z: z.sign(),
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "softshrink": F.softshrink,
+    "erf": lambda z: z.erf(),
+    "lgamma": lambda z: z.lgamma(),
+    "nansum": lambda z: z.nansum(),
+    "histc": lambda z: z.histc(),
+    "searchsorted": lambda z: torch.searchsorted(z[0], z[0]),
+    "smooth_l1_loss": lambda z: F.smooth_l1_loss(z, z),
 }
 
 
@@ -41,6 +68,38 @@ def test_complex_numbers(name: str) -> None:
         COMPLEX[name](Z)
     with pytest.raises(xf.errors.UnsupportedOpError, match="was given complex64"):
         xf.jit(COMPLEX[name])(Z)
+
+
+INTEGERS: dict[str, Callable[..., Any]] = {
+    "logcumsumexp": lambda i: i.logcumsumexp(0),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "logsigmoid": F.logsigmoid,
+    "leaky_relu": F.leaky_relu,
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "nextafter": lambda i: torch.nextafter(i, i),
+    "hypot": lambda i: torch.hypot(i, i),
+    "logaddexp": lambda i: torch.logaddexp(i, i),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name: str, dtype: torch.dtype) -> None:
+    """XLA rounds the slopes and the logarithms."""
+    with pytest.raises((RuntimeError, NotImplementedError), match="not implemented"):
+        INTEGERS[name](I.to(dtype))
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"was given u?int(.|\n)*x.float\(\)"):
+        xf.jit(INTEGERS[name])(I.to(dtype))
+
+
+@pytest.mark.parametrize("of", [torch.gcd, torch.lcm])
+def test_divisors_of_floating_point_numbers(of: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match="not implemented"):
+        of(torch.ones(3), torch.ones(3))
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"given float32(.|\n)*x.long\(\)"):
+        xf.jit(of)(torch.ones(3), torch.ones(3))
 
 
 def test_means_of_complex_numbers_at_indices() -> None:

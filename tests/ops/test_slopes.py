@@ -117,3 +117,29 @@ def test_logsigmoid_of_infinities() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         found = xf.jit(F.logsigmoid)(x.to(dtype)).cpu()
         torch.testing.assert_close(found, F.logsigmoid(x.to(dtype)), equal_nan=True)
+
+
+def test_softshrink_of_nan_is_nan() -> None:
+    x = torch.tensor([0.2, -0.2, NAN, 1.0, -1.0, INF, -INF])
+    for bound in (0.5, 0.0, INF):
+
+        def f(x: Tensor, bound: float = bound) -> Tensor:
+            return F.softshrink(x, bound)
+
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.testing.assert_close(xf.jit(f)(x.to(dtype)).cpu(), f(x.to(dtype)), equal_nan=True)
+
+
+@pytest.mark.parametrize("bounds", [(NAN, None), (None, NAN)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+def test_nan_as_the_only_bound_is_ignored(bounds: Any, dtype: torch.dtype) -> None:
+    """As torch does it; but the slope is zero."""
+    x = torch.tensor([2.0, -1.0, 7.0]).to(dtype)
+    want = x.clamp(*bounds)
+    got = xf.jit(lambda x: x.clamp(*bounds))(x).cpu()
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+    if dtype.is_floating_point:
+        assert torch.equal(xf.jit(lambda x: x.clone().clamp_(*bounds))(x).cpu(), want)
+        for one in (xf.grad, torch.func.grad):
+            assert not one(lambda x: x.clamp(*bounds).sum())(x).any()

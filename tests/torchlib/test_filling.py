@@ -1,5 +1,6 @@
 """Traced numbers where torch reads a number: fills, splits; and quantiles in forward mode."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,47 @@ def test_bincount_says_how_to_count() -> None:
 
     torch.testing.assert_close(xf.device_get(xf.jit(count)(x)), torch.bincount(x, minlength=5))
     assert xf.jit(count)(x + 3).tolist() == [0, 0, 0, 0, 1]
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[:, 1:].fill_diagonal_(5.0)
+    return y
+
+
+def _rows_of_columns(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.t()[1:].fill_diagonal_(5.0, wrap=True)
+    return y
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4), (7, 3), (4, 1), (1, 1), (3, 3, 3)])
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda x: (x * 1).fill_diagonal_(5.0),
+        lambda x: (x * 1).fill_diagonal_(fill_value=5, wrap=True),
+        lambda x: (x > 3).fill_diagonal_(True),
+        _part,
+        _rows_of_columns,
+    ],
+)
+def test_the_diagonal_is_filled(fill: Any, shape: tuple[int, ...]) -> None:
+    """torch 2.9 does it with strides and an offset, which a view or an example has none of."""
+    x = torch.arange(float(math.prod(shape))).reshape(shape)
+    if len(shape) > 2 and fill in (_part, _rows_of_columns):
+        x = x[0]
+    want = fill(x)
+    assert torch.equal(xf.jit(fill)(x).cpu(), want)
+    assert torch.equal(xf.vmap(fill, in_axes=-1)(torch.stack([x, x], -1)).cpu()[1], want)
+    if want.dtype is torch.float32:
+        ones = torch.ones_like(x)
+        got = xf.vmap(lambda x: xf.jvp(fill, (x,), (ones,))[1])(x[None])
+        assert torch.equal(got.cpu()[0], torch.func.jvp(fill, (x,), (ones,))[1])
+
+
+def test_a_diagonal_that_there_is_not_is_torchs_error() -> None:
+    with pytest.raises(RuntimeError, match="dimensions must larger than 1"):
+        xf.jit(lambda x: (x * 1).fill_diagonal_(1.0))(torch.ones(3))
+    with pytest.raises(RuntimeError, match="equal length"):
+        xf.jit(lambda x: (x * 1).fill_diagonal_(1.0))(torch.ones(3, 2, 3))

@@ -20,18 +20,38 @@ _ORDERING = """
     max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward
     max_pool3d_with_indices_backward max_unpool2d max_unpool3d adaptive_max_pool2d
     adaptive_max_pool3d gcd lcm maximum minimum amax amin topk sort sort.stable kthvalue
-    cummax cummin
+    cummax cummin lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor
+    argmax argmin aminmax max max.dim min min.dim median median.dim nanmedian nanmedian.dim mode
+    fmax fmin clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor heaviside
+    searchsorted.Tensor histc isneginf isposinf softshrink hardshrink elu softplus sign
+    remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
+    floor_divide floor_divide.Scalar log_sigmoid_forward huber_loss smooth_l1_loss
 """.split()
+_REAL = """
+    atan2 hypot nextafter signbit floor ceil round round.decimals trunc frac xlogy.Tensor erf erfc
+    erfinv lgamma digamma polygamma gelu mish logit nansum special_entr i0 special_zeta igamma
+    igammac special_xlog1py celu native_layer_norm _cdist_forward
+""".split()
+_FLOATING = """
+    logcumsumexp hardswish hardsigmoid log_sigmoid_forward leaky_relu softshrink hardshrink
+    nextafter hypot logaddexp logaddexp2 igamma igammac
+""".split()
+_WHOLE = ("gcd", "lcm")
 _MEANS = ("scatter_reduce.two", "index_reduce")
 _SIGNED = ("copysign.Tensor", "copysign.Scalar")
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
-_CONVERSIONS = {True: "x.real, x.imag, x.abs()", False: "x.float()"}
 
 
 def add() -> None:
     """Put the refusals around the kernels that there are."""
     for name in _ORDERING:
         surround(name, _refusing(_first_complex, "complex numbers have no order"), _no_complex)
+    for name in _REAL:
+        surround(name, _refusing(_first_complex, "it is of real numbers only"), _no_complex)
+    for name in _FLOATING:
+        surround(name, _refusing(_only_integers, "it is of floating-point numbers"), _some_floating)
+    for name in _WHOLE:
+        surround(name, _refusing(_first_floating, "it is of integers"), _none_floating)
     for name in _MEANS:
         surround(
             name,
@@ -68,6 +88,16 @@ def _first_bool(*args: Any) -> torch.dtype | None:
     return next((d for d in dtypes if d is torch.bool), None)
 
 
+def _only_integers(*args: Any) -> torch.dtype | None:
+    dtypes = [a.dtype for a in args if isinstance(a, torch.Tensor)]
+    return None if any(d.is_floating_point or d.is_complex for d in dtypes) else dtypes[0]
+
+
+def _first_floating(*args: Any) -> torch.dtype | None:
+    dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
+    return next((d for d in dtypes if d.is_floating_point), None)
+
+
 def _complex_mean(*args: Any) -> torch.dtype | None:
     return _first_complex(*args) if "mean" in args[-2:] else None
 
@@ -76,8 +106,22 @@ def _no_complex(*args: Any) -> bool:
     return _first_complex(*args) is None
 
 
+def _some_floating(*args: Any) -> bool:
+    return _only_integers(*args) is None
+
+
+def _none_floating(*args: Any) -> bool:
+    return _first_floating(*args) is None
+
+
 def _no_bool(*args: Any) -> bool:
     return _first_bool(*args) is None
+
+
+def _conversion(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "x.real, x.imag, x.abs()"
+    return "x.long()" if dtype.is_floating_point else "x.float()"
 
 
 def _refusing(
@@ -88,11 +132,12 @@ def _refusing(
             dtype = refused(*args)
             if dtype is None:
                 return function(*args, **kwargs)
+            to = "an integer" if dtype.is_floating_point else "a floating"
             fail(
                 UnsupportedOpError,
                 f"torch.{name.strip('_').partition('.')[0]} was given "
                 f"{str(dtype).removeprefix('torch.')}: {why}",
-                f"convert to a floating dtype ({_CONVERSIONS[dtype.is_complex]}).",
+                f"convert to {to} dtype ({_conversion(dtype)}).",
             )
 
         return run

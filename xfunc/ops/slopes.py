@@ -38,6 +38,12 @@ def _broadcasting(name: str) -> None:
         )
 
 
+@kernel("softshrink")
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    # torch_xla 2.9 makes zero of NaN.
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
+
+
 @kernel("_prelu_kernel_backward")
 def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0, x * grad)

@@ -6,6 +6,7 @@ numbers that require grad. `fill` and `expand` are used when such a number is di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,6 +109,18 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return x.copy_(index_fill(x, dim, index, value))
 
 
+def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+    """``Tensor.fill_diagonal_``, which torch 2.9 writes with strides: those of the whole array."""
+    if x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
+        return x.fill_diagonal_(fill_value, wrap)  # torch's error
+    step = sum(math.prod(x.shape[d + 1 :]) for d in range(x.ndim))
+    place = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    hit = place % max(step, 1) == 0
+    if not wrap and x.ndim == 2:
+        hit = hit & (place < x.shape[1] * step)
+    return masked_fill_(x, hit, fill_value)
+
+
 FILLING: dict[Any, Callable[..., Any]] = {
     torch.full: _full(torch.full, False),
     torch.linspace: linspace,
@@ -122,5 +135,6 @@ FILLING: dict[Any, Callable[..., Any]] = {
     torch.index_fill: index_fill,
     Tensor.index_fill: index_fill,
     Tensor.index_fill_: index_fill_,
+    Tensor.fill_diagonal_: fill_diagonal_,
 }
 """For each torch function that fills, a version that also takes a traced number."""

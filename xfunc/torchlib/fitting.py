@@ -9,7 +9,6 @@ number 0, and a dimension that does not exist, where torch_xla computes somethin
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -62,6 +61,7 @@ def _given(name: str, place: int, args: Sequence[Any], kwargs: dict[str, Any]) -
 # Of each operation the numbers that it converts, by name and place: to the dtype of the tensor,
 _OWN = {
     "fill": [("value", 1)],
+    "fill_diagonal": [("fill_value", 1)],
     "full": [("fill_value", 1)],
     "full_like": [("fill_value", 1)],
     "new_full": [("fill_value", 2)],
@@ -125,8 +125,14 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
                 check_number(func, n, wide)
         if plain == "addr" and any(isinstance(n, float) for n in numbers):
             _check_real(func, dtype)
-        if places is _BOUNDS:
-            _check_bounds(func, numbers)
+        real = not dtype.is_complex
+        if places is _BOUNDS and real and None in numbers and any(n != n for n in numbers):
+            # As its only bound torch 2.9 ignores NaN, but for derivatives, which are zero.
+            x: Tensor = args[0] if args else kwargs["input"]
+            if plain == name:
+                return x.detach().to(dtype, copy=True)
+            if x.dtype == dtype or x.dtype.is_floating_point:
+                return x.copy_(x.detach().clone())
         if dtype.is_floating_point:  # torch_xla takes no integer beyond int64.
             args = tuple(wrapped(a, dtype) for a in args)
             kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
@@ -150,15 +156,6 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
             UnsupportedOpError,
             f"{operation_name(func)} of integers ({dtype}) was given a floating-point factor",
             "give an integer, or convert to a floating dtype first.",
-        )
-
-
-def _check_bounds(func: Call, bounds: Sequence[Any]) -> None:
-    if None in bounds and any(isinstance(b, float) and math.isnan(b) for b in bounds):
-        fail(
-            UnsupportedOpError,
-            f"{operation_name(func)} was given NaN as its only bound, which torch ignores",
-            "leave the bound out, or give a number.",
         )
 
 
