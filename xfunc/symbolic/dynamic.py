@@ -18,6 +18,7 @@ from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
+from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
 from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
@@ -60,6 +61,7 @@ class Dynamic:
         self._calls: collections.Counter[_Name] = collections.Counter()
         self._cells: collections.Counter[_Name] = collections.Counter()
         self._served: dict[_Name, Bucket] = {}
+        self._auto: dict[tuple[str, ...], Auto] = {}
         self._limit = limit
         self._plans: dict[Any, Plans] = {}
 
@@ -85,6 +87,9 @@ class Dynamic:
             declared = self.declared(structure, args, kwargs)
             shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             env = declared.bind(shapes)
+            auto = self._auto.get(tuple(declared.box.ranges))
+            if auto is not None:
+                auto.note(env)
             ends = self._ends(declared, env)
             given = _Given(args, kwargs, options, divide)
             if self._limit is None:
@@ -103,6 +108,9 @@ class Dynamic:
 
     def _ends(self, declared: Declared, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """The smallest and the largest sizes of the bucket of sizes."""
+        auto = self._auto.get(tuple(declared.box.ranges))
+        if auto is not None:
+            return auto.ends(env)
         return {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
 
     def _plans_of(
@@ -188,6 +196,8 @@ class Dynamic:
                 staged.name, self._spec, args, kwargs, staged.parameters, staged.labels(structure)
             )
             self._rungs.check(found.box)
+            if (auto := self._rungs.auto(found.box)) is not None:
+                self._auto.setdefault(tuple(found.box.ranges), auto)
             self._declared[structure] = found
         return self._declared[structure]
 
@@ -259,6 +269,11 @@ class Dynamic:
                     f"{own if bucket.per_bucket else ''}"
                 )
             lines.append(f"bucket {sizes}: {calls} calls, {what}")
+        lines += [
+            f"the ladder changed {a.changes} time{'s' * (a.changes > 1)}"
+            for a in self._auto.values()
+            if a.changes
+        ]
         lines += [plans.explain() for plans in self._plans.values()]
         return "\n".join(lines)
 

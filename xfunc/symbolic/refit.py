@@ -28,10 +28,11 @@ class Refit:
     Attributes:
         counts: how often each tuple of sizes came.
         calls: how many there were.
+        compile_cost: of a program.
     """
 
     def __init__(self, n: int, cost: Cost, compile_cost: float):
-        self._n, self._cost, self._compile_cost = n, cost, compile_cost
+        self._n, self._cost, self.compile_cost = n, cost, compile_cost
         self._next = _FIRST
         self.counts: Counter[Sizes] = Counter()
         self.calls = 0
@@ -55,10 +56,10 @@ class Refit:
         if not self.counts:
             return None
         tops = tuple(rungs[-1] for rungs in ladders)
-        found = best(self.counts, self._n, self._cost, self._compile_cost, compiled, tops)
+        found = best(self.counts, self._n, self._cost, self.compile_cost, compiled, tops)
         gains = self._total(found, compiled) < self._total(ladders, compiled)
         return found if gains else None
 
     def _total(self, ladders: Ladders, compiled: Collection[Sizes]) -> float:
         """What as many calls again would take, with what has to be compiled for them."""
-        return expected_cost(self.counts, ladders, self._cost, self._compile_cost, compiled)
+        return expected_cost(self.counts, ladders, self._cost, self.compile_cost, compiled)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xfunc.errors import ShapeError, fail, shown
+from xfunc.symbolic.auto import Auto, power_of_2
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.dim import Dim
 
@@ -75,15 +76,15 @@ class Rungs:
                         "give buckets from min to max, multiples of multiple_of.",
                     )
 
+    def auto(self, box: Box) -> Auto | None:
+        """What chooses the buckets if none are given for any symbol."""
+        return Auto(box) if not any(self._of.values()) else None
+
     def of(self, name: str, size: int, r: Range) -> tuple[int, int]:
         """The smallest and the largest size of the bucket that a size of a symbol is in."""
         sizes = self._of.get(name, self._of.get(None))
         if sizes is None:
-            high = 1 << (size - 1).bit_length()
-            low = high // 2 + 1
-            high = -(-high // r.step) * r.step
-            if r.max is not None:
-                high = min(high, r.max)
+            low, high = power_of_2(size, r)
         else:
             k = bisect.bisect_left(sizes, size)
             if k == len(sizes):

@@ -1,0 +1,75 @@
+"""`buckets="auto"`: the ladder follows what comes; programs are bounded."""
+
+import itertools
+import random
+
+import torch
+
+import xfunc as xf
+from xfunc.symbolic.auto import MOST_PROGRAMS, Auto
+from xfunc.symbolic.box import Box, Range
+
+
+def highs(auto, **env):
+    return tuple(high for _, high in auto.ends(env).values())
+
+
+def test_powers_of_two_then_the_sizes_that_come():
+    auto = Auto(Box({"S": Range(1, 512)}))
+    assert auto.ends({"S": 65}) == {"S": (65, 128)}
+    for k in range(2**11):
+        auto.note({"S": 65 + k % 3})
+    assert auto.changes == 1
+    assert auto.ends({"S": 66}) == {"S": (1, 67)}
+    assert highs(auto, S=68) == (128,)  # It was compiled at the beginning.
+    assert highs(auto, S=300) == (512,)
+
+
+def test_a_few_calls_change_nothing():
+    auto = Auto(Box({"S": Range(1, 512)}))
+    for _ in range(40):
+        auto.note({"S": 65})
+    assert auto.changes == 0
+    assert highs(auto, S=65) == (128,)
+
+
+def test_there_are_at_most_so_many_programs():
+    auto = Auto(Box({"B": Range(1, 256), "S": Range(1, 2048, 8)}))
+    rng = random.Random(0)
+    used = set()
+    for _ in range(400):
+        env = {"B": round(2 ** rng.uniform(0, 8)), "S": 8 * rng.randint(1, 256)}
+        auto.note(env)
+        high = highs(auto, **env)
+        assert all(s <= n for s, n in zip(env.values(), high, strict=True))
+        assert high[1] % 8 == 0
+        for (low, top), s in zip(auto.ends(env).values(), env.values(), strict=True):
+            assert low <= s <= top
+        used.add(high)
+    # What nothing that is there can hold is compiled all the same.
+    assert len(used) <= MOST_PROGRAMS + 4
+
+
+def test_every_size_has_one_bucket():
+    auto = Auto(Box({"S": Range(4, 96, 4)}))
+    for n in itertools.chain(*[[12, 44, 88]] * 2000):
+        auto.note({"S": n})
+    assert auto.changes > 0
+    ends = {auto.ends({"S": n})["S"] for n in range(4, 97, 4)}
+    covered = sorted(ends)
+    assert covered[0][0] == 4
+    assert covered[-1][1] == 96
+    assert all(low == high + 4 for (_, high), (low, _) in itertools.pairwise(covered))
+
+
+def test_calls_follow_the_ladder():
+    S = xf.Dim("S", max=64)
+    jitted = xf.jit(lambda x: x.mean(), dynamic_shapes=((S,),))
+    for n in [33, 34, 35] * 50:
+        x = torch.ones(n)
+        assert jitted(x).item() == 1
+    assert jitted.cache_info().compiles == 2
+    text = jitted.explain()
+    assert "bucket S<=64: " in text
+    assert "bucket S<=35: " in text
+    assert "the ladder changed 1 time" in text
