@@ -90,7 +90,7 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
     return _pending
 
 
-def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
+def load_checkpoint(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
     """Read the tree of tensors in a folder that `save_checkpoint` wrote.
 
     Of a sharded tensor only those parts are read that this process's devices hold, however it was
@@ -101,6 +101,8 @@ def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
         target: a tree that says what is there and where it shall be: like a tensor (on the CPU, or
             divided as that one), or as a `ShapeDtypeStruct` says (on the devices; whole on each,
             if it has no sharding), or a Python number. The tensors are not changed.
+        partial: whether the checkpoint may hold more than the target, such as the state of an
+            optimizer beside parameters; what is not asked for is not read.
 
     Returns:
         A tree of the structure of `target`.
@@ -116,7 +118,7 @@ def load_checkpoint(path: str | os.PathLike[str], target: Any) -> Any:
     leaves = leaves_of(target, "target")
     targets = {leaf.name: target_for(leaf) for leaf in leaves}
     stored = _stored(folder)
-    check_fits(stored.contents, leaves, targets)
+    check_fits(stored.contents, leaves, targets, partial)
     from xfunc.sharding import storage
 
     loaded = storage.read(stored, targets)

@@ -124,11 +124,15 @@ def check_outside(name: str, x: Any) -> None:
 
 
 def check_fits(
-    stored: Mapping[str, Any], leaves: list[Leaf], targets: Mapping[str, Target]
+    stored: Mapping[str, Any],
+    leaves: list[Leaf],
+    targets: Mapping[str, Target],
+    partial: bool = False,
 ) -> None:
-    """Raise unless a checkpoint holds just what is asked for."""
+    """Raise unless a checkpoint holds just what is asked for; if `partial`, it may hold more."""
     lines = [f"  {leaf.path}: not in the checkpoint" for leaf in leaves if leaf.name not in stored]
-    lines += [f"  {name}: in the checkpoint only" for name in stored if name not in targets]
+    if not partial:
+        lines += [f"  {name}: in the checkpoint only" for name in stored if name not in targets]
     for leaf in leaves:
         if leaf.name in stored:
             have, want = stored[leaf.name], short(targets[leaf.name])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,13 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -25,6 +33,7 @@ from xfunc.sharding.metadata_file import METADATA, read_metadata
 from xfunc.sharding.parts import Target
 from xfunc.sharding.planners import Load, Save
 
+FULL = 1 << 26  # bytes of a file, from which on another one may begin
 _SAVER = "xfunc"  # in the metadata: there is a manifest
 
 
@@ -104,7 +113,11 @@ class _Written(WriteResult):
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes one file in each process, and in the first one what makes a checkpoint of them."""
+    """Writes files in each process, and in the first one what makes a checkpoint of them.
+
+    A process has one file, and begins another where an entry at the top of the tree begins and the
+    file is large: so parameters are read without the state of an optimizer.
+    """
 
     def __init__(self, folder: Path, name: str, extra: bytes):
         super().__init__(folder)
@@ -114,18 +127,31 @@ class _Writer(dcp.FileSystemWriter):
         return StorageMeta(save_id=_SAVER)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name = f"{plan.storage_data.prefix}0.distcp"
-        infos: list[_StorageInfo] = []
-        with manifest.SummedFile(self._folder / name) as file:
-            for item in plan.items:
-                start = file.tell()
-                _save_tensor(planner.resolve_data(item), file)
-                infos.append(_StorageInfo(name, start, file.tell() - start))
-            known = file.finish()
+        waiting = collections.deque(plan.items)
+        written: list[WriteResult] = []
+        for number in itertools.count():
+            name = f"{plan.storage_data.prefix}{number}.distcp"
+            written += self._write_file(name, waiting, planner)
+            if not waiting:
+                break
         done: Future[list[WriteResult]] = Future()
-        pairs = zip(plan.items, infos, strict=True)
-        done.set_result([_Written(item.index, i.length, i, known) for item, i in pairs])
+        done.set_result(written)
         return done
+
+    def _write_file(
+        self, name: str, waiting: collections.deque[WriteItem], planner: SavePlanner
+    ) -> list[_Written]:
+        """Write tensors to a file until it is full, and say what became of them."""
+        infos: list[tuple[WriteItem, _StorageInfo]] = []
+        with manifest.SummedFile(self._folder / name) as file:
+            while waiting:
+                if infos and file.tell() >= FULL and _top(waiting[0]) != _top(infos[-1][0]):
+                    break
+                item, start = waiting.popleft(), file.tell()
+                _save_tensor(planner.resolve_data(item), file)
+                infos.append((item, _StorageInfo(name, start, file.tell() - start)))
+            known = file.finish()
+        return [_Written(item.index, info.length, info, known) for item, info in infos]
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         super().finish(metadata, results)
@@ -136,6 +162,10 @@ class _Writer(dcp.FileSystemWriter):
         manifest.sync(self._folder)
         self._folder.rename(self._folder.with_name(self._name))
         manifest.sync(self._folder.parent)
+
+
+def _top(item: WriteItem) -> str:
+    return item.index.fqn.partition(".")[0]
 
 
 def _save_tensor(part: Any, file: manifest.SummedFile) -> None:

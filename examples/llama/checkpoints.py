@@ -101,6 +101,8 @@ class Checkpoints:
         target: Any,
         step: int | None = None,
         check: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        partial: bool = False,
     ) -> Restored:
         """Read a checkpoint.
 
@@ -109,6 +111,7 @@ class Checkpoints:
             step: which one. None: the newest that is not damaged, with a warning for each that is;
                 the next save then renames those to ``<step>.damaged``.
             check: is given `extra` before the state is read, and may raise an error.
+            partial: whether the target may be a part of the state; the rest is not read.
 
         Raises:
             FileNotFoundError: there is none, or none of that step.
@@ -120,11 +123,11 @@ class Checkpoints:
                 raise FileNotFoundError(
                     f"{self.folder} has no checkpoint of step {step}: use one of {kept}"
                 )
-            return self._read(target, step, check)
+            return self._read(target, step, check, partial)
         first = None
         for each in reversed(self.steps()):
             try:
-                return self._read(target, each, check)
+                return self._read(target, each, check, partial)
             except (xf.errors.DamagedCheckpointError, FileNotFoundError) as error:
                 warnings.warn(f"step {each} is passed over: {error}", stacklevel=2)
                 self._damaged.add(each)
@@ -134,7 +137,11 @@ class Checkpoints:
         )
 
     def _read(
-        self, target: Any, step: int, check: Callable[[dict[str, Any]], None] | None
+        self,
+        target: Any,
+        step: int,
+        check: Callable[[dict[str, Any]], None] | None,
+        partial: bool,
     ) -> Restored:
         path = self.folder / str(step)
         extra = xf.sharding.load_extra(path)
@@ -148,7 +155,8 @@ class Checkpoints:
             extra = extra["extra"]
         if check is not None:
             check(extra)
-        return Restored(step, xf.sharding.load_checkpoint(path, target), extra)
+        state = xf.sharding.load_checkpoint(path, target, partial=partial)
+        return Restored(step, state, extra)
 
     def _clean(self) -> None:
         """Put damaged checkpoints aside, and remove what killed runs left."""

@@ -31,6 +31,18 @@ def restore(
         return found._replace(state=_with_new_guard(found.state, target))
 
 
+def restore_params(
+    checkpoints: Checkpoints,
+    recipe: Recipe,
+    step: int | None = None,
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> Restored:
+    """Read the parameters alone, as the state: what the optimizer has stays on the disk."""
+    target = {"params": train.abstract_state(recipe).params}
+    found = checkpoints.restore(target, step, check, partial=True)
+    return found._replace(state=found.state["params"])
+
+
 def _with_guard_of_losses(target: Any) -> State:
     """A target for states from before the guard compared norms of the gradient too."""
     seen, mean, _ = target.guard

@@ -18,7 +18,7 @@ from .model import Params
 from .options import SettingError
 from .owner import owned
 from .recipe import Recipe
-from .restored import restore
+from .restored import restore_params
 
 
 class Trained(NamedTuple):
@@ -70,10 +70,10 @@ def load(
     recipe = run.recipe(xf.device_count())
     based = base.about(run, recipe)
     checkpoints = Checkpoints(folder / "checkpoints")
-    found = restore(
+    found = restore_params(
         checkpoints, recipe, step, lambda extra: base.check_same(based, extra.get("base"))
     )
-    name, params = f"step {found.step} of {folder}", found.state.params
+    name, params = f"step {found.step} of {folder}", found.state
     frozen = base.load(run, recipe)
     return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen))
 

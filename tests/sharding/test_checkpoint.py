@@ -32,6 +32,7 @@ from xfunc.sharding import (
     save_checkpoint,
     save_checkpoint_async,
     sharding_of,
+    storage,
     use_mesh,
 )
 
@@ -703,3 +704,29 @@ def test_damage_of_what_torch_wrote(tmp_path):
     ) as raised:
         load_checkpoint(tmp_path, torch.ones(100))
     assert raised.value.file == path
+
+
+def test_a_part_is_read_without_the_rest(tmp_path, mesh, monkeypatch):
+    """Large entries at the top lie in files of their own: those of others need not be whole."""
+    monkeypatch.setattr(storage, "FULL", 100)
+    where = NamedSharding(mesh, P("x", "y"))
+    state = {
+        "a": {"w": device_put(torch.randn(8, 4), where), "b": torch.randn(30)},
+        "b": [torch.randn(30), torch.randn(30)],
+        "c": {"x": 1},
+        "d": 2.0,
+    }
+    save_checkpoint(tmp_path / "step", state)
+    files = sorted(path.name for path in (tmp_path / "step").glob("*.distcp"))
+    assert files == [f"__0_{i}.distcp" for i in range(4)]
+    check(load_checkpoint(tmp_path / "step", state), state)
+    path = tmp_path / "step" / "__0_1.distcp"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    part = {"a": state["a"], "d": 0.0}
+    check(load_checkpoint(tmp_path / "step", part, partial=True), part | {"d": 2.0})
+    with pytest.raises(xf.errors.DamagedCheckpointError, match=r"__0_1\.distcp was changed"):
+        load_checkpoint(tmp_path / "step", state)
+    with pytest.raises(xf.errors.TreeMismatchError, match=r"\['e'\]: not in the checkpoint"):
+        load_checkpoint(tmp_path / "step", {"e": 1}, partial=True)
