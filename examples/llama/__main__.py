@@ -11,7 +11,19 @@ import torch
 
 import xfunc as xf
 
-from . import allocation, aot, complete, config, evaluate, fit, options, tokenizer, trained
+from . import (
+    allocation,
+    aot,
+    complete,
+    config,
+    evaluate,
+    fit,
+    harness,
+    options,
+    scores,
+    tokenizer,
+    trained,
+)
 from .finite import NotFiniteError
 from .reader import Reader
 from .sampling import Settings
@@ -63,8 +75,15 @@ def fit_command(argv: Sequence[str]) -> int:
 def eval_command(argv: Sequence[str]) -> int:
     """Tell the loss of trained weights on held-out data."""
     parser = _weights_parser("eval", eval_command)
+    parser.add_argument(
+        "--files",
+        action="append",
+        help="texts to be scored instead, each by itself; see data.files",
+    )
     args = parser.parse_intermixed_args(argv)
     found = trained.load(args.folder, args.step, args.config, args.settings)
+    if args.files:
+        return _by_file(found, args.files)
     reader = Reader(found.run.data, found.run.folder, found.recipe.model.vocab)
     batches = found.run.eval_batches
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, batches, found.base)
@@ -76,6 +95,34 @@ def eval_command(argv: Sequence[str]) -> int:
     if not math.isfinite(loss):
         raise NotFiniteError("the loss is not finite: the weights have diverged")
     return 0
+
+
+def _by_file(found: trained.Trained, files: Sequence[str]) -> int:
+    data, recipe = found.run.data, found.recipe
+    params, known = found.computing(), tokenizer.load(found.tokenizer)
+    scorer = scores.Scorer(params, recipe.model, recipe.plan, length=data.seq, batch=data.batch)
+    for file, total in scores.by_file(scorer, known, files, data.field):
+        print(
+            f"{file}: loss {total.loss:.4f}, perplexity {total.perplexity:.2f}, "
+            f"{total.bits_per_byte:.4f} bits per byte of {total.size:,}, {total.tokens:,} tokens"
+        )
+        if not math.isfinite(total.loss):
+            raise NotFiniteError("the loss is not finite: the weights have diverged")
+    return 0
+
+
+def harness_command(argv: Sequence[str]) -> int:
+    """Run tasks of the lm-evaluation-harness, which needs `pip install lm-eval`."""
+    parser = _weights_parser("harness", harness_command)
+    add = parser.add_argument
+    add("--tasks", required=True, help="names, separated by commas")
+    add("--task-path", metavar="FOLDER", help="has tasks of your own, in YAML")
+    add("--fewshot", type=int, metavar="N", help="examples in a prompt (default: the task's)")
+    add("--limit", type=int, metavar="N", help="documents of a task (default: all)")
+    add("--length", type=int, metavar="N", help="tokens of a text (default: those of the model)")
+    add("--batch", type=int, default=8, metavar="N", help="texts at a time (default: 8)")
+    add("--out", type=Path, metavar="FILE", help="for the results, in JSON")
+    return harness.run(parser.parse_intermixed_args(argv))
 
 
 def generate_command(argv: Sequence[str]) -> int:
@@ -200,6 +247,7 @@ def aot_command(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "fit": fit_command,
     "eval": eval_command,
+    "harness": harness_command,
     "generate": generate_command,
     "serve": serve_command,
     "import-hf": import_command,

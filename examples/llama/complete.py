@@ -26,6 +26,7 @@ def complete(
     plan: Plan = Plan(),
     stops: Sequence[str] = (),
     size: int = 8,
+    longest: int | None = None,
     say: Callable[[int, str], object] = lambda number, text: None,
 ) -> list[str]:
     """What follows each text.
@@ -40,12 +41,14 @@ def complete(
         plan: where arrays lie.
         stops: texts before which an answer ends.
         size: how many are made at a time.
+        longest: tokens of a prompt, at most, the last ones; None: all.
         say: is told the number of a text, and what is new of its answer.
 
     Raises:
         NotFiniteError: logits are not finite.
     """
     prompts = [tokenizer.encode_prompt(text) for text in texts]
+    prompts = [prompt[-(longest or len(prompt)) :] for prompt in prompts]
     if not min(map(len, prompts), default=0):
         raise ValueError("a prompt has no tokens: give a text, or a tokenizer that begins one")
     parts: list[list[Part]] = [[] for _ in prompts]

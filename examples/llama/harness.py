@@ -1,0 +1,164 @@
+"""A model as EleutherAI's lm-evaluation-harness asks it: `pip install lm-eval`."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import tokenizer, trained
+from .complete import complete
+from .model import Config, Params
+from .options import SettingError
+from .plan import Plan
+from .sampling import Settings
+from .scores import Row, Scorer, windows
+from .tokenizer import Tokenizer
+
+
+class Asked(Protocol):
+    """What the harness calls an Instance."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What is asked."""
+        ...
+
+
+class Answers:
+    """What the harness wants of a model.
+
+    Args:
+        params: the weights, as the model is computed with them.
+        config: the sizes.
+        known: the tokenizer.
+        plan: how the model is computed.
+        length: tokens of a text, at most; what is before them is left out.
+        batch: texts at a time.
+        new: tokens of an answer for which the harness names no number.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        config: Config,
+        known: Tokenizer,
+        *,
+        plan: Plan = Plan(),
+        length: int,
+        batch: int = 8,
+        new: int = 256,
+    ):
+        self._params, self._config, self._plan, self._known = params, config, plan, known
+        self._length, self._batch, self._new = length, batch, new
+        self._scorer = Scorer(params, config, plan, length=length, batch=batch)
+        begin = known.end if known.begin is None else known.begin
+        if begin is None:
+            raise SettingError("the tokenizer has no token that begins or ends a text: name one")
+        self._begin = begin
+
+    def loglikelihood(self, requests: Sequence[Asked]) -> list[tuple[float, bool]]:
+        """How likely continuations of contexts are, and whether they are the likeliest."""
+        found = self._scorer([self._pair(*request.args) for request in requests])
+        return [(score.log_probability, score.is_greedy) for score in found]
+
+    def loglikelihood_rolling(self, requests: Sequence[Asked]) -> list[float]:
+        """How likely whole texts are."""
+        totals = []
+        for request in requests:
+            tokens = [self._begin, *self._known.encode([request.args[0]])[0]]
+            found = self._scorer([*windows(tokens, self._length)])
+            totals.append(sum(score.log_probability for score in found))
+        return totals
+
+    def generate_until(self, requests: Sequence[Asked]) -> list[str]:
+        """What follows contexts, up to some text."""
+        groups: dict[Any, list[int]] = {}
+        for i, request in enumerate(requests):
+            key = json.dumps(request.args[1], sort_keys=True)
+            groups.setdefault(key, []).append(i)
+        found: dict[int, str] = {}
+        for key, numbers in groups.items():
+            texts = [requests[i].args[0] for i in numbers]
+            found |= zip(numbers, self._continued(texts, json.loads(key)), strict=True)
+        return [found[i] for i in range(len(requests))]
+
+    def _continued(self, texts: Sequence[str], how: dict[str, Any]) -> list[str]:
+        until = how.get("until") or []
+        new = min(how.get("max_gen_toks", self._new), self._length - 1)
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        given: dict[str, Any] = {name: how[name] for name in names if how.get(name) is not None}
+        if not how.get("do_sample", given.get("temperature", 0.0) > 0):
+            given["temperature"] = 0.0
+        else:
+            given = {"temperature": 1.0} | given
+        return complete(
+            self._params,
+            self._known,
+            texts,
+            new,
+            Settings(**given),
+            config=self._config,
+            plan=self._plan,
+            stops=[until] if isinstance(until, str) else [text for text in until if text],
+            size=self._batch,
+            longest=self._length - new,
+        )
+
+    def _pair(self, context: str, continuation: str) -> Row:
+        # A space belongs to the word behind it, and its token as well.
+        cut = len(context.rstrip())
+        context, continuation = context[:cut], context[cut:] + continuation
+        before, whole = self._known.encode([context, context + continuation])
+        tokens = [self._begin, *whole][-self._length - 1 :]
+        scored = min(max(len(whole) - len(before), 1), len(tokens) - 1)
+        return Row(tokens, scored)
+
+
+def language_model(*args: Any, **kwargs: Any) -> Any:
+    """`Answers` as a model of the harness: for `lm_eval.simple_evaluate(model=...)`."""
+    try:
+        from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise SettingError(f"{error}: install it with `pip install lm-eval`") from error
+
+    class Model(Answers, LM):
+        def __init__(self) -> None:
+            LM.__init__(self)
+            Answers.__init__(self, *args, **kwargs)
+
+    return Model()
+
+
+def run(args: argparse.Namespace, say: Callable[[str], object] = print) -> int:
+    """Run tasks on a checkpoint, and print and write what they find."""
+    found = trained.load(args.folder, args.step, args.config, args.settings)
+    length = max(found.run.context, found.run.data.seq)
+    model = language_model(
+        found.computing(),
+        found.recipe.model,
+        tokenizer.load(found.tokenizer),
+        plan=found.recipe.plan,
+        length=args.length or length,
+        batch=args.batch,
+    )
+    import lm_eval  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+
+    tasks = TaskManager(include_path=args.task_path)
+    results = lm_eval.simple_evaluate(
+        model=model,
+        tasks=args.tasks.split(","),
+        task_manager=tasks,
+        num_fewshot=args.fewshot,
+        limit=args.limit,
+        bootstrap_iters=0,
+    )
+    for task, values in results["results"].items():
+        told = (
+            f"{k.removesuffix(',none')} {v:.4f}" for k, v in values.items() if isinstance(v, float)
+        )
+        say(f"{task}: {', '.join(told)}")
+    if args.out is not None:
+        Path(args.out).write_text(json.dumps(results["results"], indent=2, default=str), "utf-8")
+    return 0
