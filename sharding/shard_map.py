@@ -102,7 +102,7 @@ def shard_map(
     return ShardMapped(f, mesh, in_specs, out_specs, axis_names, checks)
 
 
-class ShardMapped(Transform):
+class ShardMapped(Transform[..., Any]):
     """What `shard_map` returns."""
 
     def __init__(

@@ -130,7 +130,7 @@ def test_bytes_of_results_that_do_not_fit() -> None:
     assert 2**20 < caught.value.limit_bytes < 2**42
 
 
-def huge(x: torch.Tensor) -> torch.Tensor:
+def huge(x: torch.Tensor | float) -> torch.Tensor:
     return torch.zeros(2**20, 2**20) + x
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,8 +14,12 @@ from xfunc.errors import TreeMismatchError, fail
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
 from xfunc.stages.transformed import Transform
 
+T = TypeVar("T")
 
-def associative_scan(fn: Fun, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+
+def associative_scan(
+    fn: Callable[[Any, Any], object], elems: T, reverse: bool = False, axis: int = 0
+) -> T:
     """``[x0, fn(x0, x1), fn(fn(x0, x1), x2), ...]`` along an axis.
 
     Args:
@@ -36,7 +41,7 @@ def associative_scan(fn: Fun, elems: Any, reverse: bool = False, axis: int = 0) 
     return AssociativeScan(fn, bool(reverse), axis)(elems)
 
 
-class AssociativeScan(Transform):
+class AssociativeScan(Transform[..., Any]):
     """``xs -> prefixes``."""
 
     def __init__(self, f: Fun, reverse: bool, axis: int):

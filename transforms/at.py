@@ -152,7 +152,7 @@ def _unused(x: Tensor) -> Tensor:
     return x
 
 
-class Indexed(Transform):
+class Indexed(Transform[..., Any]):
     """``(x, index arrays, values) -> the result``."""
 
     def __init__(self, fun: Fun, where: Positions, kind: str, mode: str):

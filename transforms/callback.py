@@ -38,10 +38,10 @@ _numbers = itertools.count()
 
 def pure_callback(
     callback: Fun,
-    result_shape_dtypes: Any,
-    *args: Any,
+    result_shape_dtypes: object,
+    *args: object,
     vmap_method: str | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """``callback(*args, **kwargs)``, called on the host while the program runs.
 
@@ -75,7 +75,11 @@ def pure_callback(
 
 
 def io_callback(
-    callback: Fun, result_shape_dtypes: Any, *args: Any, ordered: bool = False, **kwargs: Any
+    callback: Fun,
+    result_shape_dtypes: object,
+    *args: object,
+    ordered: bool = False,
+    **kwargs: object,
 ) -> Any:
     """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
 
@@ -104,7 +108,7 @@ def io_callback(
     return HostFunction(callback, result_shape_dtypes, None, "io_callback")(*args, **kwargs)
 
 
-class HostFunction(Transform):
+class HostFunction(Transform[..., Any]):
     """``arguments -> results`` of a callback."""
 
     def __init__(self, callback: Fun, results: Any, method: str | None, kind: str):

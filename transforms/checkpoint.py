@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from xfunc import tree
 from xfunc.core import ambient
@@ -17,14 +17,17 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkpoint(
-    fun: Fun,
+    fun: Callable[P, R],
     policy: Policy | None = None,
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
-) -> Any:
+) -> Checkpoint[P, R]:
     """`fun`, whose backward pass computes the forward pass again instead of keeping its values.
 
     Args:
@@ -44,12 +47,12 @@ def checkpoint(
 remat = checkpoint
 
 
-class Checkpoint(Transform):
+class Checkpoint(Transform[P, R]):
     """What `checkpoint` returns."""
 
     def __init__(
         self,
-        fun: Fun,
+        fun: Callable[P, R],
         policy: Policy,
         prevent_cse: bool,
         static_argnums: int | Sequence[int],
@@ -65,27 +68,27 @@ class Checkpoint(Transform):
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return [not b for b in not_chosen(self._static, structure)]
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_eager():
             return self.fun(*args, **kwargs)
         nums = select(self._static, args, self.__name__, "static_argnums")
-        args = tuple(_Static(a) if i in nums else a for i, a in enumerate(args))
+        given = tuple(_Static(a) if i in nums else a for i, a in enumerate(args))
         policy = ambient.policy_for(self._policy)
         primitive = functools.partial(Call, policy=policy, barrier=self._barrier)
-        return call_in_trace(self._inner, args, kwargs, Options(primitive=primitive))
+        return call_in_trace(self._inner, given, kwargs, Options(primitive=primitive))
 
 
 class _Static:
     """An argument that is no array, whatever it is."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
 
 def _unwrapping(fun: Fun) -> Fun:
     """`fun` with static arguments as they were given."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return fun(*(a.value if isinstance(a, _Static) else a for a in args), **kwargs)
 
     return call

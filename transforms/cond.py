@@ -5,8 +5,8 @@ How a choice is differentiated and batched is in `switch_primitive`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,8 +26,12 @@ from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.transforms.switch_primitive import Switch
 
+R = TypeVar("R")
 
-def cond(pred: Any, true_fun: Fun, false_fun: Fun, *operands: Any) -> Any:
+
+def cond(
+    pred: object, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: object
+) -> R:
     """``true_fun(*operands)`` if `pred`, else ``false_fun(*operands)``.
 
     Only the chosen function runs. Both are traced, and must return trees of the same structure,
@@ -48,7 +52,7 @@ def cond(pred: Any, true_fun: Fun, false_fun: Fun, *operands: Any) -> Any:
     return Choice((false_fun, true_fun), "cond")(pred, *operands)
 
 
-def switch(index: Any, branches: Sequence[Fun], *operands: Any) -> Any:
+def switch(index: object, branches: Sequence[Callable[..., R]], *operands: object) -> R:
     """``branches[index](*operands)``, the index clamped into range.
 
     Args:
@@ -68,7 +72,7 @@ def switch(index: Any, branches: Sequence[Fun], *operands: Any) -> Any:
     return Choice(tuple(branches), "switch")(index, *operands)
 
 
-class Choice(Transform):
+class Choice(Transform[..., Any]):
     """``(index or predicate, *operands) -> result``."""
 
     def __init__(self, funs: tuple[Fun, ...], kind: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -24,8 +24,11 @@ from xfunc.torchlib import functorch, values
 
 _DEFINITIONS = frozenset(("defjvp", "defjvps", "defvjp", "def_vmap"))
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class CustomFunction(Transform):
+
+class CustomFunction(Transform[P, R]):
     """A function with a rule of its own."""
 
     kind: str
@@ -49,7 +52,7 @@ class CustomFunction(Transform):
         # Of two decorators on top of each other, the outer one hands on what defines the inner.
         inner = self.__dict__.get("_primal_fun")
         if name in _DEFINITIONS and isinstance(inner, CustomFunction):
-            return getattr(inner, name)
+            return getattr(cast("CustomFunction[..., Any]", inner), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _set_rules(self, *rules: Fun) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, cast
 
 from xfunc import tree
 from xfunc.core.eager import is_eager
@@ -18,8 +18,11 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.staging import Staged
 from xfunc.transforms.custom_vjp import CustomVjp, custom_vjp
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def custom_gradient(fun: Fun) -> CustomVjp:
+
+def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
     """The first result of `fun`, whose gradient is computed by the second, a function.
 
     ::
@@ -46,7 +49,7 @@ def custom_gradient(fun: Fun) -> CustomVjp:
     """
 
     @functools.wraps(fun)
-    def primal(*args: Any) -> Any:
+    def primal(*args: Any) -> R:
         return _pair(fun, args)[0]
 
     def forward(*args: Any) -> tuple[Any, Any]:
@@ -69,7 +72,7 @@ def custom_gradient(fun: Fun) -> CustomVjp:
     forward.__qualname__ = backward.__qualname__ = function_name(fun)
     found = custom_vjp(primal)
     found.defvjp(forward, backward)
-    return found
+    return cast(CustomVjp[P, R], found)
 
 
 class Residuals:
@@ -82,7 +85,7 @@ class Residuals:
 tree.register(Residuals, lambda r: (r.tensors, r.entry), lambda entry, ts: Residuals(ts, entry))
 
 
-def _pair(fun: Fun, args: tuple[Any, ...]) -> tuple[Any, Fun]:
+def _pair(fun: Callable[..., tuple[R, object]], args: tuple[object, ...]) -> tuple[R, Fun]:
     out = fun(*args)
     if is_pair(out) and callable(out[1]):
         return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -23,12 +23,15 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction, Parts
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def custom_jvp(
-    fun: Fun,
+    fun: Callable[P, R],
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
-) -> CustomJvp:
+) -> CustomJvp[P, R]:
     """`fun`, whose derivative is computed by a rule that is given with ``defjvp``.
 
     ::
@@ -59,7 +62,7 @@ def custom_jvp(
     return CustomJvp(fun, nondiff_argnums, nondiff_argnames)
 
 
-class CustomJvp(CustomFunction):
+class CustomJvp(CustomFunction[P, R]):
     """What `custom_jvp` returns."""
 
     kind, define = "custom_jvp", "defjvp"
@@ -69,16 +72,18 @@ class CustomJvp(CustomFunction):
         self._set_rules(rule)
         return rule
 
-    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
+    def defjvps(self, *rules: Callable[..., object] | None) -> None:
         """Give a rule for each argument: ``rule(tangent, output, *args) -> tangent of the output``.
 
         The tangents are added; None means that the output does not vary with the argument.
         """
 
-        def rule(*given: Any) -> Any:
+        function = cast("Callable[..., R]", self)
+
+        def rule(*given: Any) -> tuple[R, Any]:
             *nondiff, primals, tangents = given
             args = self._whole(primals, nondiff)
-            out = self(*args)
+            out = function(*args)
             parts = [
                 r(t, out, *args) for r, t in zip(rules, tangents, strict=True) if r is not None
             ]

@@ -65,7 +65,7 @@ def custom_linear_solve(
     return LinearSolve(matvec, solve, back, bool(symmetric), bool(has_aux))(b)
 
 
-class LinearSolve(Transform):
+class LinearSolve(Transform[..., Any]):
     """``b -> x``."""
 
     def __init__(

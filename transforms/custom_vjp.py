@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -25,12 +25,15 @@ from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.custom import CustomFunction, Parts
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def custom_vjp(
-    fun: Fun,
+    fun: Callable[P, R],
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
-) -> CustomVjp:
+) -> CustomVjp[P, R]:
     """`fun`, whose gradient is computed by a rule that is given with ``defvjp``.
 
     ::
@@ -65,7 +68,7 @@ def custom_vjp(
     return CustomVjp(fun, nondiff_argnums, nondiff_argnames)
 
 
-class CustomVjp(CustomFunction):
+class CustomVjp(CustomFunction[P, R]):
     """What `custom_vjp` returns."""
 
     kind, define = "custom_vjp", "defvjp"

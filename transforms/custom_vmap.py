@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from xfunc import tree
 from xfunc.backends.torch_xla import runtime
@@ -22,8 +22,11 @@ from xfunc.transforms.custom import CustomFunction
 from xfunc.transforms.custom_vmap_primitive import Mapped, Rule, refuse_reverse
 from xfunc.transforms.map import map as map_
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def custom_vmap(fun: Fun) -> CustomVmap:
+
+def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
     """`fun`, in whose place `vmap` calls a rule that is given with ``def_vmap``.
 
     ::
@@ -56,7 +59,7 @@ def custom_vmap(fun: Fun) -> CustomVmap:
     return CustomVmap(fun)
 
 
-def sequential_vmap(f: Fun) -> CustomVmap:
+def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
     """`f`, which `vmap` calls for one example after the other, in a loop.
 
     For what has no rule of batching, or needs too much memory for all examples at once.
@@ -68,14 +71,16 @@ def sequential_vmap(f: Fun) -> CustomVmap:
     """
     one = custom_vmap(f)
 
-    def rule(_: int, in_batched: list[Any], *args: Any) -> Any:
+    function = cast("Callable[..., R]", one)
+
+    def rule(_: int, in_batched: list[object], *args: object) -> tuple[R, Any]:
         leaves, structure = tree.flatten(args)
         flags = tree.leaves(tuple(in_batched))
 
-        def call(xs: list[Any]) -> Any:
+        def call(xs: list[Tensor]) -> R:
             each = iter(xs)
             full = [next(each) if b else x for x, b in zip(leaves, flags, strict=True)]
-            return one(*tree.unflatten(structure, full))
+            return function(*tree.unflatten(structure, full))
 
         out = map_(call, [x for x, b in zip(leaves, flags, strict=True) if b])
         return out, tree.map(lambda _: True, out)
@@ -84,7 +89,7 @@ def sequential_vmap(f: Fun) -> CustomVmap:
     return one
 
 
-class CustomVmap(CustomFunction):
+class CustomVmap(CustomFunction[P, R]):
     """What `custom_vmap` returns."""
 
     kind, define = "custom_vmap", "def_vmap"

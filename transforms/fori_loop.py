@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,10 +19,17 @@ from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
 
+R = TypeVar("R")
+
 
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Fun, init_val: Any, *, unroll: int | bool | None = None
-) -> Any:
+    lower: object,
+    upper: object,
+    body_fun: Callable[[Any, Any], R],
+    init_val: object,
+    *,
+    unroll: int | bool | None = None,
+) -> R:
     """Repeat ``value = body_fun(i, value)`` for i from `lower` up to, and without, `upper`.
 
     Means::

@@ -36,7 +36,7 @@ from xfunc.transforms.vjp import check_outputs, vjp
 
 def fwd_and_bwd(
     fun: Fun, argnums: int | Sequence[int], has_aux: bool = False
-) -> tuple[Transform, Transform]:
+) -> tuple[Transform[..., Any], Transform[..., Any]]:
     """The forward and the backward pass of a function, as two functions.
 
     ::
@@ -94,7 +94,7 @@ class Residuals:
 tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Residuals(tensors, how))
 
 
-class _Pass(Transform):
+class _Pass(Transform[..., Any]):
     """A function of which there is one for each pass."""
 
     def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):

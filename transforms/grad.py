@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -28,8 +28,13 @@ from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.transforms.checkpoint import checkpoint
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+
+def grad(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, Any]:
     """The gradient of a scalar function.
 
     Args:
@@ -50,7 +55,9 @@ def grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> A
     return ValueAndGrad(fun, argnums, has_aux, with_value=False)
 
 
-def value_and_grad(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+def value_and_grad(
+    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, tuple[R, Any]]:
     """Like `grad`, but returns ``(value, gradient)``, or ``((value, aux), gradient)``.
 
     Source: ``jax.value_and_grad``.
@@ -83,7 +90,7 @@ def _plain(
     return value.detach(), full, tuple(a.detach() for a in aux)
 
 
-class ValueAndGrad(Transform):
+class ValueAndGrad(Transform[..., Any]):
     """What `grad` and `value_and_grad` return."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, with_value: bool):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, cast
 
 import torch
 
@@ -22,8 +22,12 @@ from xfunc.stages.checks import (
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 
+P = ParamSpec("P")
 
-def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+
+def jacfwd(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, Any]:
     """The Jacobian of `fun`, column by column, in forward mode.
 
     Args:
@@ -41,7 +45,9 @@ def jacfwd(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) ->
     return Jacobian(fun, argnums, has_aux, forward=True)
 
 
-def jacrev(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+def jacrev(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, Any]:
     """The Jacobian of `fun`, row by row, in reverse mode; see `jacfwd`.
 
     Source: ``jax.jacrev``.
@@ -49,7 +55,9 @@ def jacrev(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) ->
     return Jacobian(fun, argnums, has_aux, forward=False)
 
 
-def hessian(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
+def hessian(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, Any]:
     """The matrix of second derivatives: ``jacfwd(jacrev(fun))``.
 
     Source: ``jax.hessian``.
@@ -57,7 +65,7 @@ def hessian(fun: Fun, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     return jacfwd(jacrev(fun, argnums, has_aux), argnums, has_aux)
 
 
-class Jacobian(Transform):
+class Jacobian(Transform[..., Any]):
     """What `jacfwd` and `jacrev` return."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, forward: bool):

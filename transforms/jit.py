@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import torch
 
@@ -32,19 +32,41 @@ Nums = int | Sequence[int] | None
 Names = str | Sequence[str] | None
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Settings(TypedDict, total=False):
+    """The keyword arguments of `jit`."""
+
+    static_argnums: Nums
+    static_argnames: Names
+    donate_argnums: Nums
+    donate_argnames: Names
+    in_shardings: object
+    out_shardings: object
+    dynamic_shapes: object
+    buckets: object
+    memory_limit: int | None
+
+
+@overload
+def jit(fun: Callable[P, R], **settings: Unpack[_Settings]) -> Jit[P, R]: ...
+@overload
+def jit(fun: None = None, **settings: Unpack[_Settings]) -> _Decorator: ...
 def jit(
-    fun: Callable[..., Any] | None = None,
+    fun: Callable[..., object] | None = None,
     *,
     static_argnums: Nums = None,
     static_argnames: Names = None,
     donate_argnums: Nums = None,
     donate_argnames: Names = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    dynamic_shapes: Any = None,
-    buckets: Any = None,
+    in_shardings: object = None,
+    out_shardings: object = None,
+    dynamic_shapes: object = None,
+    buckets: object = None,
     memory_limit: int | None = None,
-) -> Any:
+) -> Jit[..., Any] | _Decorator:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
     The Python code of `fun` runs once per kind of arguments, on abstract tensors. Python numbers
@@ -109,16 +131,20 @@ def jit(
     )
 
 
-class Jit(Transform):
+class _Decorator(Protocol):
+    def __call__(self, fun: Callable[P, R], /) -> Jit[P, R]: ...
+
+
+class Jit(Transform[P, R]):
     """What `jit` returns: call it like the function."""
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         static: tuple[Nums, Names],
         donate: tuple[Nums, Names],
-        shardings: tuple[Any, Any],
-        dynamic: tuple[Any, Any] = (None, None),
+        shardings: tuple[object, object],
+        dynamic: tuple[object, object] = (None, None),
         memory_limit: int | None = None,
     ):
         self._static = _resolve(fun, *static)
@@ -156,23 +182,23 @@ class Jit(Transform):
         elif memory_limit is not None:
             self._limit = limit.Limit(self._staged, memory_limit)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_eager():
             return self.fun(*args, **kwargs)
-        args, kwargs, options = self._split(args, kwargs)
+        given, named, options = self._split(args, kwargs)
         # Inside a program, XLA reuses memory by itself.
-        return call_in_trace(self._staged, args, kwargs, options._replace(donated=frozenset))
+        return call_in_trace(self._staged, given, named, options._replace(donated=frozenset))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if tracing.current() is not None or is_eager():
             return self.apply(*args, **kwargs)
         try:
             if self._is_plain and self._dynamic is None:
                 return run_staged(self._staged, args, kwargs)
-            args, kwargs, options = self._split(args, kwargs)
+            given, named, options = self._split(args, kwargs)
             if self._in is not None and self._dynamic is None:
-                args = self._divided(args, kwargs)
-            result = self._run(args, kwargs, options)
+                given = self._divided(given, named)
+            result = self._run(given, named, options)
             return result if self._out is None else self._noted(result)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
@@ -289,32 +315,32 @@ class Jit(Transform):
 
     # -- inspection -----------------------------------------------------------------------------
 
-    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+    def trace(self, *args: object, **kwargs: object) -> stages.Traced:
         """Trace for these arguments (tensors, numbers, `ShapeDtypeStruct`); runs nothing."""
         if is_symbolic(args, kwargs):
             lowered.refuse_trace(self._staged.name)
-        args, kwargs, options = self._split(args, kwargs)
-        wanted = self._wanted_by_all(args, kwargs)
+        given, named, options = self._split(args, kwargs)
+        wanted = self._wanted_by_all(given, named)
         if self._limit is None:
-            return stages.trace(self._staged, args, kwargs, wanted, options)
-        before = ambient.set_override(self._limit.override(args, kwargs, options, wanted))
+            return stages.trace(self._staged, given, named, wanted, options)
+        before = ambient.set_override(self._limit.override(given, named, options, wanted))
         try:
-            return stages.trace(self._staged, args, kwargs, wanted, options)
+            return stages.trace(self._staged, given, named, wanted, options)
         finally:
             ambient.set_override(before)
 
-    def lower(self, *args: Any, **kwargs: Any) -> stages.Lowered:
+    def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and give the HLO.
 
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
         bucket, for `xfunc.export`.
         """
         if is_symbolic(args, kwargs):
-            args, kwargs, options = self._split(args, kwargs)
-            wanted = self._wanted_by_all(args, kwargs)
+            given, named, options = self._split(args, kwargs)
+            wanted = self._wanted_by_all(given, named)
             if self._has_limit:
                 lowered.refuse_limit(self._staged.name)
-            found: Any = lowered.lower(self._staged, args, kwargs, options, self._buckets, wanted)
+            found: Any = lowered.lower(self._staged, given, named, options, self._buckets, wanted)
             return found
         return self.trace(*args, **kwargs).lower()
 

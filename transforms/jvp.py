@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -12,8 +13,31 @@ from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_aux
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
-def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+
+@overload
+def jvp(
+    fun: Callable[..., R],
+    primals: Sequence[object],
+    tangents: Sequence[object],
+    has_aux: Literal[False] = False,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    fun: Callable[..., tuple[R, Aux]],
+    primals: Sequence[object],
+    tangents: Sequence[object],
+    has_aux: Literal[True],
+) -> tuple[R, R, Aux]: ...
+@overload
+def jvp(
+    fun: Fun, primals: Sequence[object], tangents: Sequence[object], has_aux: bool
+) -> tuple[Any, ...]: ...
+def jvp(
+    fun: Fun, primals: Sequence[object], tangents: Sequence[object], has_aux: bool = False
+) -> tuple[Any, ...]:
     """The value of `fun` at `primals` and its derivative along `tangents`.
 
     Args:
@@ -38,7 +62,7 @@ def jvp(fun: Fun, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     return Jvp(fun, has_aux)(tuple(primals), tuple(tangents))
 
 
-class Jvp(Transform):
+class Jvp(Transform[..., Any]):
     """``(primals, tangents) -> (outputs, output tangents)``."""
 
     def __init__(self, fun: Fun, has_aux: bool):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,8 +19,12 @@ from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, lab
 from xfunc.stages.staging import Staged
 from xfunc.transforms.vjp import vjp
 
+R = TypeVar("R")
 
-def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], list[Tensor]]:
+
+def closure_convert(
+    fun: Callable[..., R], *example_args: object
+) -> tuple[Callable[..., R], list[Tensor]]:
     """`fun` as a function that is given what it closes over, and those values.
 
     Args:
@@ -68,7 +72,7 @@ def closure_convert(fun: Fun, *example_args: Any) -> tuple[Callable[..., Any], l
     return converted, [inside[i] for i in moved]
 
 
-def linear_transpose(fun: Fun, *primals: Any) -> Callable[[Any], tuple[Any, ...]]:
+def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any, ...]]:
     """The transpose of a linear function: from a cotangent of its result to those of its arguments.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -25,8 +26,21 @@ from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
 from xfunc.transforms.vjp import split_aux
 
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
-def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
+
+@overload
+def linearize(
+    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+) -> tuple[R, Callable[..., R]]: ...
+@overload
+def linearize(
+    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+) -> tuple[R, Callable[..., R], Aux]: ...
+@overload
+def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[Any, ...]: ...
+def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of `fun`, and its derivative there as a linear function.
 
     Like `jvp` with the tangents left out: what does not depend on them is computed once. At top
@@ -64,7 +78,7 @@ def linearize(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
     return (out, linear, tree.unflatten(aux_tree, outs[n:])) if has_aux else (out, linear)
 
 
-class _Flat(Transform):
+class _Flat(Transform[..., Any]):
     """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
 
     def __init__(self, fun: Fun, has_aux: bool, name: str):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,8 +16,10 @@ from xfunc.stages.transformed import Transform
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.vmap import vmap
 
+R = TypeVar("R")
 
-def map(f: Fun, xs: Any, batch_size: int | None = None) -> Any:
+
+def map(f: Callable[[Any], R], xs: object, batch_size: int | None = None) -> R:
     """``stack([f(x) for x in xs])``, by a loop over the leading axis.
 
     Takes the memory of one call; `vmap` computes all at once. Differentiable in both modes.
@@ -53,7 +56,7 @@ class _Step(Part):
         return carry, self.fun(x)
 
 
-class _BatchedMap(Transform):
+class _BatchedMap(Transform[..., Any]):
     """``xs -> ys`` in batches, and a smaller one for what is left over."""
 
     def __init__(self, f: Fun, batch_size: int):

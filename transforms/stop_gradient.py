@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from xfunc import tree
 
+T = TypeVar("T")
 
-def stop_gradient(x: Any) -> Any:
+
+def stop_gradient(x: T) -> T:
     """The same tree, whose derivative is zero, in both modes and to any order.
 
     Source: ``jax.lax.stop_gradient``.

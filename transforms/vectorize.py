@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, cast
 
 from xfunc import tree
 from xfunc.core.locations import function_name
@@ -16,8 +16,13 @@ from xfunc.transforms.vmap import vmap
 _DIMS = r"\([^(),]*(?:,[^(),]*)*\)"
 _SIGNATURE = re.compile(rf"({_DIMS}(?:,{_DIMS})*)?->{_DIMS}(?:,{_DIMS})*")
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | None = None) -> Any:
+
+def vectorize(
+    fun: Callable[P, R], *, excluded: Iterable[int | str] = (), signature: str | None = None
+) -> Callable[P, R]:
     """`fun`, mapped over all axes of its arguments but the last ones that it works on.
 
     Args:
@@ -36,7 +41,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
 
     Source: ``jax.numpy.vectorize``.
     """
-    skip = frozenset(excluded)
+    skip, function = frozenset(excluded), cast("Callable[..., R]", fun)
     dims = _parsed(signature, fun) if signature is not None else None
 
     @functools.wraps(fun)
@@ -57,7 +62,7 @@ def vectorize(fun: Fun, *, excluded: Iterable[int | str] = (), signature: str | 
             full = list(args)
             for i, x in zip(given, xs, strict=True):
                 full[i] = x
-            out = fun(*full, **kwargs)
+            out = function(*full, **kwargs)
             _check_outputs(out, outputs, sizes)
             return out
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -30,8 +31,21 @@ from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
-def vjp(fun: Fun, *primals: Any, has_aux: bool = False) -> Any:
+
+@overload
+def vjp(
+    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+) -> tuple[R, Pullback]: ...
+@overload
+def vjp(
+    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+) -> tuple[R, Pullback, Aux]: ...
+@overload
+def vjp(fun: Fun, *primals: object, has_aux: bool) -> tuple[Any, ...]: ...
+def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of `fun`, and the function that pulls a cotangent back to its arguments.
 
     Args:
@@ -90,7 +104,7 @@ def check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> N
             )
 
 
-class _Flat(Transform):
+class _Flat(Transform[..., Any]):
     """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
 
     def __init__(self, fun: Fun, has_aux: bool, name: str):
@@ -144,7 +158,7 @@ class Pullback:
         self._structure, self._out_tree, self._outs = structure, out_tree, outs
         self._trace = tracing.current()
 
-    def __call__(self, ct: Any) -> Any:
+    def __call__(self, ct: object) -> tuple[Any, ...]:
         if self._trace is not None and not self._trace.is_open:
             fail(
                 LeakError,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import optree
 import torch
@@ -15,20 +15,23 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
-from xfunc.stages.checks import Fun, Tensor, arrays, as_arrays, as_tensor, is_sequence
+from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequence
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import batching, functorch
 from xfunc.trace import tracing
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    fun: Fun,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    fun: Callable[P, R],
+    in_axes: object = 0,
+    out_axes: object = 0,
     axis_name: str | None = None,
     axis_size: int | None = None,
     spmd_axis_name: str | tuple[str, ...] | None = None,
-) -> Any:
+) -> Vmap[P, R]:
     """A function that maps `fun` over an axis of its arguments, as one batched computation.
 
     Args:
@@ -62,14 +65,14 @@ def vmap(
     return Vmap(fun, in_axes, out_axes, axis_size, axis_name, tuple(axes))
 
 
-class Vmap(Transform):
+class Vmap(Transform[P, R]):
     """What `vmap` returns."""
 
     def __init__(
         self,
-        fun: Fun,
-        in_axes: Any,
-        out_axes: Any,
+        fun: Callable[P, R],
+        in_axes: object,
+        out_axes: object,
         axis_size: int | None,
         axis_name: str | None,
         mesh_axes: tuple[str, ...],
@@ -80,7 +83,7 @@ class Vmap(Transform):
         options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name, mesh_axes)
         super().__init__(fun, options, "vmap")
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         name = self.__name__
         given, structure = tree.flatten((args, kwargs))
         dims = self._dims(structure)

@@ -6,7 +6,7 @@ How it is differentiated and batched is in `while_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,10 +25,12 @@ from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.transforms.while_primitive import While
 
+R = TypeVar("R")
+
 
 def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
-) -> Any:
+    cond_fun: Callable[[Any], object], body_fun: Callable[[Any], R], init_val: object
+) -> R:
     """Repeat `body_fun` as long as `cond_fun` holds.
 
     Means::
@@ -59,7 +61,7 @@ def while_loop(
     return WhileLoop(cond_fun, body_fun)(init_val)
 
 
-class WhileLoop(Transform):
+class WhileLoop(Transform[..., Any]):
     """``init -> last value``."""
 
     def __init__(self, cond: Fun, body: Fun):

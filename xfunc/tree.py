@@ -34,23 +34,25 @@ __all__ = [
 ]
 
 NAMESPACE = "xfunc"
-_NOTHING: Any = object()
-Tree = Any
+_NOTHING = object()
+_optree: Any = optree  # Its types tell containers from leaves; here any object is a tree.
 Structure = optree.PyTreeSpec
 C = TypeVar("C", bound=type)
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def flatten(
-    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+    tree: Any, is_leaf: Callable[[object], bool] | None = None
 ) -> tuple[list[Any], Structure]:
     """The leaves of a tree, and its structure."""
-    found = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+    found = _optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
     if is_leaf is None and adopt(found[0]):
         return flatten(tree, is_leaf)
     return found[0], found[1]
 
 
-def adopt(leaves: Iterable[Any]) -> bool:
+def adopt(leaves: Iterable[object]) -> bool:
     """Make nodes of the classes that torch's own pytrees know; whether there were any."""
     known = torch_pytree.SUPPORTED_NODES
     classes = [
@@ -67,7 +69,7 @@ _adopted: set[type] = set()  # A class may stay a leaf: where `is_leaf` says so.
 
 
 def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
-    def take_apart(x: Any) -> tuple[Iterable[Any], Any]:
+    def take_apart(x: object) -> tuple[Iterable[object], _Context]:
         children, context = node.flatten_fn(x)
         return children, _Context(context)
 
@@ -78,7 +80,7 @@ def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
 class _Context:
     """What torch keeps of a node beside its children: compared by value, hashable or not."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -91,48 +93,54 @@ class _Context:
         return repr(self.value)
 
 
-def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
+def unflatten(structure: Structure, leaves: Iterable[object]) -> Any:
     """The tree of the given structure and leaves."""
     return structure.unflatten(leaves)
 
 
-def leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def leaves(tree: object, is_leaf: Callable[[object], bool] | None = None) -> list[Any]:
     """The leaves of a tree."""
-    return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
+    return _optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
 
-def structure(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Structure:
+def structure(tree: Any, is_leaf: Callable[[object], bool] | None = None) -> Structure:
     """The structure of a tree: hashable, and equal for trees of the same shape."""
-    return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
+    return _optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
 @overload
 def map(
-    fun: Callable[[Any], Any], tree: Tree, *, is_leaf: Callable[[Any], bool] | None = None
-) -> Tree: ...
+    fun: Callable[[Any], object], tree: object, *, is_leaf: Callable[[object], bool] | None = None
+) -> Any: ...
 @overload
 def map(
-    fun: Callable[[Any, Any], Any],
-    tree: Tree,
-    other: Tree,
+    fun: Callable[[Any, Any], object],
+    tree: object,
+    other: object,
     /,
     *,
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> Tree: ...
+    is_leaf: Callable[[object], bool] | None = None,
+) -> Any: ...
 @overload
 def map(
-    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
-) -> Tree: ...
+    fun: Callable[..., object],
+    tree: object,
+    *rest: object,
+    is_leaf: Callable[[object], bool] | None = None,
+) -> Any: ...
 def map(
-    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
-) -> Tree:
+    fun: Callable[..., object],
+    tree: object,
+    *rest: object,
+    is_leaf: Callable[[object], bool] | None = None,
+) -> Any:
     """`fun` of each leaf of `tree`, and of what stands in its place in each tree of `rest`.
 
     Raises:
         TreeMismatchError: a tree of `rest` differs in structure.
     """
     try:
-        return optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+        return _optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
     except (ValueError, TypeError):  # of optree, or of `fun`
         for i, other in enumerate(rest):
             _check_fits(tree, other, is_leaf, i + 1)
@@ -140,7 +148,7 @@ def map(
 
 
 def _check_fits(
-    tree: Tree, other: Tree, is_leaf: Callable[[Any], bool] | None, number: int
+    tree: object, other: Any, is_leaf: Callable[[object], bool] | None, number: int
 ) -> None:
     """Raise unless `other` has a subtree wherever `tree` has a leaf."""
     try:
@@ -158,41 +166,44 @@ def _check_fits(
 
 
 def map_with_path(
-    fun: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None
-) -> Tree:
+    fun: Callable[..., object],
+    tree: object,
+    *rest: object,
+    is_leaf: Callable[[object], bool] | None = None,
+) -> Any:
     """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) in front."""
 
-    def call(accessor: optree.PyTreeAccessor, *xs: Any) -> Any:
+    def call(accessor: optree.PyTreeAccessor, *xs: object) -> object:
         return fun(accessor.codify(""), *xs)
 
-    return optree.tree_map_with_accessor(call, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+    return _optree.tree_map_with_accessor(call, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def leaves_with_path(
-    tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+    tree: object, is_leaf: Callable[[object], bool] | None = None
 ) -> list[tuple[str, Any]]:
     """Pairs of a leaf's key path and the leaf."""
-    accessors, found, _ = optree.tree_flatten_with_accessor(tree, is_leaf, namespace=NAMESPACE)
+    accessors, found, _ = _optree.tree_flatten_with_accessor(tree, is_leaf, namespace=NAMESPACE)
     return [(a.codify(""), leaf) for a, leaf in zip(accessors, found, strict=True)]
 
 
-def all(tree: Tree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
+def all(tree: object, *, is_leaf: Callable[[object], bool] | None = None) -> bool:
     """Whether every leaf is true."""
-    return optree.tree_all(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    return _optree.tree_all(tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def reduce(
-    function: Callable[[Any, Any], Any],
-    tree: Tree,
-    initializer: Any = _NOTHING,
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
+    function: Callable[[Any, Any], T],
+    tree: object,
+    initializer: object = _NOTHING,
+    is_leaf: Callable[[object], bool] | None = None,
+) -> T:
     """Fold `function` over the leaves, from the left, starting at `initializer` if it is given."""
     first = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *first)
 
 
-def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:
+def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
     """A tree of trees turned inside out: ``transpose(outer, inner, outer of inner)``.
 
     Args:
@@ -220,12 +231,12 @@ def transpose(outer: Structure, inner: Structure | None, tree: Tree) -> Tree:
 
 
 def register(
-    cls: C,
-    flatten: Callable[[Any], tuple[Iterable[Any], Any]],
-    unflatten: Callable[[Any, Iterable[Any]], Any],
-) -> C:
+    cls: type[T],
+    flatten: Callable[[T], tuple[Iterable[object], S]],
+    unflatten: Callable[[S, Any], T],
+) -> type[T]:
     """Make `cls` a node: ``flatten(x) -> (children, static)``, ``unflatten(static, children)``."""
-    optree.register_pytree_node(cls, flatten, unflatten, namespace=NAMESPACE)
+    _optree.register_pytree_node(cls, flatten, unflatten, namespace=NAMESPACE)
     return cls
 
 
@@ -241,16 +252,16 @@ def register_dataclass(
     meta = tuple(meta_fields)
     data = tuple(n for n in names if n not in meta) if data_fields is None else tuple(data_fields)
 
-    def take_apart(x: Any) -> tuple[list[Any], Any, tuple[Any, ...]]:
+    def take_apart(x: object) -> tuple[list[object], tuple[object, ...], tuple[str, ...]]:
         return [getattr(x, n) for n in data], tuple(getattr(x, n) for n in meta), data
 
-    def put_together(static: Any, children: Iterable[Any]) -> Any:
+    def put_together(static: tuple[object, ...], children: Iterable[object]) -> object:
         made = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
         for name, value in [*zip(data, children, strict=True), *zip(meta, static, strict=True)]:
             object.__setattr__(made, name, value)
         return made
 
-    optree.register_pytree_node(
+    _optree.register_pytree_node(
         cls, take_apart, put_together, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
     )
     return cls

@@ -224,7 +224,7 @@ def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:
 
 
 @xf.jit
-def _take(stack: Tensor, i: Tensor) -> Tensor:
+def _take(stack: Tensor, i: int | Tensor) -> Tensor:
     return stack[i]
 
 

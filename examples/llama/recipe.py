@@ -172,7 +172,7 @@ class Recipe:
         )
 
     def update(
-        self, grads: Any, opt: Any, params: Params, lr: Float[Tensor, ""]
+        self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
     ) -> tuple[Params, Any]:
         """The parameters after an update of the optimizer, and its state."""
         options = {name: getattr(self, name) for name in _OF_ADAMW}

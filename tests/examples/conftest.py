@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def make(number: int, action: Callable[[], object]) -> None:
         step, seen = train.train_step, []
 
-        def patched(*args: object, **kwargs: object) -> object:
+        def patched(*args: Any, **kwargs: Any) -> object:
             seen.append(None)
             if len(seen) == number:
                 action()

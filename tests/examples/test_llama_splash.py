@@ -28,8 +28,8 @@ def qkv(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.randn(BATCH, n, SEQ, DIM, generator=generator).to(dtype) for n in sizes]
 
 
-def blocks_of_128(q: Any, k: Any, v: Any, segments: Any) -> torch.Tensor:
-    return splash.splash_attention(q, k, v, segments, block=128)
+def blocks_of_128(*inputs: Any) -> torch.Tensor:
+    return splash.splash_attention(*inputs, block=128)
 
 
 def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -> Any:

@@ -61,7 +61,7 @@ def layer(x: torch.Tensor, w: Tree) -> torch.Tensor:
     return x + (torch.nn.functional.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"] + w["bias"]
 
 
-def decoder_loss(scanned: Callable[..., Any]) -> Callable[[Tree, torch.Tensor], torch.Tensor]:
+def decoder_loss(scanned: Callable[..., Any]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def loss(weights: Tree, x: torch.Tensor) -> torch.Tensor:
         return (scanned(weights, x) ** 2).mean()
 

@@ -103,5 +103,5 @@ def test_nothing_is_said_of_operations_without_a_rule(capfd: pytest.CaptureFixtu
     assert found.shape == A.shape
     assert [str(w.message) for w in caught] == []
     with pytest.raises(xf.errors.ConcretizationError, match="leaky_relu reads a traced value"):
-        xf.jit(F.leaky_relu)(A, torch.tensor(2.0))
+        xf.jit(lambda x, slope: F.leaky_relu(x, slope))(A, torch.tensor(2.0))
     assert capfd.readouterr().err == ""

@@ -69,7 +69,7 @@ class TestCond:
         assert len(forward.shape.elements) <= 3
 
     def test_closures_numbers_and_trees(self) -> None:
-        def f(n: torch.Tensor, x: torch.Tensor) -> Any:
+        def f(n: torch.Tensor | int, x: torch.Tensor) -> Any:
             y = x * 2
             return xf.cond(
                 n > 1, lambda: {"a": (x + y, 1), "b": None}, lambda: {"a": (y, 0), "b": None}
@@ -82,8 +82,9 @@ class TestCond:
         torch.testing.assert_close(f(torch.tensor(0), X)["a"][0].cpu(), X * 2)
 
     def test_a_number_as_predicate(self) -> None:
-        assert xf.cond(2.0, lambda: 1, lambda: 0).item() == 1
-        assert xf.cond(0, lambda: 1, lambda: 0).item() == 0
+        ways: tuple[Any, Any] = (lambda: 1), (lambda: 0)
+        assert xf.cond(2.0, *ways).item() == 1
+        assert xf.cond(0, *ways).item() == 0
 
     def test_no_operands_and_no_outputs(self) -> None:
         assert xf.cond(True, lambda: None, lambda: None) is None

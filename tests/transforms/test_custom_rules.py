@@ -191,7 +191,7 @@ class TestCustomVjp:
 class TestCustomJvp:
     def test_the_rule_serves_both_modes(self) -> None:
         @xf.custom_jvp
-        def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        def f(x: torch.Tensor, n: Any) -> torch.Tensor:
             return x * n
 
         @f.defjvp
@@ -332,7 +332,8 @@ class TestLinearize:
         assert len(runs) == n
 
     def test_aux_and_batches(self) -> None:
-        _, linear, aux = xf.linearize(lambda x: (x**2, {"n": 1}), X, has_aux=True)
+        numbers: Any = {"n": 1}
+        _, linear, aux = xf.linearize(lambda x: (x**2, numbers), X, has_aux=True)
         assert aux["n"].item() == 1
         got = xf.vmap(linear)(torch.eye(3, dtype=torch.float64)).cpu()
         torch.testing.assert_close(got, torch.diag(2 * X))

@@ -6,8 +6,8 @@ How a scan is differentiated and batched is in `scan_primitive`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,16 +30,19 @@ from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan
 
+C = TypeVar("C")
+Y = TypeVar("Y")
+
 
 def scan(
-    f: Fun,
-    init: Any,
-    xs: Any = None,
+    f: Callable[[Any, Any], tuple[C, Y]],
+    init: object,
+    xs: object = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     checkpoint_policy: Policy | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Loop over the leading axis of `xs`, carrying a value along.
 
     Means::
@@ -74,7 +77,7 @@ def scan(
     return ScanTransform(f, length, reverse, unroll, checkpoint_policy)(init, xs)
 
 
-class ScanTransform(Transform):
+class ScanTransform(Transform[..., Any]):
     """``(init, xs) -> (carry, ys)``."""
 
     def __init__(

@@ -215,7 +215,7 @@ def _split(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @jit
-def _fold_in(key: Tensor, data: Tensor) -> Tensor:
+def _fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     return torch.stack(threefry(key, 0, torch.as_tensor(data).to(key.device, torch.int32)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -22,11 +22,22 @@ from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.trace import tracing
 
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+S = TypeVar("S")
+Q = ParamSpec("Q")
+T = TypeVar("T")
 
-class Transform(Wrapper):
-    """A transformed function: see the transform that made it."""
 
-    def __init__(self, fun: Callable[..., Any], options: Hashable, name: str):
+class Transform(Wrapper, Generic[P, R]):
+    """A transformed function: see the transform that made it.
+
+    Its type says what it is called with, and what it returns.
+    """
+
+    __wrapped__: Callable[..., object]
+
+    def __init__(self, fun: Callable[..., object], options: Hashable, name: str):
         if not callable(fun):
             fail(
                 TypeError,
@@ -47,11 +58,11 @@ class Transform(Wrapper):
         """Of each flat argument, whether a Python number there stays one (and counts by value)."""
         return (False,) * structure.num_leaves
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Trace into the enclosing trace (or run eagerly)."""
         raise NotImplementedError
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if tracing.current() is not None:
             return own(self.apply(*args, **kwargs))
         if is_eager():
@@ -61,11 +72,17 @@ class Transform(Wrapper):
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Transform[P, R]: ...
+    @overload
+    def __get__(
+        self: Transform[Concatenate[S, Q], T], instance: S, owner: type | None = None
+    ) -> Callable[Q, T]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., object]:
         return self if instance is None else types.MethodType(self, instance)
 
 
-def own(result: Any) -> Any:
+def own(result: T) -> T:
     """What a transform returns inside a trace: tensors that share memory with nothing.
 
     An output may be an argument, and a gradient the view of one number; a change in place to it

@@ -1,0 +1,81 @@
+"""What a type checker knows of transformed functions: `make check` reads this file, and it runs."""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import pytest
+import torch
+
+import xfunc as xf
+
+X = torch.ones(3)
+
+
+def loss(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return (x * scale).sum()
+
+
+def with_aux(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return x.sum(), {"x": x}
+
+
+def step(carry: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, None]]:
+    return carry + x, (carry * x, None)
+
+
+class Layer:
+    @xf.jit(static_argnums=0)
+    def call(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_jit_keeps_the_signature() -> None:
+    assert_type(xf.jit(loss)(X, scale=2.0), torch.Tensor)
+    assert_type(xf.jit(static_argnames="scale")(loss)(X), torch.Tensor)
+    assert_type(xf.jit(loss).lower(X).as_text(), str)
+    assert_type(Layer().call(X), torch.Tensor)
+    with pytest.raises(TypeError, match="'text'"):
+        xf.jit(loss)("text")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        xf.jit(loss)(X, size=2)  # pyright: ignore[reportCallIssue]
+
+
+def test_derivatives_keep_the_signature() -> None:
+    value, _ = xf.value_and_grad(loss)(X, 2.0)
+    assert_type(value, torch.Tensor)
+    assert_type(xf.jvp(loss, (X,), (X,)), tuple[torch.Tensor, torch.Tensor])
+    _, _, aux = xf.jvp(with_aux, (X,), (X,), has_aux=True)
+    assert_type(aux, dict[str, torch.Tensor])
+    out, pull, aux = xf.vjp(with_aux, X, has_aux=True)
+    assert_type(out, torch.Tensor)
+    assert_type(aux, dict[str, torch.Tensor])
+    assert_type(pull(X.sum()), tuple[Any, ...])
+    out, linear = xf.linearize(loss, X)
+    assert_type(linear(X), torch.Tensor)
+    with pytest.raises(TypeError, match="missing"):
+        xf.grad(loss)()  # pyright: ignore[reportCallIssue]
+
+
+def test_loops_and_branches_return_what_their_functions_do() -> None:
+    carry, (ys, nothing) = xf.scan(step, X.sum(), X)
+    assert_type(carry, torch.Tensor)
+    assert_type(ys, torch.Tensor)
+    assert_type(nothing, None)
+    assert_type(xf.cond(True, loss, loss, X), torch.Tensor)
+    assert_type(xf.fori_loop(0, 3, lambda _, x: loss(x), X.sum()), torch.Tensor)
+    assert_type(xf.map(loss, X), torch.Tensor)
+
+
+def test_others_keep_the_signature() -> None:
+    assert_type(xf.vmap(loss)(X[None]), torch.Tensor)
+    assert_type(xf.checkpoint(loss)(X, 2.0), torch.Tensor)
+    assert_type(xf.custom_vjp(loss)(X, 2.0), torch.Tensor)
+    assert_type(xf.stop_gradient({"a": X}), dict[str, torch.Tensor])
+
+
+def test_lambdas_are_not_held_to_types() -> None:
+    assert xf.grad(lambda x: (x * x).sum())(X).tolist() == [2.0] * 3
+    assert xf.jit(xf.vmap(lambda x: x + 1))(X).tolist() == [2.0] * 3
