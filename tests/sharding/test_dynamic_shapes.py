@@ -50,7 +50,7 @@ def check(f, spec, calls, buckets, reason=None, **options):
             torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-8, atol=1e-9)
 
 
-def total(x, axes="data"):
+def total(x, axes: str | tuple[str, ...] = "data"):
     return xf.psum(x, axes)
 
 
