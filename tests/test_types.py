@@ -72,8 +72,8 @@ def test_loops_and_branches_return_what_their_functions_do() -> None:
 def test_others_keep_the_signature() -> None:
     assert_type(xf.vmap(loss)(X[None]), torch.Tensor)
     assert_type(xf.checkpoint(loss)(X, 2.0), torch.Tensor)
-    ruled = xf.custom_vmap(loss)
-    assert_type(ruled(X, 2.0), torch.Tensor)
+    looped = xf.sequential_vmap(loss)
+    assert_type(looped(X, 2.0), torch.Tensor)
     assert_type(xf.stop_gradient({"a": X}), dict[str, torch.Tensor])
 
 
