@@ -1,6 +1,6 @@
 """Meshes and shardings; import it as ``xfunc.sharding``."""
 
-if __name__ != "xfunc.sharding":  # A second copy would have meshes of its own.
+if __name__ != "xfunc.sharding":  # A second copy would have its own meshes.
     raise ImportError("import this package as xfunc.sharding, not as " + __name__)
 
 from xfunc.sharding.arrays import sharding_of as sharding_of

@@ -1,4 +1,4 @@
-"""`sharding_of`: how an array lies on a mesh."""
+"""`sharding_of`: the sharding of an array."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xfunc.trace import tracing
 
 
 def sharding_of(x: torch.Tensor) -> NamedSharding | None:
-    """How a tensor lies on the mesh.
+    """The sharding of a tensor.
 
-    On the mesh that it, or what it was computed from, was put on; else on the mesh in use, or the
-    latest that fits. None: for a CPU tensor, and where no mesh fits.
+    It refers to the mesh that the tensor, or its inputs, were put on; otherwise to the mesh in use,
+    or the latest one that fits. None for a CPU tensor, or if no mesh fits.
 
     Raises:
         ShardingError: the tensor is traced: its sharding is chosen when the program is

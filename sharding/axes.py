@@ -47,8 +47,7 @@ class Axes:
     """The axes of one collective.
 
     Attributes:
-        parts: those of a mesh that stand side by side together, those of vmaps one by one. The
-            first is the slowest.
+        parts: adjacent axes of a mesh together, axes of vmaps one by one. The first is the slowest.
     """
 
     parts: tuple[MeshAxes | NamedAxis, ...]

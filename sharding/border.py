@@ -1,4 +1,4 @@
-"""From the HLO of what one device does to HLO for whole arrays: see NOTE [borders] in `manual`."""
+"""From one device's HLO to HLO for whole arrays: see NOTE [borders] in `manual`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Port:
     """How one value crosses the border of a region.
 
     Attributes:
-        spec: how the array outside is divided.
+        spec: the sharding of the array outside.
         is_row: inside it is without a first axis, along which each device has one row outside.
         differs: of such a one, the axes along which it may differ from device to device.
         varies: of such a one, the axes along which it is of a varying type.
-        share: inside it is divided by this number.
+        share: inside, it is divided by this number.
         sum_over: inside it is summed over these axes before it leaves.
 
-    NOTE [sums of equal values]: cotangents of what is the same on all devices are so too, and the
-    transpose of a sum adds them up. Such a sum is a product with the number of devices.
+    NOTE [sums of equal values]: cotangents of values that are equal on all devices are equal too,
+    and the transpose of a sum adds them up. Such a sum is a product with the number of devices.
     """
 
     spec: PartitionSpec
@@ -49,17 +49,17 @@ class Port:
         differs: frozenset[str] = frozenset(),
         varies: frozenset[str] = frozenset(),
     ) -> Port:
-        """For a value of each device that no spec tells about."""
+        """For a per-device value without a spec."""
         return cls(PartitionSpec(region.own), True, differs, varies)
 
     @property
     def axes(self) -> frozenset[str]:
-        """Along which what the devices get may differ."""
+        """The axes along which the devices' values may differ."""
         return self.differs if self.is_row else frozenset(n for ns in self.spec.axes for n in ns)
 
     @property
     def type(self) -> frozenset[str]:
-        """Along which what the devices get counts as varying."""
+        """The axes along which the devices' values count as varying."""
         return self.varies if self.is_row else self.axes
 
     def outside(self, region: Region, aval: Aval) -> Aval:
@@ -75,13 +75,12 @@ def across(
 
     Args:
         name: of the function.
-        local: what one device does.
-        region: where.
-        ins: for each flat input; what `local` holds by itself is the same on all devices.
+        local: one device's program. region: where it runs.
+        ins: for each flat input; values that `local` itself holds are the same on all devices.
         outs: for each output.
 
     Raises:
-        ShardingError: `local` holds what cannot be done in the region.
+        ShardingError: `local` contains an operation that is impossible in the region.
     """
     ports = [*ins, *(Port(PartitionSpec()) for _ in local.consts)]
     avals = [*local.avals, *(aval_of(t) for t in local.consts)]
@@ -144,7 +143,7 @@ def _times(body: ComputationBuilder, x: Value, k: float) -> Value:
 
 
 def _without_ties(local: Lowering) -> Module:
-    """The HLO; what one device holds is not divided any further."""
+    """The HLO; one device's shards are not sharded any further."""
     if b"Sharding" not in local.hlo:
         return local.module
     module = Module.from_bytes(local.hlo)
@@ -182,7 +181,7 @@ def _check_operations(local: Lowering) -> None:
 
 
 def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
-    """Say of what has no operands that it is manual; of the rest the partitioner finds out.
+    """Annotate values without operands as manual; the partitioner infers the rest.
 
     It ends the process where manual values meet others in the state of a loop.
     """
@@ -200,10 +199,10 @@ def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
 
 
 def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
-    """What one device does, without the marks of varying types: see `xfunc.hlo.spmd.vma`.
+    """One device's program, without the markers of varying types: see `xfunc.hlo.spmd.vma`.
 
     Raises:
-        ShardingError: a cotangent does not fit what it is of.
+        ShardingError: a cotangent does not fit its value.
     """
     if vma.TARGET.encode() not in local.hlo:
         return local
@@ -245,7 +244,7 @@ def ways(
 
 
 def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
-    """How the values of what one device does may differ from device to device.
+    """How the values in one device's program may differ from device to device.
 
     Raises:
         ShardingError: devices that communicate might not all do so.

@@ -1,4 +1,4 @@
-"""What goes into a jitted function and what comes out, divided as `jit` was told."""
+"""Inputs and outputs of a jitted function, sharded as `jit` was told."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_order(shardings: Any, args: tuple[Any, ...], name: str) -> list[Any]:
 def as_arguments(
     args: tuple[Any, ...], wanted: list[Any], staged: Staged, kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The arguments, divided."""
+    """The arguments, sharded."""
     leaves, structure = tree.flatten(args)
     labels = staged.labels(tree.structure((args, kwargs)))
     made = [
@@ -40,7 +40,7 @@ def as_arguments(
 def constrained(
     fun: Callable[..., Any], wanted: Callable[[tuple[Any, ...]], list[Any]], out: Any
 ) -> Callable[..., Any]:
-    """The function, with its positional arguments and its result divided."""
+    """The function, with its positional arguments and its result sharded."""
     from xfunc.sharding.constraint import with_sharding_constraint
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -46,13 +46,13 @@ def save_checkpoint(path: str | os.PathLike[str], x: Any, extra: Any = None) -> 
     Args:
         path: the folder, which must not exist.
         x: a tree of tensors and Python numbers.
-        extra: what JSON can hold, kept beside the tree for `load_extra`; of several processes, the
-            first one's.
+        extra: JSON-serialisable data, stored with the tree for `load_extra`; with several
+            processes, the first one's is used.
 
     Raises:
-        CheckpointWriteError: it could not be written; nothing is left of it.
-        FileExistsError: there is something at `path`.
-        TypeError: a leaf is no tensor and no number, or `extra` is more than JSON can hold.
+        CheckpointWriteError: it could not be written; partial files are removed.
+        FileExistsError: `path` exists.
+        TypeError: a leaf is neither a tensor nor a number, or `extra` is not JSON-serialisable.
         PurityError: a tensor is traced.
         RuntimeError: a tensor was donated.
     """
@@ -64,8 +64,8 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
     """Do as `save_checkpoint`, but write the files in a thread.
 
     It returns when the tensors are copied to the host, which waits for the program that computes
-    them: from then on they may be donated or changed. One checkpoint is written at a time; another
-    call waits for the one before. At the end of the program Python waits for the last one.
+    them: from then on they may be donated or changed. One checkpoint is written at a time: a call
+        waits for the previous one. At exit, Python waits for the last one.
 
     Args:
         path: the folder, which must not exist.
@@ -73,8 +73,8 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
         extra: as of `save_checkpoint`.
 
     Returns:
-        The save: ``.result()`` waits for its end, and raises the `CheckpointWriteError` if it
-        failed; ``.done()`` says whether it ended.
+        The save: ``.result()`` waits for it to finish, and raises the `CheckpointWriteError` if it
+            failed; ``.done()`` says whether it has finished.
 
     Raises:
         FileExistsError, TypeError, PurityError, RuntimeError: as of `save_checkpoint`.
@@ -93,16 +93,17 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
 def load_checkpoint(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
     """Read the tree of tensors in a folder that `save_checkpoint` wrote.
 
-    Of a sharded tensor only those parts are read that this process's devices hold, however it was
-    divided when it was saved.
+    Only the parts of a sharded tensor that this process's devices hold are read, whatever its
+    sharding was when it was saved.
 
     Args:
         path: the folder.
-        target: a tree that says what is there and where it shall be: like a tensor (on the CPU, or
-            divided as that one), or as a `ShapeDtypeStruct` says (on the devices; whole on each,
-            if it has no sharding), or a Python number. The tensors are not changed.
-        partial: whether the checkpoint may hold more than the target, such as the state of an
-            optimizer beside parameters; what is not asked for is not read.
+        target: a tree that describes the contents and their placement. Each leaf is a tensor (the
+            result is on the CPU, or has that tensor's sharding), a `ShapeDtypeStruct` (the result
+            is on the devices; replicated if it has no sharding) or a Python number. The tensors are
+            not changed.
+        partial: whether the checkpoint may hold more than the target, such as optimizer state
+            besides the parameters; the rest is not read.
 
     Returns:
         A tree of the structure of `target`.
@@ -127,13 +128,13 @@ def load_checkpoint(path: str | os.PathLike[str], target: Any, *, partial: bool 
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:
-    """What a checkpoint was given as `extra`, as JSON gives it back: a tuple is a list now.
+    """The `extra` of a checkpoint, as JSON returns it: tuples become lists.
 
     Args:
         path: the folder.
 
     Raises:
-        FileNotFoundError: there is no checkpoint at `path`, or it holds no such thing.
+        FileNotFoundError: there is no checkpoint at `path`, or it has no `extra`.
         DamagedCheckpointError: a file is missing, cut off or changed.
     """
     folder = _folder(path)
@@ -151,11 +152,11 @@ _pending: Future[None] | None = None
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """What is to be written, without the tensors: a thread must not touch the devices.
+    """A save without its tensors, because a thread must not touch the devices.
 
     Attributes:
-        targets: how the tensors lie, by name.
-        keys: their places in the tree.
+        targets: the placements of the tensors, by name.
+        keys: their positions in the tree.
         at: the user's line, which a thread does not know.
     """
 
@@ -202,7 +203,7 @@ def _json(extra: Any) -> bytes:
 
 @functools.cache
 def _group_beside(group: Any) -> distributed.ProcessGroup | None:
-    """The same processes as a group of its own: threads must not mix their collectives."""
+    """The same processes as a separate group, because threads must not mix their collectives."""
     return distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
 
 
@@ -211,7 +212,7 @@ def _write(
     parts: Callable[[str], Mapping[Start, torch.Tensor]],
     group: distributed.ProcessGroup | None,
 ) -> None:
-    """Write a checkpoint, or leave nothing of it."""
+    """Write a checkpoint; on failure, remove it completely."""
     from xfunc.sharding import storage
     from xfunc.sharding.planners import Save
 

@@ -83,7 +83,7 @@ def tensor_of(leaf: Leaf, name: str) -> torch.Tensor:
 
 
 def target_for(leaf: Leaf) -> Target:
-    """What a leaf of a target asks for."""
+    """The request of a target's leaf."""
     x = leaf.value
     if type(x) in _NUMBERS:
         return Target((), _NUMBERS[type(x)], on_host=True)
@@ -108,7 +108,7 @@ def target_for(leaf: Leaf) -> Target:
 
 
 def result_of(value: Any, loaded: torch.Tensor) -> Any:
-    """What is given back for a leaf of a target."""
+    """The value returned for a target's leaf."""
     return type(value)(loaded.item()) if type(value) in _NUMBERS else loaded
 
 
@@ -129,7 +129,7 @@ def check_fits(
     targets: Mapping[str, Target],
     partial: bool = False,
 ) -> None:
-    """Raise unless a checkpoint holds just what is asked for; if `partial`, it may hold more."""
+    """Raise unless a checkpoint holds exactly what is requested; if `partial`, it may hold more."""
     lines = [f"  {leaf.path}: not in the checkpoint" for leaf in leaves if leaf.name not in stored]
     if not partial:
         lines += [f"  {name}: in the checkpoint only" for name in stored if name not in targets]

@@ -1,6 +1,6 @@
 """The primitives by which the devices of a manual region communicate, and their rules.
 
-There is one array per device. What is made of the arrays of all: `xfunc.program.exchanges`.
+There is one array per device. `xfunc.program.exchanges` defines the result of combining them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Collective(Communication):
 class Total(Collective):
     """The ``psum`` of a gradient along axes along which all devices compute the same.
 
-    If such an axis comes to divide the examples of a batch, each of them is on one device only.
+    If such an axis also shards the examples of a batch, each example is on one device only.
     """
 
     def pair(self, wrt: tuple[bool, ...]) -> None:

@@ -1,12 +1,11 @@
 """Collectives: how the devices that run the function of a `shard_map` communicate.
 
 `axis_name` is the name of an axis of the mesh, or a tuple of names: then the devices along all of
-them communicate, and the first is the slowest in their order. Trees are taken leaf by leaf. Along
-the axis of a `vmap` that has a name, its examples communicate in the same way.
+them communicate, in an order in which the first axis is the slowest. Trees are taken leaf by leaf.
+Along the named axis of a `vmap`, its examples communicate in the same way.
 
-Each one is differentiated as a linear function of the arrays of all devices together. What that
-makes of a gradient which is taken in a function of one device: see `shard_map`, and
-`xfunc.program.vma`.
+Each one is differentiated as a linear function of the arrays of all devices together. For gradients
+taken inside the function of one device, see `shard_map` and `xfunc.program.vma`.
 """
 
 from __future__ import annotations
@@ -69,10 +68,10 @@ def all_gather(
     Args:
         x: a tree.
         axis_name: see above.
-        axis: of the result, along which they stand.
+        axis: of the result, along which the values are gathered.
         tiled: whether they are concatenated along that axis rather than stacked.
-        to: the type of the result: ``"varying"``, so that its gradient is one of each device, or
-            ``"invarying"``, so that it has one for all of them (`all_gather_invariant`).
+        to: the type of the result: ``"varying"``, so that each device has its own gradient, or
+            ``"invarying"``, so that all share one (`all_gather_invariant`).
 
     Source: ``jax.lax.all_gather``.
     """
@@ -105,7 +104,8 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
     """The same tree, which from here on counts as varying along the axes.
 
     A device's gradient with respect to the result is its own; that with respect to `x` is the sum
-    of them. Where a value that does not vary meets one that does, this happens by itself.
+    of them. Where a value that does not vary is combined with one that does, this happens
+    automatically.
 
     Source: ``jax.lax.pvary``.
     """
@@ -135,7 +135,7 @@ def _cast(t: Tensor, axes: Axes, cast: Callable[[Tensor, Sequence[str]], Tensor]
 def psum_scatter(
     x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """The sum over devices, of which each keeps a part: that of its place.
+    """The sum over devices, of which each device keeps the part at its index.
 
     Args:
         x: a tree.
@@ -161,13 +161,13 @@ def psum_scatter(
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """What another device sent; zeros, if none did.
+    """The value that another device sent; zeros if none did.
 
     Args:
         x: a tree.
         axis_name: see above.
-        perm: pairs of a source and a target, counted along the axis. None is a source twice, or a
-            target twice.
+        perm: pairs of a source and a target, counted along the axis. No device is a source twice,
+            or a target twice.
 
     Source: ``jax.lax.ppermute``.
     """
@@ -255,7 +255,7 @@ def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor],
 
 
 def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -> Any:
-    """A tree, leaf by leaf; `numbers`: Python numbers as they are."""
+    """A tree, leaf by leaf; `numbers`: leave Python numbers unchanged."""
     leaves, structure = tree.flatten(x)
     made = [t if numbers and type(t) in NUMBERS else as_tensors(t) for t in leaves]
     for t, label in zip(made, labels_in(x, "x"), strict=True):
@@ -315,7 +315,7 @@ def _cut(t: Tensor, d: int, n: int) -> Tensor:
 
 
 def _merged(rows: Tensor, d: int) -> Tensor:
-    """Rows, concatenated along what is dimension `d` of each."""
+    """Rows, concatenated along dimension `d` of each."""
     shape = [*rows.shape[1:]]
     shape[d] *= rows.shape[0]
     return rows.movedim(0, d).reshape(shape)

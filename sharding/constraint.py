@@ -46,9 +46,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
             tree prefix of those.
 
     Raises:
-        ShardingError: a sharding does not fit its array, no mesh is in use, or the call is in a
-            `shard_map`, whose function sees what one device holds.
-        TreeMismatchError: `shardings` is no prefix of `x`.
+        ShardingError: a sharding does not fit its array, no mesh is in use, or the call is inside a
+            `shard_map`, whose function sees one device's shards.
+        TreeMismatchError: `shardings` is not a tree prefix of `x`.
 
     Source: ``jax.lax.with_sharding_constraint``.
     """
@@ -65,7 +65,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint(Annotation):
-    """The primitive: one value, sharded as `sharding` says."""
+    """The primitive: one value with a sharding."""
 
     sharding: NamedSharding
 
@@ -115,7 +115,7 @@ def device_put(x: Any, sharding: Any = None) -> Any:
 
     Raises:
         ShardingError: a sharding does not fit its array, or its mesh is not of these devices.
-        TreeMismatchError: `sharding` is no prefix of `x`.
+        TreeMismatchError: `sharding` is not a tree prefix of `x`.
 
     Source: ``jax.device_put``.
     """
@@ -160,7 +160,7 @@ def _differentiable_put(t: torch.Tensor, sharding: NamedSharding) -> Any:
 
 
 class _Put(torch.autograd.Function):
-    """`placement.divided`, whose gradient goes back to where the tensor was."""
+    """`placement.divided`, with a gradient that moves back to the tensor's placement."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:

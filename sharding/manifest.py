@@ -17,17 +17,17 @@ MANIFEST, EXTRA = "manifest.json", "extra.json"
 
 
 class Sum(NamedTuple):
-    """What is known of a file."""
+    """The size and checksum of a file."""
 
     size: int
     sha256: str
 
 
 class SummedFile(io.BufferedWriter):
-    """A new file, with the checksum of what is written to it.
+    """A new file that computes the checksum of what is written to it.
 
-    The checksum is of the bytes as they come, not as they lie on the disk: a fault on the way
-    there shows too.
+    The checksum is computed from the bytes as they are written, not read back from disk, so that it
+    also detects faults on the way there.
     """
 
     def __init__(self, path: Path):
@@ -54,14 +54,14 @@ def write(path: Path, content: bytes) -> Sum:
 
 
 def sum_of(path: Path) -> Sum:
-    """What is known of a file that lies there."""
+    """The size and checksum of an existing file."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Sum(path.stat().st_size, digest)
 
 
 def write_manifest(folder: Path, sums: Mapping[str, Sum]) -> None:
-    """Say what the files of a folder are; the last that is written there."""
+    """Write the manifest of a folder's files; this must be the last file written."""
     lines = {name: s._asdict() for name, s in sorted(sums.items())}
     write(folder / MANIFEST, json.dumps({"files": lines}, indent=1).encode())
 
@@ -79,7 +79,7 @@ def sync(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Sum] | None:
-    """The files of a folder, of which all are there and have their size; None: not known."""
+    """The files of a folder, all checked for presence and size; None if there is no manifest."""
     try:
         text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def check(folder: Path, name: str, sums: Mapping[str, Sum]) -> None:
 
 
 def read_extra(folder: Path) -> Any:
-    """What `save_checkpoint` was given as `extra`.
+    """The `extra` given to `save_checkpoint`.
 
     Raises:
         FileNotFoundError: there is no such thing.

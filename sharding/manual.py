@@ -1,9 +1,9 @@
 """`Region`: code that each device runs on its own part of the data, and how values get in and out.
 
-NOTE [borders]: XLA's partitioner sees a whole program. ``SPMDFullToShardShape`` hands it, in
-place of an array, what one device holds of it, and ``SPMDShardToFullShape`` puts the parts together
-again. In between all is *manual*: the partitioner leaves it as it is. A region that is manual over
-some axes of the mesh only is divided further over the others (*subgroups*).
+NOTE [borders]: XLA's partitioner sees a whole program. ``SPMDFullToShardShape`` replaces an array
+by one device's shard of it, and ``SPMDShardToFullShape`` puts the shards together again. In between
+everything is *manual*: the partitioner leaves it unchanged. A region that is manual over only some
+axes of the mesh is sharded further over the others (*subgroups*).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Region:
         mesh: of the devices.
         axes: the mesh axes that it is manual over: its own, and those of the region around it.
         own: its own.
-        checked: those along which the types of values are kept track of (see `xfunc.program.vma`).
+        checked: those along which the types of values are tracked (see `xfunc.program.vma`).
     """
 
     mesh: AbstractMesh
@@ -54,16 +54,16 @@ class Region:
         return self.size(self.own) == 1
 
     def missing(self, spec: PartitionSpec) -> tuple[str, ...]:
-        """Its own axes, of several devices, that do not divide an array of this spec."""
+        """Its own axes, of several devices, that do not shard an array with this spec."""
         named = {n for names in spec.axes for n in names}
         return tuple(n for n in self.own if n not in named and self.mesh.shape[n] > 1)
 
     def local_shape(self, shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
-        """The shape of what one device holds."""
+        """The shape of one device's shard."""
         return tuple(n // k for n, k in zip(shape, self._factors(spec, len(shape)), strict=True))
 
     def global_shape(self, shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
-        """The shape of what all devices hold together."""
+        """The global shape, of all devices' shards together."""
         return tuple(n * k for n, k in zip(shape, self._factors(spec, len(shape)), strict=True))
 
     def _factors(self, spec: PartitionSpec, ndim: int) -> list[int]:
@@ -71,7 +71,7 @@ class Region:
         return [*sizes, *(1 for _ in range(ndim - len(sizes)))]
 
     def enter(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
-        """What one device holds of an array that is divided as `spec` says."""
+        """One device's shard of an array sharded as `spec`."""
         if self.is_trivial:
             return x
         ndim = len(x.shape.dims)
@@ -85,7 +85,7 @@ class Region:
         )
 
     def leave(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
-        """The array of which each device holds such a part."""
+        """The array of which each device holds such a shard."""
         if self.is_trivial:
             return x
         ndim = len(x.shape.dims)
@@ -103,7 +103,7 @@ class Region:
         )
 
     def manual(self, ndim: int) -> Tiles:
-        """How the partitioner is told that a value is one that each device has of its own."""
+        """The annotation that tells the partitioner that each device has its own value."""
         return tiles_on(self.mesh, PartitionSpec(), ndim, self.axes)
 
     def _free(self, ndim: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Specs of batches: where the mapped axis of a `vmap` is, and the mesh axes that divide it."""
+"""Specs of batches: the position of a `vmap`'s mapped axis, and the mesh axes that shard it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xfunc.torchlib.batching import axes_of
 
 
 def with_axis(spec: PartitionSpec, d: int, entry: Entry | tuple[str, ...] = None) -> PartitionSpec:
-    """The spec of an array that has one more dimension at `d`, divided as `entry` says."""
+    """The spec of an array with one more dimension at `d`, sharded over `entry`."""
     entries = [*spec, *(None for _ in range(d - len(spec)))]
     return PartitionSpec(*entries[:d], entry, *entries[d:])
 
@@ -24,13 +24,13 @@ def mapped_axes(
     what: str,
     among: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """The axes (`among` some) that divide a batch of `n`, beside specs of one example.
+    """The axes (`among` some) that shard a batch of `n`, given the specs of one example.
 
     Args:
         what: has the specs, in a message.
 
     Raises:
-        ShardingError: an axis is not of this mesh, divides one example already, or `n` is no
+        ShardingError: an axis is not in this mesh, already shards a single example, or `n` is not a
             multiple of its size.
     """
     asked = axes_of(n)

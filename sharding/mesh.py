@@ -23,12 +23,12 @@ class Layout:
     """Which device is where in a mesh.
 
     Devices are numbered; ``arange(n).reshape(factors)`` is transposed so that the factors of each
-    axis come together. A mesh whose order is no such transposition lists its devices.
+    axis come together. A mesh whose order is not such a transposition lists its devices.
 
     Attributes:
         factors: sizes whose product is the number of devices.
         of_axis: for each axis, the factors it is made of, the slowest first.
-        listed: the devices in row-major order, where they must be listed.
+        listed: the devices in row-major order, if they must be listed.
     """
 
     factors: tuple[int, ...]
@@ -153,7 +153,7 @@ class AbstractMesh:
 
 
 def _again(cls: type[AbstractMesh], sizes: Any, names: Any, layout: Layout) -> AbstractMesh:
-    """A mesh read back, maybe where its devices are not."""
+    """An unpickled mesh, possibly in a process without its devices."""
     mesh = cls.__new__(cls)
     AbstractMesh.__init__(mesh, sizes, names, _layout=layout)
     return mesh
@@ -284,7 +284,7 @@ def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
     """Let specs without a mesh mean this one, in a block.
 
     Raises:
-        ShardingError: `mesh` is no mesh.
+        ShardingError: `mesh` is not a mesh.
 
     Source: ``jax.sharding.use_mesh``.
     """

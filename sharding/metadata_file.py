@@ -34,7 +34,7 @@ _CLASSES = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what torch writes into this file, and nothing else."""
+    """Instantiates the classes that torch writes into this file, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -44,10 +44,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> tuple[Metadata, dict[str, ShapeDtypeStruct | None]]:
-    """What the files of a folder hold, and the arrays among that by name; None: a Python object.
+    """The contents of a folder's files, and the arrays among them by name; None: a Python object.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         DamagedCheckpointError: it holds something else.
     """
     with open(folder / METADATA, "rb") as file:

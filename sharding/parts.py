@@ -20,12 +20,12 @@ Start = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What an array is, and how it lies on the devices.
+    """The shape and dtype of an array, and its placement on the devices.
 
     Attributes:
         on_host: whether it is a CPU tensor.
-        placement: how it is divided; None: not at all.
-        sharding: what `sharding_of` is to say of it; None: nothing.
+        placement: its sharding; None: replicated.
+        sharding: the result of `sharding_of` for it, or None.
     """
 
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Target:
         """For each device of this process, where its part starts, and the size of the part.
 
         Devices that hold the same part have the same box. torch_xla pads arrays that cannot be
-        divided evenly; the padding is not in the box.
+        sharded evenly; the padding is not in the box.
         """
         if self.placement is None:
             return [((0,) * len(self.shape), self.shape)]
@@ -62,7 +62,7 @@ class Target:
 
 
 def target_of(tensor: torch.Tensor) -> Target:
-    """What a tensor is, and how it lies; a lazy one is computed first."""
+    """The shape, dtype and placement of a tensor; a lazy one is computed first."""
     shape, dtype = tuple(tensor.shape), tensor.dtype
     if not placement.is_on_devices(tensor):
         return Target(shape, dtype, on_host=True)
@@ -74,7 +74,9 @@ def target_of(tensor: torch.Tensor) -> Target:
 
 
 def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
-    """The parts of a tensor that lies so, on the host, without padding; a CPU tensor is its own."""
+    """The parts of a tensor with this placement, on the host, without padding; a CPU tensor is its
+    only part.
+    """
     boxes = target.boxes()
     if target.placement is None:
         return {boxes[0][0]: _compact(tensor.detach().cpu())}
@@ -94,7 +96,7 @@ def copy(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
 
 
 def _compact(part: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else: files have whole storages."""
+    """A tensor whose storage holds nothing else, because files contain whole storages."""
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 

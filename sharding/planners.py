@@ -1,7 +1,7 @@
 """Which parts of which arrays `torch.distributed.checkpoint` writes and reads.
 
-torch_xla 2.9 has planners too, which are not used: its `SPMDSavePlanner` leaves out every array
-that is divided over some devices and repeated over others, without an error.
+torch_xla 2.9 has planners too, which are not used: its `SPMDSavePlanner` silently omits every array
+that is sharded over some devices and replicated over others.
 """
 
 from __future__ import annotations

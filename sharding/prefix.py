@@ -19,7 +19,7 @@ def is_sharding(x: Any) -> bool:
 def shardings_of(
     prefix: Any, x: Any, what: str, label: str
 ) -> list[tuple[NamedSharding | None, str]]:
-    """For each leaf of `x`, its sharding (None: not said) and its key path.
+    """For each leaf of `x`, its sharding (None: unspecified) and its key path.
 
     Args:
         prefix: a tree of shardings and None.
@@ -28,8 +28,8 @@ def shardings_of(
         label: the name of `x` in errors.
 
     Raises:
-        TreeMismatchError: `prefix` is no prefix of `x`.
-        ShardingError: something in `prefix` is no sharding.
+        TreeMismatchError: `prefix` is not a tree prefix of `x`.
+        ShardingError: something in `prefix` is not a sharding.
     """
     _, structure = tree.flatten(x)
     paths = [a.codify(label) for a in structure.accessors()]

@@ -17,9 +17,9 @@ from xfunc.trace import tracing
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     """The same two values, with the same sharding, whichever XLA chooses.
 
-    If it knows or finds out how one of them is divided, the other one is divided in that way. It is
-    enough to use one of the results. Derivatives with respect to them are tied too. Where no value
-    of the program is divided it means nothing; neither does it inside a `shard_map`.
+    If XLA knows or infers the sharding of one, the other gets the same sharding. It is enough to
+    use one of the results. Derivatives with respect to them are tied too. It has no effect in a
+    program without shardings or inside a `shard_map`.
 
     Args:
         a: a tensor.

@@ -43,35 +43,35 @@ def shard_map(
     check_vma: bool = True,
     check_rep: bool | None = None,
 ) -> Any:
-    """A function of whole arrays, made of one that each device runs on what it holds of them.
+    """A function of whole arrays that runs `f` on each device's shards of them.
 
     Along each dimension an array is cut into as many parts as the axes in its spec have devices.
-    `f` is traced once, on the shape of a part; its devices communicate with the collectives
-    (`psum`, `all_gather`, ...). What it closes over, each of them has the whole of.
+    `f` is traced once, on the shape of a part; the devices communicate with the collectives
+    (`psum`, `all_gather`, ...). Values that it closes over are replicated.
 
     Differentiated from outside, it has the gradients of the function of whole arrays. A gradient
     taken inside of `f` is one of a device with respect to what varies from device to device, and
     the sum of those of all devices with respect to what does not: see `check_vma`.
 
     Args:
-        f: a pure function of trees of tensors. If it is left out, a decorator is returned.
+        f: a pure function of trees of tensors. If omitted, a decorator is returned.
         mesh: the devices; None: the mesh in use.
         in_specs: for each argument, a `PartitionSpec` or a tree prefix of them.
-        out_specs: likewise, for the result. An axis that a spec does not name is one along which
-            all devices return the same.
+        out_specs: likewise, for the result. Along an axis that a spec does not name, all devices
+            must return the same value.
         axis_names: the axes of the mesh that it is manual over: collectives and specs may name
             them. XLA shards the work over the others, as it does outside. None: all axes.
-        check_vma: whether to keep track of the axes along which each value varies: those in an
-            input's spec, without those that a `psum` or the like sums over. Then it is an error
-            that an output may vary along an axis which its spec does not name, and gradients taken
-            inside take the types into account. If not, such an output is one of the devices', and a
-            gradient is one of the sum of all devices' results with respect to a device's argument.
+        check_vma: whether to track the axes along which each value varies: those in an input's
+            spec, minus those that a `psum` or the like sums over. Then an output that may vary
+            along an axis that its spec does not name is an error, and gradients taken inside take
+            the types into account. If False, such an output is that of one of the devices, and a
+            gradient is that of the sum of all devices' results with respect to a device's argument.
         check_rep: an older name of `check_vma`.
 
     Raises:
         ShardingError: a spec does not fit its array or the mesh; an output is not the same along an
             axis that its spec does not name; or the devices might wait for each other forever.
-        TreeMismatchError: the specs are no prefix of what they are for.
+        TreeMismatchError: the specs are not tree prefixes of the arguments or the result.
 
     Source: ``jax.shard_map``.
     """
@@ -126,7 +126,7 @@ class ShardMapped(Transform[..., Any]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_eager():
             return super().__call__(*args, **kwargs)
-        # One thread cannot run what all devices do together, operation by operation.
+        # One thread cannot run the collective work of all devices one operation at a time.
         with disable_jit(False):
             out = self(*args, **kwargs)
         given = {t.device for t in tree.leaves(args) if isinstance(t, Tensor)}
@@ -162,7 +162,7 @@ class ShardMapped(Transform[..., Any]):
             with typed_arguments(types):
                 return self.fun(*args)
 
-        with inside(region):  # What `typeof` tells is part of what is traced.
+        with inside(region):  # The result of `typeof` is part of the trace.
             beside = (("in_specs", tuple(s.axes for s in types)),)
             options = Options(beside=beside, call=typed)
             entry, held = self._body.find(structure, avals, wrt, options)

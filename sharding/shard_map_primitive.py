@@ -1,17 +1,17 @@
 """The primitive behind `shard_map`, and its rules.
 
-A `ShardMap` is the program of one device, on what it holds of each array, and the specs that say
-which part that is. Derived from it are the ShardMaps of derived programs: batching gives the specs
-one more dimension, and forward mode gives tangents the specs of what they are tangents of.
+A `ShardMap` is the program of one device, on its shard of each array, with the specs of the shards.
+Derived programs have derived ShardMaps: batching adds a dimension to the specs, and in forward mode
+tangents have the specs of their primals.
 
-NOTE [gradients across the border]: seen from outside, an input that an axis does not divide goes to
-every device along it, so its cotangent is the sum of theirs. An output that an axis does not divide
-is one of equal values, any of them; it counts as their mean, so that each gets an equal share of
-its cotangent. With collectives that are differentiated as functions of all devices' arrays that is
-right for whatever the program does in between, and needs no knowledge of which values are equal.
+NOTE [gradients across the border]: seen from outside, an input that is not sharded over an axis
+goes to every device along it, so its cotangent is the sum of theirs. An output that is not sharded
+over an axis is any one of several equal values; it counts as their mean, so that each gets an equal
+share of its cotangent. With collectives that are differentiated as functions of all devices'
+arrays, this is right whatever the program does in between, without knowing which values are equal.
 
-NOTE [residuals of a region]: what the forward pass keeps differs from device to device. It leaves
-the region stacked along a new first axis, which all axes divide, and each device gets its own back.
+NOTE [residuals of a region]: residuals differ from device to device. They leave the region stacked
+along a new first dimension, which is sharded over all axes, and each device gets its own back.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ShardMap(Primitive):
 
     @property
     def key(self) -> Any:
-        """What the HLO depends on beside the body."""
+        """What the HLO depends on besides the body."""
         return self.region, self.in_specs, self.out_specs
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
@@ -130,7 +130,7 @@ class ShardMap(Primitive):
         return bind(inner, args), [0] * len(self.outputs)
 
     def divided(self, n: int) -> tuple[tuple[str, ...], int]:
-        """The own axes of the region that divide a batch, and how many examples a device has."""
+        """The region's own axes that shard a batch, and the number of examples per device."""
         specs = (*self.in_specs, *self.out_specs)
         own = mapped_axes(n, self.region.mesh, specs, self.name, self.region.own)
         each = n // self.region.size(own)
@@ -214,7 +214,7 @@ class ShardMapPair:
         axes, each = self.forwards.divided(n)
         joint = self.joint.batched(dims, each)
         forwards = self.forwards.batched(joint.source, dims, axes)
-        # One gradient for each example, also of what all of them share.
+        # One gradient for each example, even with respect to values that all of them share.
         grad_specs = tuple(with_axis(s, 0, axes) for s in self.grad_specs)
         inner = ShardMapPair(forwards, joint, grad_specs)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -51,7 +51,7 @@ class PartitionSpec(tuple[Entry, ...]):
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The entries up to the last one that says something."""
+        """The entries without trailing Nones."""
         n = len(self)
         while n and self[n - 1] is None:
             n -= 1
@@ -154,11 +154,11 @@ class NamedSharding:
         return self.tiles(len(self.spec)).is_replicated
 
     def tiles(self, ndim: int) -> Tiles:
-        """How an array of `ndim` dimensions (at least those of the spec) is divided."""
+        """The tiling of an array of `ndim` dimensions (at least as many as the spec has)."""
         return tiles_on(self.mesh, self.spec, ndim)
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what one device holds of an array.
+        """The shape of one device's shard of an array.
 
         Raises:
             ShardingError: the spec does not fit the shape.
@@ -168,7 +168,7 @@ class NamedSharding:
         return tuple(n // d for n, d in zip(global_shape, tiles.dims, strict=True))
 
     def check(self, shape: tuple[int, ...], what: str) -> None:
-        """Raise `ShardingError` unless arrays of this shape can be divided so."""
+        """Raise `ShardingError` unless arrays of this shape can be sharded this way."""
         check_shape(self, shape, what)
 
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
@@ -191,7 +191,7 @@ class NamedSharding:
 def tiles_on(
     mesh: AbstractMesh, spec: PartitionSpec, ndim: int, manual: tuple[str, ...] = ()
 ) -> Tiles:
-    """How a spec divides an array of `ndim` dimensions, where some axes may be manual."""
+    """The tiling of an array of `ndim` dimensions by a spec, where some axes may be manual."""
     place = {n: i for i, n in enumerate(mesh.axis_names)}
     axes = [[place[n] for n in names] for names in spec.axes[:ndim]]
     axes += [[] for _ in range(ndim - len(axes))]
@@ -206,7 +206,7 @@ def tiles_on(
 
 
 def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> None:
-    """Raise unless arrays of this shape can be divided so; `what` names the array."""
+    """Raise unless arrays of this shape can be sharded this way; `what` names the array."""
     spec = sharding.spec
     if len(spec.entries) > len(shape):
         fail(
@@ -248,7 +248,7 @@ def resolve_sharding(x: Any, what: str) -> NamedSharding:
 
 
 def spec_of(tiles: Tiles, mesh: AbstractMesh) -> PartitionSpec | None:
-    """The spec that divides an array so on a mesh, or None if there is none."""
+    """The spec with this tiling on a mesh, or None if there is none."""
     if tiles.is_replicated:
         return PartitionSpec()
     found = _search(tiles, mesh)

@@ -42,9 +42,9 @@ def write(folder: Path, name: str, planner: Save, extra: bytes, group: ProcessGr
 
     Args:
         folder: where to write.
-        name: what the folder is called in the end.
+        name: the final name of the folder.
         planner: what to write.
-        extra: a file to write beside it.
+        extra: an additional file to write.
         group: the processes that write; None: all.
     """
     try:
@@ -60,7 +60,7 @@ def read(stored: Stored, targets: Mapping[str, Target]) -> dict[str, torch.Tenso
 
     Raises:
         OSError: the files cannot be read.
-        DamagedCheckpointError: they are not what was written.
+        DamagedCheckpointError: they differ from what was written.
     """
     planner = Load(targets)
     try:
@@ -75,7 +75,7 @@ def read(stored: Stored, targets: Mapping[str, Target]) -> dict[str, torch.Tenso
 
 
 def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
-    """The error for what a process failed with: bytes without a checksum may raise anything."""
+    """The error for a failure in a process: bytes without a checksum may raise anything."""
     if isinstance(cause, FileNotFoundError):
         return manifest.damaged(folder, Path(cause.filename).name, "is missing")
     if isinstance(cause, (OSError, DamagedCheckpointError)) or not isinstance(cause, Exception):
@@ -86,7 +86,7 @@ def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
 
 
 def silence() -> None:
-    """Not what torch says of each save and load without a process group.
+    """Suppress torch's warning about each save and load without a process group.
 
     For good: `warnings.catch_warnings` would change what other threads see, and put it back when
     they do not expect it. For the same reason a thread that is about to save has this called before
@@ -98,7 +98,7 @@ def silence() -> None:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What a process failed with."""
+    """The failure of a process."""
     return next(iter(error.failures.values()))[0]
 
 
@@ -107,16 +107,16 @@ def _cause(error: CheckpointException) -> BaseException:
 
 @dataclasses.dataclass(frozen=True)
 class _Written(WriteResult):
-    """A part in a file, and what the file is: for the process that writes the manifest."""
+    """A part in a file, and the file's description for the process that writes the manifest."""
 
     file: Sum
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes files in each process, and in the first one what makes a checkpoint of them.
+    """Writes files in each process, and in the first one the checkpoint's metadata.
 
-    A process has one file, and begins another where an entry at the top of the tree begins and the
-    file is large: so parameters are read without the state of an optimizer.
+    A process writes one file, and starts another at each top-level entry of the tree if the file is
+    large, so that parameters can be read without the optimizer state.
     """
 
     def __init__(self, folder: Path, name: str, extra: bytes):
@@ -171,7 +171,7 @@ def _top(item: WriteItem) -> str:
 def _save_tensor(part: Any, file: manifest.SummedFile) -> None:
     try:
         torch.save(part, file)
-    except RuntimeError as error:  # torch's own account of a full disk tells nothing.
+    except RuntimeError as error:  # torch's own error for a full disk is not informative.
         raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 

@@ -35,14 +35,14 @@ class ArrayType(ShapeDtypeStruct):
 def typeof(x: Any) -> ArrayType:
     """The shape and dtype of a value, and the axes along which it varies from device to device.
 
-    In a function given to `shard_map`, ``typeof(x).vma`` names the axes to be passed to `pvary` or
-    `pcast`, where another value is to vary as `x` does. Elsewhere, and with ``check_vma=False``, it
-    is empty; and it has no axes of a single device.
+    In a function given to `shard_map`, ``typeof(x).vma`` names the axes to pass to `pvary` or
+    `pcast` to make another value vary as `x` does. Elsewhere, and with ``check_vma=False``, it is
+    empty; and it has no axes of a single device.
 
     Raises:
-        UnsupportedOpError: `x` depends on the arguments of a function that is traced by itself in
-            the `shard_map`: a body of a loop, a branch, a jitted function. Its types are found when
-            all of the `shard_map` is known.
+        UnsupportedOpError: `x` depends on the arguments of a function that is traced separately
+            inside the `shard_map`: a loop body, a branch, a jitted function. Its types are only
+            known when the whole `shard_map` has been traced.
 
     Source: ``jax.typeof``.
     """
@@ -64,7 +64,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def typed_arguments(specs: Sequence[PartitionSpec]) -> Iterator[None]:
-    """In a block, the first inputs of the current trace are of the types that these specs give."""
+    """In a block, the first inputs of the current trace have the types given by these specs."""
     before = _thread.known
     found = tuple(frozenset(n for names in s.axes for n in names) for s in specs)
     _thread.known = tracing.current(), found

@@ -41,8 +41,8 @@ def visualize_sharding(x: Any, sharding: Any = None) -> Picture:
         sharding: a `NamedSharding`, or a spec on the mesh in use, which may be an `AbstractMesh`.
 
     Raises:
-        ShardingError: the sharding does not fit the shape; or the tensor lies on no mesh, or is
-            traced: where it will lie is chosen when the program is compiled.
+        ShardingError: the sharding does not fit the shape; or the tensor is not on a mesh, or is
+            traced: its sharding is chosen when the program is compiled.
 
     Source: ``jax.debug.visualize_array_sharding``, ``jax.debug.visualize_sharding``.
     """
@@ -94,7 +94,7 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """What `visualize_sharding` shows; its string is the text, in a notebook it is HTML.
+    """The result of `visualize_sharding`; shown as text, or as HTML in a notebook.
 
     Attributes:
         title: the array and its sharding.
@@ -151,11 +151,11 @@ def draw(what: str, shape: tuple[int, ...], sharding: NamedSharding) -> Picture:
 
 
 def _tables(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[Table]:
-    """The tables: the last two divided dimensions are rows and columns."""
+    """The tables: the last two sharded dimensions are rows and columns."""
     tiles = sharding.tiles(len(shape))
     divided = [d for d, n in enumerate(tiles.dims) if n > 1]
     sizes = [tiles.dims[d] for d in divided]
-    lone = [1] * (2 - len(sizes))  # A lone divided dimension runs down if it is the first of more.
+    lone = [1] * (2 - len(sizes))  # runs down if it is the first of several dimensions
     sizes = [*sizes, *lone] if divided == [0] and len(shape) > 1 else [*lone, *sizes]
     # Tiles do not list the devices of an array that each of them holds.
     grid = sharding.mesh.devices if tiles.is_replicated else tiles.grid()
@@ -184,7 +184,7 @@ def _name(part: tuple[int, ...], at: dict[int, int]) -> str:
 
 
 def _some(items: Sequence[_T], limit: int) -> list[_T | None]:
-    """The items; if they are too many the first ones and the last, and None between."""
+    """The items; if there are too many, the first ones, None and the last."""
     if len(items) <= limit:
         return [*items]
     return [*items[: limit - 2], None, items[-1]]

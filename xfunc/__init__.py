@@ -1,7 +1,7 @@
 """xfunc: JAX-style functional transforms over torch and torch_xla.
 
 What is public is in `__all__`: functions, and the modules in this folder and in `random`,
-`sharding`, `aot` and `stages`. The other folders are the library's own.
+`sharding`, `aot` and `stages`. The other folders are internal.
 """
 
 from xfunc import (

@@ -1,4 +1,4 @@
-"""What `checkpoint` and `scan` may keep for the backward pass.
+"""Policies for what `checkpoint` and `scan` keep for the backward pass.
 
 A policy is a function of an HLO instruction that says whether its value may be kept; see
 `xfunc.remat.policies`.

@@ -25,7 +25,7 @@ hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 
 shard_as_in_scan: bool = True
-"""Whether the gradients of scans are sharded like what they are gradients of."""
+"""Whether gradients inside scans are sharded like their values."""
 
 
 def set_platform(platform: str) -> None:
@@ -43,8 +43,8 @@ def set_backend(name: str) -> None:
     The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.
 
     Raises:
-        ValueError: there is no backend of that name.
-        ImportError: what it needs is not installed (``pip install 'xfunc[pjrt]'``).
+        ValueError: there is no backend with that name.
+        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``).
     """
     active.use(name)
 

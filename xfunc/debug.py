@@ -1,4 +1,4 @@
-"""Help with finding out what a traced function does: prints, callbacks, NaNs, counts of traces."""
+"""Tools for debugging traced functions: prints, callbacks, NaNs, trace counts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["MaxTraces", "assert_max_traces", "callback", "nans", "print"]
 def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call ``fun(*args, **kwargs)`` with the values that traced arguments have in each run.
 
-    `fun` receives tensors on the CPU in place of traced ones, and everything else as it is;
-    what it returns is dropped, and what it raises comes out of the call of the compiled function.
-    It is called after the program has ended, once for each time the place is passed, in the order
-    of the program: inside `scan` step by step, under `vmap` example by example. Under `grad` it is
+    `fun` receives tensors on the CPU in place of traced ones, and everything else unchanged; its
+    result is ignored, and its exceptions are raised from the call of the compiled function. It is
+    called after the program has finished, once for each time the program reaches the callback, in
+    program order: inside `scan` step by step, under `vmap` example by example. Under `grad` it is
     called for the forward pass.
 
     Values are kept until the program ends: inside a loop, those of all its steps.
@@ -69,7 +69,7 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
 
 
 class _Any:
-    """Stands for any value in a format string."""
+    """A stand-in for any value in a format string."""
 
     def __format__(self, spec: str) -> str:
         return ""
@@ -87,8 +87,8 @@ def nans(enable: bool = True) -> Iterator[None]:
 
     The function is then run again on the CPU, operation by operation (`disable_jit`), to find the
     first operation that makes a NaN out of numbers; in a backward pass, the forward operation that
-    it belongs to. Every call waits for its result to be looked at. Other threads
-    are left alone.
+    it belongs to. Every call waits until its result has been checked. Other threads are not
+    affected.
 
     Raises:
         FloatingPointError: names the result, the operation and the user's line.
@@ -106,8 +106,8 @@ def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:
     """Raise an AssertionError if `fun` has been traced more than `n` times.
 
     The count is that of `trace_count`. It is checked at once; again at the end of the block, if
-    used in a ``with`` statement; and what is returned can be called in place of `fun`
-    (``xf.jit(xf.debug.assert_max_traces(f, 1))``): it raises when it is traced once too often.
+    used in a ``with`` statement; and the result can be called in place of `fun`
+    (``xf.jit(xf.debug.assert_max_traces(f, 1))``): it raises if there is one trace too many.
 
     Source: ``chex.assert_max_traces``.
     """

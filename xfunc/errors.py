@@ -2,7 +2,7 @@
 
 Each one also derives from the builtin that a Python programmer would expect, so that
 ``except TypeError`` keeps working. Every message has the same shape: what happened and to which
-value, where in the user's own file, and how to mend it.
+value, where in the user's own file, and how to fix it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from xfunc.core.locations import Location, user_location
 
-# What users catch. The functions below raise; they are for the library.
+# The classes are for users to catch; the functions that raise them are internal.
 __all__ = [
     "CheckpointWriteError",
     "CompileError",
@@ -38,7 +38,7 @@ class ConcretizationError(XfuncError, TypeError):
 
 
 class PurityError(XfuncError, ValueError):
-    """A traced function did what a pure function may not do."""
+    """A traced function did something that a pure function must not do."""
 
 
 class LeakError(XfuncError, RuntimeError):
@@ -85,7 +85,7 @@ class DamagedCheckpointError(XfuncError, ValueError):
     """A file of a checkpoint is missing, cut off or changed.
 
     Attributes:
-        file: the file, or the folder, if it is no single file.
+        file: the file, or the folder if the damage is not in a single file.
     """
 
     def __init__(self, message: str, file: Path | None = None):
@@ -97,7 +97,7 @@ class CheckpointWriteError(XfuncError, OSError):
     """A checkpoint could not be written: the disk is full, for example.
 
     Attributes:
-        errno: the system's number of what is wrong, such as `errno.ENOSPC`.
+        errno: the system's error number, such as `errno.ENOSPC`.
     """
 
     def __init__(self, message: str, number: int | None = None):
@@ -120,7 +120,7 @@ def report(
 ) -> str:
     """The text of an error: problem, function, the user's line, hint.
 
-    The line is the caller's, unless `at` is another, or None if the error is of no line.
+    The line is the caller's, unless `at` gives another one, or None for an error without a line.
     """
     lines = [problem if function is None else f"{problem} (while tracing {function})"]
     if isinstance(at, EllipsisType):

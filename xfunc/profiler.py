@@ -1,4 +1,4 @@
-"""Recording what the device and the host do, for xprof and TensorBoard."""
+"""Recording profiles of the device and the host for xprof and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
     The files, ``plugins/profile/<time>/<host>.xplane.pb`` and ``.trace.json.gz``, are read by
     ``xprof --logdir`` and by TensorBoard's profile plugin; the second one by Perfetto too. Programs
     appear under the name of their function, operations with the scopes of `xfunc.named_scope` and
-    the user's lines. What has been launched when the block ends is waited for.
+    the user's lines. The end of the block waits for all programs that have been launched.
 
     Raises:
         RuntimeError: something is being recorded already.
@@ -49,7 +49,7 @@ _one = threading.Lock()  # XLA has one session at a time.
 
 
 def annotate(name: str) -> contextlib.AbstractContextManager[object]:
-    """Show what the host does in a ``with`` block under a name in the profile.
+    """Show the host's work in a ``with`` block under a name in the profile.
 
     Source: ``jax.profiler.TraceAnnotation``.
     """

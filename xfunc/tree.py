@@ -1,8 +1,8 @@
 """Pytrees: nested tuples, lists, dicts, dataclasses and registered classes of leaves.
 
 A thin layer over optree, with JAX's names. ``None`` is a node without children; dict keys are
-visited in sorted order. Classes that torch's own pytrees know (as the outputs of models of the
-transformers package) become nodes when they are first met.
+visited in sorted order. Classes registered with torch's own pytrees (such as the outputs of
+transformers models) become nodes when first encountered.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def adopt(leaves: Iterable[object]) -> bool:
     return bool(classes)
 
 
-_adopted: set[type] = set()  # A class may stay a leaf: where `is_leaf` says so.
+_adopted: set[type] = set()  # A class may remain a leaf if `is_leaf` says so.
 
 
 def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
@@ -78,7 +78,7 @@ def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
 
 
 class _Context:
-    """What torch keeps of a node beside its children: compared by value, hashable or not."""
+    """torch's context of a node: compared by value, hashable or not."""
 
     def __init__(self, value: object):
         self.value = value
@@ -208,8 +208,8 @@ def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
 
     Args:
         outer: structure of the outer level of `tree`.
-        inner: structure of what stands at its leaves; None: that of the first of them.
-        tree: a tree of structure `outer`, at each leaf one of structure `inner`.
+        inner: structure of the subtrees at its leaves; None: the structure of the first one.
+        tree: a tree of structure `outer` whose leaves are trees of structure `inner`.
 
     Raises:
         TreeMismatchError: `tree` is not of these structures.

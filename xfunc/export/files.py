@@ -40,7 +40,7 @@ _writers: dict[type, Callable[[Any], dict[str, bytes]]] = {}
 def register(
     kind: type, write: Callable[[Any], dict[str, bytes]], format: int, read: Reader
 ) -> None:
-    """Let `serialize` take what is lowered in another way.
+    """Make `serialize` accept another kind of lowered function.
 
     Args:
         kind: its class.
@@ -120,7 +120,7 @@ def deserialize(data: bytes) -> Exported:
         if version == (_FORMAT if SUMS in contents else _WITHOUT_SUMS):
             check_names(contents, {_HEADER, _HLO, _STABLEHLO})
             return Exported(header, contents[_HLO], contents[_STABLEHLO])
-    # What reading raises on bytes that are anything; ValueError includes JSON's and Unicode's.
+    # The exceptions of reading arbitrary bytes; ValueError includes those of JSON and Unicode.
     except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError) as error:
         raise _refusal(f"they are no ZIP archive, or damaged ({error})") from error
     except (

@@ -1,4 +1,4 @@
-"""A program that was loaded from a file, and what its header says of arrays."""
+"""A program loaded from a file, and its header's descriptions of arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
 
 
 def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
-    """The program of a file, checked against what its header says."""
+    """The program of a file, checked against its header."""
     # A program without arguments has a parameter that is not used.
     inputs = tuple(range(max(1, len(avals))))
     _check_program(Module.from_bytes(hlo), avals, outputs)

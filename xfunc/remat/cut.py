@@ -20,13 +20,13 @@ with fewer bytes is taken for p: that is Q, not P. The seconds never fall, for a
 takes an order among plans that has no rounding in it, so seconds are counted in whole ticks, 2**20
 or so to all the seconds of a problem; and it takes plans that are `exact`.
 
-NOTE [what is promised of the peak]: the true peak of the backward pass cannot have this property,
-whoever plans. Let a large value be computed from an input, and a small one, which is needed, from
-the large one. A budget that has no room for the small one brings the large one back. What falls
-with the budget is an upper bound: the kept bytes, plus the most that a plan which keeps nothing has
-to hold at once of what it computes again. The second term is the same for every budget; and no plan
-holds more for recomputing, since what it computes again that plan does too, in the same order, and
-for users that are the same or more.
+NOTE [guarantees about the peak]: the true peak of the backward pass cannot have this property,
+whatever the planner. Let a large value be computed from an input, and a small one, which is needed,
+from the large one. A budget that has no room for the small one brings the large one back. What
+falls with the budget is an upper bound: the kept bytes, plus the most that a plan which keeps
+nothing has to hold at once of what it computes again. The second term is the same for every budget;
+and no plan holds more for recomputing, since what it computes again that plan does too, in the same
+order, and for users that are the same or more.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Node:
     """A forward value.
 
     Attributes:
-        id: names it.
-        bytes: what it takes to keep it.
-        seconds: what it takes to compute it again from its operands.
+        id: its name. bytes: the cost of keeping it. seconds: the cost of recomputing it from its
+            operands.
         operands: ids of the nodes that it is computed from.
         at_hand: it is there in the backward pass anyway, as an input is.
         keepable: it may be kept; a tuple may not, only its elements.
@@ -67,7 +66,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class CutProblem:
-    """What there is to keep, and what the backward pass needs.
+    """The values that can be kept, and those that the backward pass needs.
 
     Attributes:
         nodes: forward values, operands before their users.
@@ -84,9 +83,8 @@ class Plan:
     """An answer.
 
     Attributes:
-        kept: ids of the nodes to keep, in the order of the problem.
-        bytes: what they take together.
-        seconds: what is added by computing again what is not kept.
+        kept: ids of the nodes to keep, in the order of the problem. bytes: their total size.
+            seconds: the added time of recomputing the nodes that are not kept.
         exact: whether no plan is better by a whole tick; one may be if the search was cut short.
     """
 
@@ -100,8 +98,7 @@ class InfeasibleBudget(Exception):
     """No plan keeps as few bytes as that.
 
     Attributes:
-        budget_bytes: what was asked for.
-        minimum_bytes: the fewest bytes that a plan can keep.
+        budget_bytes: the requested budget. minimum_bytes: the fewest bytes that a plan can keep.
     """
 
     def __init__(self, budget_bytes: int, minimum_bytes: int):
@@ -120,7 +117,7 @@ def least(problem: CutProblem) -> Plan:
 def fewest_bytes(problem: CutProblem) -> Plan:
     """The fewest bytes without computing anything heavy twice; of such plans, the fastest.
 
-    What is heavy and cannot be kept, such as a tuple that is needed, is computed again even so.
+    A heavy node that cannot be kept, such as a needed tuple, is recomputed nevertheless.
     """
     forced = _forced(problem)
     nodes = (
@@ -140,10 +137,9 @@ def fastest(
     """The fewest seconds added within a budget; of such plans, one that keeps the fewest bytes.
 
     Args:
-        problem: what there is to keep.
-        budget_bytes: what the plan may keep.
-        node_limit: how many branches are searched before a plan will do that is not known to be the
-            best. Not seconds, since all processes of a program must find the same plan.
+        problem: the cut problem. budget_bytes: the bytes that the plan may keep. node_limit: how
+            many branches are searched before a plan that is not known to be optimal is accepted.
+            Not seconds, since all processes of a program must find the same plan.
         time_limit: of the search, in seconds: a last resort.
 
     Raises:
@@ -157,7 +153,7 @@ def fastest(
 
 
 def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
-    """Ids of what is computed again if `kept` is kept, in the order of the problem.
+    """Ids of the nodes recomputed if `kept` is kept, in the order of the problem.
 
     Raises:
         NoPlan: if that takes a node that cannot be computed again.
@@ -175,7 +171,7 @@ def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
 
 
 def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> None:
-    """Check a plan against its problem, from nothing but the problem.
+    """Check a plan against its problem, independently of how it was found.
 
     Raises:
         ValueError: if it keeps what may not be kept or is not used, computes again what may not be,
@@ -201,7 +197,7 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
 
 
 def _forced(problem: CutProblem) -> set[int]:
-    """Ids of what every plan computes again, because it is used and cannot be kept."""
+    """Ids of the nodes that every plan recomputes, because they are used and cannot be kept."""
     used = set(problem.needed)
     found: set[int] = set()
     for n in reversed(problem.nodes):

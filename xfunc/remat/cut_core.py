@@ -1,4 +1,4 @@
-"""The core of a cut problem: what is left to decide once all that has an obvious answer is decided.
+"""The core of a cut problem: the decisions left after all obvious ones.
 
 The forward values of a layer of a transformer come down from some hundreds to some tens. Each step
 keeps a best plan, in bytes as well as in seconds:
@@ -29,7 +29,7 @@ _TICKS = 20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Core:
-    """What is left of a problem. Positions count its nodes from zero.
+    """The rest of a problem. Positions count its nodes from zero.
 
     Attributes:
         ids: of the nodes.
@@ -174,7 +174,7 @@ def _no_larger(instead: list[int | None], size: int | None) -> bool:
 
 
 def _wanted(problem: CutProblem) -> set[int]:
-    """Ids of what the backward pass may ask for."""
+    """Ids of the nodes that the backward pass may need."""
     wanted = set(problem.needed)
     for n in reversed(problem.nodes):
         if n.id in wanted and n.recomputable and not n.at_hand:

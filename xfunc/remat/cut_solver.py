@@ -1,14 +1,14 @@
 """Solving the core of a cut problem with HiGHS, the solver of integer programs in scipy.
 
-For each node two variables say whether it is kept and whether it is computed again. What is needed
-is one or the other, and so is each operand of what is computed again. With no budget these
-inequalities describe a minimum cut: they are differences of two variables once `kept + again` is
-written as one, so linear programming gives whole numbers. The budget adds one row, of a knapsack,
-and with it the need to branch. A library for flows would serve for the first kind alone; HiGHS
-serves for both, and solves a program of this size in milliseconds.
+For each node two variables say whether it is kept and whether it is computed again. A needed node
+is one or the other, and so is each operand of a recomputed node. With no budget these inequalities
+describe a minimum cut: they are differences of two variables once `kept + again` is written as one,
+so linear programming gives whole numbers. The budget adds one row, of a knapsack, and with it the
+need to branch. A library for flows would only solve the first kind; HiGHS solves both, and a
+program of this size in milliseconds.
 
-Nothing that HiGHS answers is taken at its word: what a choice takes is counted again, in whole
-numbers, and if there is none that holds, one from the lower hull of all choices takes its place.
+Answers from HiGHS are not trusted: the cost of a choice is recomputed in integers, and if no choice
+    holds up, one from the lower hull of all choices is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Infeasible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """What is kept of a core, as positions, and what that takes; `bytes` in units of a program."""
+    """The kept positions of a core, and their cost; `bytes` in units of a program."""
 
     kept: tuple[int, ...]
     bytes: int
@@ -63,11 +63,11 @@ class _Choice:
 def solve(
     core: Core, by: tuple[Measure, Measure], budget: int | None, limits: Limits
 ) -> tuple[frozenset[int], bool]:
-    """Ids of what to keep, and whether that is known to be best.
+    """Ids of the nodes to keep, and whether that is known to be optimal.
 
     Args:
         core: of the problem.
-        by: what to minimise, and what to choose by among equals.
+        by: what to minimise, and the tie-breaker.
         budget: the bytes that may be kept.
         limits: of each search.
 
@@ -115,7 +115,7 @@ class _Program:
         self.allowed = [c is not None for c in (*core.bytes, *core.ticks)]
 
     def stages(self, by: tuple[Measure, Measure]) -> list[Weights]:
-        """What to minimise, one after the other, each while the first of `by` keeps its minimum.
+        """The objectives in order; each is minimised while the first of `by` keeps its minimum.
 
         One weighted sum does it, and much faster, unless its numbers are too large.
         """
@@ -128,7 +128,7 @@ class _Program:
     def minimum(self, weights: Weights, caps: Caps, limits: Limits) -> tuple[_Choice | None, bool]:
         """The choice of the least weight within `caps`, and whether that is proved.
 
-        None if HiGHS finds none, or one that does not hold.
+        None if HiGHS finds no choice, or one that does not hold up.
         """
         if not self.core.needed:
             return _Choice((), 0, 0), True
@@ -139,8 +139,8 @@ class _Program:
         return choice, proved
 
     def asked(self, weights: Weights, caps: Caps, limits: Limits) -> tuple[list[int] | None, bool]:
-        """What HiGHS answers: positions of what to keep, and whether it searched to the end."""
-        # Not at the top: scipy is slow to import, and most programs have no need of it.
+        """HiGHS's answer: the positions to keep, and whether the search was completed."""
+        # Not at the top: scipy is slow to import, and most programs do not need it.
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

@@ -1,7 +1,7 @@
 """A joint program as a graph: which of its values are forward, and which the backward pass needs.
 
-The entry of the joint module computes outputs and gradients from inputs and cotangents. What no
-cotangent reaches is forward, the rest backward.
+The entry of the joint module computes outputs and gradients from inputs and cotangents. Values that
+do not depend on a cotangent are forward, the rest backward.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from xfunc.trace.lowering import Lowering
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointGraph:
-    """A joint program, seen as what is forward and what is backward.
+    """A joint program, divided into forward and backward values.
 
     Attributes:
         module: the joint module.
         params: by the id of a parameter, its flat input (constants that the program holds come
-            last, as ever).
+            last).
         outputs: the results that are outputs of the forward pass.
         gradients: the others.
-        backward: ids of what depends on a cotangent; cotangents too.
-        varies: ids of what is not the same at every step of a loop.
+        backward: ids of values that depend on a cotangent, cotangents included. varies: ids of
+            values that differ between the steps of a loop.
         at_hand: ids of inputs that the backward pass receives anyway.
         steps: how often the program runs, each time with values to be kept.
     """
@@ -54,7 +54,7 @@ class JointGraph:
 
     @functools.cached_property
     def in_forward(self) -> set[int]:
-        """Ids of what the outputs are computed from."""
+        """Ids of the values that the outputs are computed from."""
         return reachable(self.outputs)
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class JointGraph:
     def once(self) -> set[int]:
         """Ids of forward values that cannot be computed again; tuples of them, and their elements.
 
-        Ties may be: they say how values are divided, and do nothing.
+        Ties may be: they only state how values are sharded.
         """
         calling = holding(self.module.proto, _runs_once)
         found: set[int] = set()
@@ -126,7 +126,7 @@ def joint_graph(
                 varies.add(i.id)
 
     def is_for_a_tie(tie: Instruction) -> bool:
-        """Whether the backward pass needs what a gradient is tied to for nothing else."""
+        """Whether the backward pass needs the value that a gradient is tied to only for the tie."""
         i = tie.operands[1]
         while i.opcode in opcodes.FREE and i.operands:
             (i,) = i.operands

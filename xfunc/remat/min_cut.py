@@ -1,9 +1,9 @@
 """`min_cut`: let a solver choose what is kept for the backward pass.
 
 Without a budget: the fewest bytes such that no matrix product and no convolution is computed twice.
-With one: the least time spent on computing again, such that what is kept stays within the budget.
-Both answers are exact; see `xfunc.remat.cut`. Times are those of a roofline: an instruction takes
-as long as its arithmetic or its memory traffic, whichever is longer.
+With one: the least time spent on recomputation, such that the bytes kept stay within the budget.
+Both answers are exact; see `xfunc.remat.cut`. Times come from a roofline model: an instruction
+takes as long as its arithmetic or its memory traffic, whichever is longer.
 
 Source: the cut without a budget is that of He and Yu, "Transcending runtime-memory tradeoffs in
 checkpointing by being fusion aware", 2023 (``torch._functorch.partitioners``); the one with a
@@ -39,7 +39,7 @@ class MinCut:
         try:
             if self.budget_bytes is None:
                 return frozenset(fewest_bytes(problem).kept)
-            # Residuals of every step of a loop are kept at a time.
+            # Residuals of all steps of a loop are kept at once.
             return frozenset(fastest(problem, self.budget_bytes // graph.steps).kept)
         except NoPlan:  # A tuple is needed as such, of what must not be computed again.
             return frozenset(n.id for n in problem.nodes if n.keepable)
@@ -56,16 +56,16 @@ class MinCut:
 
 
 def min_cut(budget_bytes: int | None = None) -> MinCut:
-    """A policy that chooses what to keep among all values of the function at a time.
+    """A policy that considers all values of the function at once.
 
     Args:
-        budget_bytes: what may be kept, in a scan for all its steps together; arguments do not
-            count. None: as little as possible without computing matrix products or convolutions
+        budget_bytes: the bytes that may be kept, in a scan for all its steps together; arguments do
+            not count. None: as little as possible without computing matrix products or convolutions
             twice.
 
     Raises:
-        ValueError: the budget is no number of bytes; or, when the function is differentiated, what
-            must be kept takes more: the error says how much.
+        ValueError: the budget is not a number of bytes; or, when the function is differentiated,
+            the values that must be kept exceed it: the error says how much they take.
     """
     is_number = isinstance(budget_bytes, int) and not isinstance(budget_bytes, bool)
     if budget_bytes is not None and (not is_number or budget_bytes < 0):
@@ -78,7 +78,7 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
 
 
 def cut_problem(graph: JointGraph) -> CutProblem:
-    """What there is to choose from in a joint graph."""
+    """The choices in a joint graph."""
     forward = [i for i in graph.instructions if i.id not in graph.backward]
     known = costs(graph.module)
     known = known | _fused(forward, known)
@@ -113,7 +113,7 @@ def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> di
 
 
 def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Node:
-    # What the forward pass does not use is computed once in any case.
+    # Values that the forward pass does not use are computed once in any case.
     again = i.id in graph.in_forward
     is_input = i.opcode == "parameter"
     return Node(

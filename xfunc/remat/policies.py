@@ -1,9 +1,8 @@
-"""Policies: what a function that is differentiated keeps for its backward pass.
+"""Policies: what a differentiated function keeps for its backward pass.
 
 A policy is asked about a forward value that the backward pass could use: it is a function of the
-HLO instruction that computes the value, and answers True (keep it), False (compute it again), or an
-`Offload` (keep it in the memory of the host). `xfunc.remat.min_cut.MinCut` is asked about all
-values at a time.
+HLO instruction that computes the value, and returns True (keep it), False (recompute it), or an
+`Offload` (keep it in host memory). `xfunc.remat.min_cut.MinCut` considers all values at once.
 
 Functions that return policies: `xfunc.remat.policy_factories`.
 
@@ -36,7 +35,7 @@ Policy = Callable[[Instruction], Answer]
 
 
 def everything_saveable(instruction: Instruction) -> bool:
-    """Keep every forward value that the backward pass uses: nothing is computed twice."""
+    """Keep every forward value that the backward pass uses: nothing is recomputed."""
     del instruction
     return True
 

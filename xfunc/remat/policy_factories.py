@@ -1,6 +1,6 @@
 """Functions that return policies.
 
-What they return is compared by value: made anew at each step, it is the same to the cache.
+Policies are compared by value: re-creating one at each step still hits the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TO_HOST = Offload()
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Keep, or offload, what has one of some names."""
+    """Keep or offload the values with one of some names."""
 
     kept: frozenset[str]
     offloaded: frozenset[str] = frozenset()
@@ -33,13 +33,13 @@ class _Names:
 
 
 def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
-    """Keep what `xfunc.checkpoint_name` has given one of these names."""
+    """Keep values that `xfunc.checkpoint_name` has given one of these names."""
     return _Names(_names(names_which_can_be_saved, "save_only_these_names"))
 
 
 @dataclasses.dataclass(frozen=True)
 class _NotNames:
-    """Keep what has a name, or everything, but what has one of some names."""
+    """Keep all named values, or all values, except those with one of some names."""
 
     excluded: frozenset[str]
     unnamed: bool
@@ -50,14 +50,14 @@ class _NotNames:
 
 
 def save_any_names_but_these(*names_not_to_save: str) -> Policy:
-    """Keep what `xfunc.checkpoint_name` has given a name other than these."""
+    """Keep values that `xfunc.checkpoint_name` has given a name other than these."""
     return _NotNames(_names(names_not_to_save, "save_any_names_but_these"), unnamed=False)
 
 
 def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
-    """Keep everything but what `xfunc.checkpoint_name` has given one of these names.
+    """Keep everything except values that `xfunc.checkpoint_name` has given one of these names.
 
-    What is computed from such a value, its transpose for one, may be kept.
+    Values computed from such a value, such as its transpose, may be kept.
     """
     return _NotNames(_names(names_not_to_save, "save_anything_except_these_names"), unnamed=True)
 
@@ -74,7 +74,7 @@ class _Both:
 
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-    """Keep what one of two policies keeps; the first says how, if both do."""
+    """Keep what either of two policies keeps; if both do, the first decides how."""
     for policy in (policy_1, policy_2):
         if not callable(policy):
             fail(
@@ -92,7 +92,7 @@ def save_and_offload_only_these_names(
     offload_src: str = "device",
     offload_dst: str = "pinned_host",
 ) -> Policy:
-    """Keep what has one of some names; keep what has one of others in the memory of the host.
+    """Keep values with one of some names; offload values with one of others to host memory.
 
     Raises:
         ValueError: a name is in both.

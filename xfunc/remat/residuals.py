@@ -1,4 +1,4 @@
-"""What of a joint program is kept for its backward pass, as a policy says.
+"""Which values of a joint program a policy keeps for its backward pass.
 
 Some values are never kept, whatever the policy says:
 
@@ -12,8 +12,8 @@ Some values are never kept, whatever the policy says:
   that are the same at every step. XLA hoists it out of the loop again;
 - what the backward pass would only tie a gradient to (`annotation.Tie`): the tie is left out.
 
-And some are always kept, if they are needed: what must not be computed again, since it draws from a
-state, exchanges messages between devices, or has side effects.
+And some are always kept if they are needed, because they must not be recomputed: values that draw
+    from a state, communicate between devices, or have side effects.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import Offload, Policy
 
 Kept = dict[int, Offload | None]
-"""By the id of what is kept, where it waits (None: where it is)."""
+"""By the id of each kept value, where it is stored (None: where it is)."""
 
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
-    """What the backward pass gets of the forward pass, beside the inputs."""
+    """The values that the backward pass gets from the forward pass, besides the inputs."""
     choose_all = getattr(policy, "choose", None)
     chosen = None if choose_all is None else choose_all(graph)
     kept: Kept = {}
@@ -53,7 +53,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
             return False
         missing = {o.id: o for o in i.operands if is_missing(o)}.values()
         if not all(_is_kept(o, answer) for o in missing):
-            return False  # What would itself be computed again is no help.
+            return False  # Values that would themselves be recomputed do not help.
         return sum(o.bytes for o in missing) <= i.bytes
 
     # In reverse order of computation: a value is decided on once all its users have been.

@@ -11,11 +11,11 @@ from xfunc.remat.min_cut import cut_problem
 
 
 class SameCut:
-    """A policy like `min_cut`, whose budget is a part of what there is to keep.
+    """A policy like `min_cut` with a relative budget.
 
-    Sizes of arguments change what a cut keeps in bytes, and could change the cut. This one is
-    chosen for the first sizes that it is asked about, and is the same for all others: the values of
-    a program that differs only in sizes are the same, in the same order.
+    Sizes of arguments change what a cut keeps in bytes, and could change the cut. This policy
+    chooses a cut for the first sizes it sees and uses it for all others: programs that differ only
+    in sizes have the same values in the same order.
 
     Args:
         part: of the bytes between the fewest that can be kept and those without anything computed
@@ -24,7 +24,7 @@ class SameCut:
 
     def __init__(self, part: float | None):
         self._part = part
-        self._known: dict[Any, frozenset[int]] = {}  # positions of what is kept
+        self._known: dict[Any, frozenset[int]] = {}  # positions of the values kept
 
     def __call__(self, instruction: Instruction) -> bool:
         raise TypeError("a cut is chosen among all values at once: call `choose`")

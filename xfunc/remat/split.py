@@ -1,8 +1,8 @@
 """Cutting a joint program in two: a forward and a backward half.
 
 The joint program is one HLO graph (`xfunc.remat.joint_graph`). A policy chooses which forward
-values are kept for the backward half (`xfunc.remat.residuals`); they are its *residuals*. What else
-it needs it receives as an input or computes again.
+values are kept for the backward half (`xfunc.remat.residuals`); they are its *residuals*. Anything
+else it needs it receives as an input or recomputes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Halves:
 def gathered(
     sources: Iterable[Source], inputs: Sequence[T], residuals: Sequence[T], ct: Callable[[int], T]
 ) -> list[T]:
-    """What the flat inputs of a backward half are, each from its source."""
+    """The flat inputs of a backward half, each with its source."""
     found: dict[str, Callable[[int], T]] = {
         "input": inputs.__getitem__,
         "residual": residuals.__getitem__,
@@ -75,7 +75,7 @@ def split(
         invariant: inputs that are the same at every step of a loop.
         barrier: put an optimisation barrier before the backward pass, so that XLA does not merge
             what is recomputed there with the forward pass.
-        steps: how many steps the loop has: residuals of all of them are kept at a time.
+        steps: how many steps the loop has: residuals of all steps are kept at once.
     """
     graph = joint_graph(
         joint,

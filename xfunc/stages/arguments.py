@@ -1,4 +1,4 @@
-"""What goes into a traced function and what comes out, leaf by leaf."""
+"""Arguments and results of traced functions, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def prepare(
     staged: Staged, leaves: list[Any], structure: tree.Structure
 ) -> tuple[list[torch.Tensor], tuple[tuple[int, Any], ...]]:
-    """Argument leaves as tensors that a program can take, and those that are no arrays."""
+    """Argument leaves as tensors that a program can take, and the leaves that are not arrays."""
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, Any]] = []
@@ -99,7 +99,7 @@ def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> lis
 
 
 def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Abstract arguments as they stand in a key."""
+    """Abstract arguments, as part of a key."""
     return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
 
 

@@ -1,4 +1,4 @@
-"""What the transforms that take arguments apart have in common."""
+"""Helpers for transforms that take arguments apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Fun = Callable[..., Any]
 
 
 def as_tensor(x: Any) -> Any:
-    """A leaf as a tensor of the enclosing trace; what is no array is left as it is."""
+    """A leaf as a tensor of the enclosing trace; leaves that are not arrays are unchanged."""
     trace = tracing.current()
     if isinstance(x, (np.ndarray, np.generic)):
         x = from_numpy(x)
@@ -41,7 +41,7 @@ def as_tensors(t: Any) -> Any:
 
 
 def as_arrays(t: Any) -> Any:
-    """`as_tensor` of each leaf of a tree that is no Python number."""
+    """`as_tensor` of each leaf of a tree that is not a Python number."""
     return tree.map(lambda x: x if type(x) in NUMBERS else as_tensor(x), t)
 
 
@@ -86,7 +86,7 @@ def chosen(
 
 
 def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[bool]:
-    """Of each flat argument, whether it is at none of `argnums`."""
+    """For each flat argument, whether it is outside `argnums`."""
     args, kwargs = structure.children()
     sizes = [a.num_leaves for a in args.children()]
     nums = (argnums,) if isinstance(argnums, int) else argnums
@@ -148,7 +148,7 @@ def is_pair(x: Any) -> TypeGuard[tuple[Any, Any]]:
 
 
 def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
-    """``(out, aux)`` of what a function returned; aux is None if it has none."""
+    """A function's result as ``(out, aux)``; aux is None if it has none."""
     if not has_aux:
         return out, None
     if not is_pair(out):

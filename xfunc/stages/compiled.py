@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """What the compiler of a target made.
+    """The output of a target's compiler.
 
     Attributes:
         topology: the devices that it is for; None: those of this process.
@@ -32,19 +32,19 @@ class Program(Protocol):
     topology: Any
 
     def module(self) -> Module | None:
-        """The optimized HLO, or None if the compiler does not tell."""
+        """The optimized HLO, or None if the compiler does not provide it."""
         ...
 
     def costs(self) -> dict[str, float] | None:
-        """Operations and memory traffic, or None if the compiler does not tell."""
+        """Operations and memory traffic, or None if the compiler does not report them."""
         ...
 
     def memory(self) -> MemoryAnalysis:
-        """What it takes of a device's memory."""
+        """Its use of a device's memory."""
         ...
 
     def largest_buffers(self, n: int) -> list[Any] | None:
-        """The largest pieces of a device's memory, or None if the compiler does not tell."""
+        """The largest buffers in a device's memory, or None if the compiler does not report them."""
         ...
 
     def serialize(self) -> bytes:
@@ -64,7 +64,7 @@ class Target(Protocol):
 
         Args:
             lowered: the function.
-            target: what the user named.
+            target: the target that the user named.
             options: of the compiler.
         """
         ...
@@ -90,11 +90,10 @@ def compile_for(lowered: Lowered, target: str | None, options: dict[str, Any]) -
 class Compiled:
     """A compiled function: takes exactly the arguments that it was compiled for.
 
-    What is said of memory and costs is of one device.
+    Memory and costs are those of one device.
 
     Attributes:
-        lowered: what it was made from.
-        program: what the compiler made; not for users.
+        lowered: what it was made from. program: the compiler's output; internal.
     """
 
     lowered: Lowered
@@ -108,8 +107,8 @@ class Compiled:
     def as_text(self) -> str | None:
         """The HLO that the compiler made, after its optimizations.
 
-        None where the compiler does not tell. torch_xla does not tell while `xfunc.profiler.trace`
-        is recording.
+        None if the compiler does not provide it; torch_xla does not while `xfunc.profiler.trace` is
+        recording.
         """
         module = self.program.module()
         return None if module is None else text_of(module)
@@ -117,34 +116,34 @@ class Compiled:
     def cost_analysis(self) -> dict[str, float] | None:
         """Like `Lowered.cost_analysis`, of the program that the compiler made.
 
-        A fusion of several operations reads and writes memory only at its edges. For a TPU that is
-        not there it is what libtpu counts: the body of a loop once, whatever the number of its
-        steps, and nothing inside a custom call. None as in `as_text`.
+        A fusion of several operations only counts its inputs and outputs as memory traffic. For a
+        TPU target the counts are libtpu's: a loop body counts once, whatever its number of steps,
+        and the inside of a custom call is not counted. None as in `as_text`.
 
         Source: ``jax.stages.Compiled.cost_analysis``.
         """
         return self.program.costs()
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """What the program takes of the device's memory; see `MemoryAnalysis`.
+        """The program's use of the device's memory; see `MemoryAnalysis`.
 
         Source: ``jax.stages.Compiled.memory_analysis``.
         """
         return self.program.memory()
 
     def largest_buffers(self, n: int = 10) -> list[Any] | None:
-        """The n largest pieces of one device's memory, and what lies there; the largest first.
+        """The n largest buffers in one device's memory and their contents, the largest first.
 
-        Values that lie in the same place one after the other count once, as the largest of them.
-        None where the compiler does not tell: for the running device.
+        Values that use the same memory at different times count once, as the largest of them. None
+        for the running device, whose compiler does not report them.
         """
         return self.program.largest_buffers(n)
 
     def serialize(self) -> bytes:
         """The program as bytes, for another process.
 
-        Of the running device's: see `xfunc.export.serialize`; it is compiled again where it is
-        loaded. Of a TPU's that is not there: libtpu's own form, which a PJRT client of the same
+        For the running device, see `xfunc.export.serialize`; the program is compiled again where it
+        is loaded. For a TPU target, it is libtpu's own format, which a PJRT client of the same
         version of libtpu loads on that topology (in JAX: ``Client.deserialize_executable``).
         """
         return self.program.serialize()
@@ -231,7 +230,7 @@ COSTS = ("flops", "transcendentals", "bytes accessed")
 
 
 def costs(module: Module) -> dict[str, float]:
-    """What a program costs, by the names that JAX gives it."""
+    """The cost of a program, with JAX's names."""
     found = cost(module)
     numbers = (found.flops, found.transcendentals, found.bytes_accessed)
     return {name: float(n) for name, n in zip(COSTS, numbers, strict=True)}

@@ -34,9 +34,9 @@ class Entry:
         out_tree: the structure of its results.
         captures: for each capture, where to find it: among the tensors that the function holds
             (an index), or as itself.
-        donated: flat arguments whose buffers the program may take over.
-        effects: to be had when it has run; their tensors are the program's last outputs.
-        executable: what ran last; None before the first run.
+        donated: flat arguments whose buffers the program may reuse.
+        effects: to be delivered after it has run; their tensors are the program's last outputs.
+        executable: the last executable that ran; None before the first run.
     """
 
     program: Program
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
-        """Avals of the results, without what the effects take."""
+        """Avals of the results, without the tensors of the effects."""
         outs = self.program.outputs
         return outs[: len(outs) - sum(e.size for e in self.effects)]
 

@@ -1,4 +1,4 @@
-"""What a staged function is traced with, beside its arguments."""
+"""The options with which a function is traced, besides its arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Options(NamedTuple):
 
     Attributes:
         static: arguments that were taken out, a part of the key: ``(where, type, value)`` of each.
-        fixed: leaves of the arguments that are no arrays, by position; they count by value.
-        beside: what else the program depends on, by value; tensors in it are held as those are
-            that the function holds.
+        fixed: leaves of the arguments that are not arrays, by position; they count by value.
+        beside: other dependencies of the program, by value; tensors in them are treated like
+            tensors that the function holds.
         call: what to trace instead of the function (with static arguments put back).
         donated: gives the flat arguments to donate.
         zeros: see `Program.joint`.

@@ -1,4 +1,4 @@
-"""The flat inputs of several programs at once: arguments first, then what they capture."""
+"""The flat inputs of several programs together: arguments first, then their captures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xfunc.stages.entry import Entry
 
 
 class SharedInputs:
-    """The flat inputs of programs that take the same tensors; what several capture is one input.
+    """The flat inputs of programs that take the same tensors; a shared capture is one input.
 
     Attributes:
         flat: the tensors.
@@ -24,9 +24,9 @@ class SharedInputs:
     def add(
         self, entry: Entry, leaves: Sequence[torch.Tensor], held: Sequence[torch.Tensor]
     ) -> tuple[int, ...]:
-        """Take in what the program captures: where that is among the flat inputs.
+        """Add the program's captures; returns their positions among the flat inputs.
 
-        `leaves` are its arguments; `held` is what its function holds.
+        `leaves` are its arguments; `held` are the tensors that its function holds.
         """
         captures = entry.inputs(list(leaves), held)[len(leaves) :]
         for c in captures:

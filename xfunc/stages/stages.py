@@ -29,13 +29,13 @@ from xfunc.trace.lowering import Lowering
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What a traced function is made of: for modules of the library.
+    """The parts of a traced function, for internal use.
 
     Attributes:
         staged: the function.
         entry: its program.
-        options: what it was traced with.
-        tiles: how arguments, captures and what the program holds are divided; () if none is.
+        options: what it was traced with. tiles: shardings of the arguments, captures and held
+            values; () if none has one.
     """
 
     staged: Staged
@@ -57,7 +57,7 @@ class Traced:
         in_tree: structure of ``(args, kwargs)``.
         in_avals: of its leaves.
         out_tree: structure of the result.
-        parts: what it is made of; not for users.
+        parts: its parts; internal.
     """
 
     in_tree: tree.Structure
@@ -129,9 +129,9 @@ class Lowered:
         """Compile; runs nothing.
 
         Args:
-            target: None: the running device. Or a TPU that need not be there, by its topology
-                (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes
-                ``pip install 'xfunc[aot]'``.
+            target: None: the running device. Or a TPU, which need not be present, by its topology
+                (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes ``pip
+                install 'xfunc[aot]'``.
             compiler_options: for a target, options of libtpu by name. torch_xla has none for a
                 single program.
 
@@ -153,7 +153,7 @@ def trace(
 ) -> Traced:
     """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s.
 
-    `shardings` are those that it takes its flat arguments in, or None for some.
+    `shardings` are the shardings of its flat arguments; some may be None.
     """
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = arguments_of(staged, leaves, structure)
@@ -172,7 +172,7 @@ def trace(
 
 
 def _sharding(x: Any, given: Any, what: str) -> Any:
-    """How an argument is divided: as the function wants it, or as it is."""
+    """The sharding of an argument: the one that the function requires, or its own."""
     wanted = given if given is not None else getattr(x, "sharding", None)
     if wanted is not None:
         if hasattr(wanted, "check"):
@@ -189,12 +189,12 @@ def _sharding(x: Any, given: Any, what: str) -> Any:
 def _tiles(
     entry: Entry, avals: Sequence[Aval], leaves: Sequence[Any], held: Sequence[torch.Tensor]
 ) -> tuple[Tiles | None, ...]:
-    """How the program's flat inputs are divided; () if nothing says that any is."""
+    """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
     tensors = [*leaves, *captures, *entry.program.lowering.consts]
     said = [a.sharding for a in avals] + [None] * (len(tensors) - len(avals))
     found = [_divided(x, s) for x, s in zip(tensors, said, strict=True)]
-    unused = None  # the parameter of a program that takes nothing
+    unused = None  # the parameter of a program without inputs
     return (*found, unused) if any(found) else ()
 
 

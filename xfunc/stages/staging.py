@@ -49,10 +49,10 @@ class Staged:
 
     Args:
         fun: called as ``fun(*args, **kwargs)`` to trace it.
-        value: what the function counts as in the cache (`fun`, if None).
+        value: what identifies the function in the cache (`fun`, if None).
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they count by value.
-        stays: tells of the flat arguments of a structure where a Python number stays one.
+        stays: for the flat arguments of a structure, says where a Python number stays one.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Staged:
         return (value, structure, avals, options.static, ambient.modes(), others), held
 
     def _values(self, options: Options) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
-        """The values of the function and of what else its program depends on; tensors held."""
+        """The values of the function and of its other dependencies, and the tensors they hold."""
         value, held = self.function_value()
         if ambient.named_axes():  # Of these the function may hold the numbers without knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
@@ -204,7 +204,7 @@ class Staged:
 
 
 class Runnable(Protocol):
-    """What `first_run` runs: an `Entry`, or what stands for one."""
+    """The object that `first_run` runs: an `Entry`, or a stand-in."""
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the program."""
@@ -232,7 +232,7 @@ Inspect = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class _Thread(threading.local):
-    keys: tuple[tuple[FunctionCache, Key], ...] = ()  # of what is being traced
+    keys: tuple[tuple[FunctionCache, Key], ...] = ()  # of the functions being traced
     inspect: Inspect | None = None
 
 
@@ -300,13 +300,13 @@ def run_staged(
 def inspected(
     staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, result: Any
 ) -> None:
-    """Show the result of a run to what `inspect_results` installed."""
+    """Pass the result of a run to the hook that `inspect_results` installed."""
     if _thread.inspect is not None:
         _thread.inspect(staged.name, options.call or staged.fun, args, kwargs, result)
 
 
 def inspect_results(inspect: Inspect | None) -> Inspect | None:
-    """Have this called after each run of this thread from now on; what was called before.
+    """Call this hook after each run in this thread from now on; returns the previous hook.
 
     It receives the function's name, the function, its arguments and its result.
     """
@@ -339,7 +339,9 @@ def first_run(
 
 
 def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
-    """Which arguments a gradient of first order is being taken of; None if there is none."""
+    """The arguments with respect to which a first-order gradient is being taken; None if there is
+    none.
+    """
     if differentiations(leaves) != 1:
         return None
     return tuple(differentiable(x) and values.is_tracked(x) for x in leaves)

@@ -85,7 +85,7 @@ class Transform(Wrapper, Generic[P, R]):
 def own(result: T) -> T:
     """What a transform returns inside a trace: tensors that share memory with nothing.
 
-    An output may be an argument, and a gradient the view of one number; a change in place to it
-    is to change nothing else. A copy is no instruction in HLO.
+    An output may be an argument, and a gradient a view of one number, but changing it in place must
+    not change anything else. A copy makes no HLO instruction.
     """
     return tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
