@@ -50,8 +50,8 @@ def shard_map(
     (`psum`, `all_gather`, ...). Values that it closes over are replicated.
 
     Differentiated from outside, it has the gradients of the function of whole arrays. A gradient
-    taken inside of `f` is one of a device with respect to what varies from device to device, and
-    the sum of those of all devices with respect to what does not: see `check_vma`.
+    taken inside `f` with respect to a value that varies from device to device is the device's own;
+    with respect to a value that does not vary, it is the sum over all devices. See `check_vma`.
 
     Args:
         f: a pure function of trees of tensors. If omitted, a decorator is returned.

@@ -1,6 +1,6 @@
 """Transforms of functions; import it as ``xfunc.transforms``."""
 
-if __name__ != "xfunc.transforms":  # A second copy would have a cache and errors of its own.
+if __name__ != "xfunc.transforms":  # A second copy would have its own cache and errors.
     raise ImportError("import this package as xfunc.transforms, not as " + __name__)
 
 from xfunc.transforms.associative_scan import associative_scan as associative_scan

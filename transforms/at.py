@@ -1,4 +1,4 @@
-"""`at`: indexed updates that return a new array, with JAX's rules for what is out of bounds."""
+"""`at`: indexed updates that return a new array, with JAX's rules for out-of-bounds indices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODES = ("promise_in_bounds", "clip", "drop", "fill")
 
 
 class Options(TypedDict, total=False):
-    """What may be said of an update; see `Place`."""
+    """The options of an update; see `Place`."""
 
     mode: str | None
     indices_are_sorted: bool
@@ -30,14 +30,14 @@ class Options(TypedDict, total=False):
 
 
 def at(x: Any) -> At:
-    """Updates of parts of `x` that leave `x` as it is: ``at(x)[index].add(v)``.
+    """Updates of parts of `x` that leave `x` unchanged: ``at(x)[index].add(v)``.
 
     The index is NumPy's: integers, slices, ``None``, ``...``, integer tensors that broadcast, or a
-    boolean mask; negative ones count from the end. What is out of bounds then goes by `mode`.
+    boolean mask; negative ones count from the end. `mode` then decides about out-of-bounds indices.
 
     Args:
-        x: a tensor; it may be traced, and everything here is differentiable but `apply`, whose
-            function has to be applied anew for each time that a position is repeated.
+        x: a tensor; it may be traced, and everything is differentiable except `apply`, whose
+            function must be applied once for each repetition of a position.
 
     Source: ``jax.numpy.ndarray.at``.
     """
@@ -59,8 +59,8 @@ class Place:
 
     Values broadcast against the part and get the dtype of the array. `mode` says what happens to
     indices out of bounds: they are dropped (``"drop"``, ``"fill"``, and None), or ``"clip"``ped;
-    ``"promise_in_bounds"`` means that there are none. The other options tell JAX's compiler what is
-    known of the indices; here they change nothing, except that of `apply`.
+    ``"promise_in_bounds"`` means that there are none. The other options tell JAX's compiler about
+    the indices; here they have no effect, except in `apply`.
     """
 
     def __init__(self, x: Tensor, index: Any, find_mask: bool = False):
@@ -122,8 +122,8 @@ class Place:
     def get(self, *, fill_value: Any = None, **options: Unpack[Options]) -> Tensor:
         """``x[index]``; indices out of bounds are clipped, or with ``mode="fill"`` filled.
 
-        What stands there is `fill_value`; by default NaN, the least signed, the
-        greatest unsigned integer, or True.
+        They are filled with `fill_value`; by default NaN, the smallest signed integer, the largest
+        unsigned integer, or True.
         """
         fill = _default_fill(self._x.dtype) if fill_value is None else fill_value
         if self._where.mask and tracing.current() is None:

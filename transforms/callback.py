@@ -1,6 +1,6 @@
 """`pure_callback` and `io_callback`: results of Python in the middle of a program, on the CPU.
 
-What only wants to see values is better served by `xfunc.debug.callback`, which every device has.
+To only observe values, use `xfunc.debug.callback`, which works on every device.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def pure_callback(
         callback: returns a tree of arrays or numbers, as `result_shape_dtypes` says.
         result_shape_dtypes: a tree of `ShapeDtypeStruct`, or of tensors like the results.
         args: trees of tensors and numbers.
-        vmap_method: what `vmap` makes of it: one call for each example (``"sequential"``), or one
-            call of arrays with the batch's axis in front, which is of size 1 where an argument is
-            not mapped (``"expand_dims"``), or of full size everywhere (``"broadcast_all"``). None:
-            it cannot be batched.
+        vmap_method: how `vmap` calls it: once for each example (``"sequential"``), or once with
+            arrays whose first axis is the batch; for unmapped arguments that axis has size 1
+            (``"expand_dims"``) or the full size (``"broadcast_all"``). None: it cannot be batched.
         kwargs: likewise.
 
     Raises:
@@ -83,8 +82,8 @@ def io_callback(
 ) -> Any:
     """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
 
-    Several are called in the order in which one takes the results of another, else in any order. It
-    cannot be differentiated or batched, and stands where `xfunc.debug.callback` may.
+    Several callbacks are called in the order of their data dependencies, otherwise in any order. It
+    cannot be differentiated or batched, and is allowed wherever `xfunc.debug.callback` is.
 
     Args:
         callback: see `pure_callback`.
@@ -128,7 +127,7 @@ class HostFunction(Transform[..., Any]):
             _fail(self.__name__, "the device's programs cannot call the host", "run on the CPU.")
         if self._kind == "io_callback" and not self._outputs:
             _fail(self.__name__, "it has no result", "use xf.debug.callback.")
-        identity.let_change(self.fun)  # What it counts or collects makes no other program.
+        identity.let_change(self.fun)  # State that it changes does not lead to another program.
         given = leaves or as_outputs(self.__name__, [0], tree.structure(0))  # to know the device by
         call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
         outs = bind(call, given)

@@ -32,9 +32,9 @@ def checkpoint(
 
     Args:
         fun: a function of trees of tensors.
-        policy: which values may be kept all the same: a function of an HLO instruction, such as
+        policy: which values may be kept nevertheless: a function of an HLO instruction, such as
             those in `xfunc.checkpoint_policies`; None keeps only the arguments.
-        prevent_cse: whether the compiler is kept from merging what is computed again with the first
+        prevent_cse: whether to prevent the compiler from merging the recomputation with the first
             computation. False is right for the body of a loop, where it cannot.
         static_argnums: positions of arguments that count by value, and may be anything. At other
             positions Python numbers become 0-d tensors.
@@ -79,7 +79,7 @@ class Checkpoint(Transform[P, R]):
 
 
 class _Static:
-    """An argument that is no array, whatever it is."""
+    """An argument that is not an array."""
 
     def __init__(self, value: object):
         self.value = value

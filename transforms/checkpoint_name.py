@@ -24,15 +24,15 @@ from xfunc.trace import tracing
 def checkpoint_name(x: Any, name: str) -> Any:
     """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
 
-    A name is one of a value: what computes it and what uses it see the same value, kept or not.
-    Outside a function that is differentiated it means nothing.
+    The name belongs to the value; the value itself is unchanged, whether it is kept or not. Outside
+    a function that is differentiated it means nothing.
 
     Args:
         x: a tree of tensors and numbers.
         name: such as is given to `checkpoint_policies.save_only_these_names`.
 
     Raises:
-        TypeError: the name is no string, or empty; or a leaf is no array.
+        TypeError: the name is not a string, or is empty; or a leaf is not an array.
 
     Source: ``jax.ad_checkpoint.checkpoint_name``.
     """

@@ -44,7 +44,7 @@ def cond(
         operands: what the chosen function is called with.
 
     Raises:
-        TypeError: `pred` is no scalar.
+        TypeError: `pred` is not a scalar.
         TreeMismatchError: the two results differ; every path that does is listed.
 
     Source: ``jax.lax.cond``.
@@ -61,7 +61,7 @@ def switch(index: object, branches: Sequence[Callable[..., R]], *operands: objec
         operands: what the chosen function is called with.
 
     Raises:
-        TypeError: `index` is no integer scalar.
+        TypeError: `index` is not an integer scalar.
         ValueError: there are no branches.
         TreeMismatchError: the results differ; every path that does is listed.
 

@@ -1,4 +1,4 @@
-"""What functions with rules of their own have in common: arguments, and staging by parts."""
+"""Common parts of functions with custom rules: arguments, and staging by parts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class CustomFunction(Transform[P, R]):
         self._rules: tuple[Fun, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Of two decorators on top of each other, the outer one hands on what defines the inner.
+        # If decorators are stacked, the outer one forwards the methods that define the inner one's
+        # rule.
         inner = self.__dict__.get("_primal_fun")
         if name in _DEFINITIONS and isinstance(inner, CustomFunction):
             return getattr(cast("CustomFunction[..., Any]", inner), name)
@@ -167,7 +168,7 @@ def _places(fun: Fun, names: str | Sequence[str]) -> list[int]:
 
 
 def labelled(nondiff: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-    """Arguments that are not differentiated, with what a message calls them."""
+    """Arguments that are not differentiated, with their names for messages."""
     return tuple((f"nondiff_argnums[{i}]", x) for i, x in enumerate(nondiff))
 
 
@@ -192,7 +193,7 @@ class Parts(SharedInputs):
 
 
 def check_captures(name: str, captures: Sequence[Tensor]) -> None:
-    """Raise if a function with a rule closes over what is being differentiated."""
+    """Raise if a function with a custom rule closes over a value that is being differentiated."""
     for c in captures:
         if values.is_tracked(c) or functorch.has_tangent(c):
             fail(

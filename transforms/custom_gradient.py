@@ -1,4 +1,4 @@
-"""`custom_gradient`: a function that returns, beside its value, the rule for its gradient."""
+"""`custom_gradient`: a function that returns its value and the rule for its gradient."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
             z = torch.exp(x)
             return z * y, lambda ct: (ct * z * y, ct * z)
 
-    What the rule closes over is kept for the backward pass. `custom_vjp` says the same with two
-    functions.
+    Values that the rule closes over are kept for the backward pass. `custom_vjp` expresses the same
+    with two functions.
 
     Args:
         fun: a pure function of trees of tensors that returns ``(out, rule)``. ``rule(ct)`` takes a
-            tree like `out` and returns a tuple with one entry for each argument, None meaning
-            zero; for a single argument its gradient alone will do, if that is no tuple.
+            tree like `out` and returns a tuple with one entry for each argument, None meaning zero;
+            for a single argument it may return just its gradient, if that is not a tuple.
 
     Raises:
-        TreeMismatchError: `fun` does not return a pair with a function, or what the rule returns
+        TreeMismatchError: `fun` does not return a pair with a function, or the result of the rule
             does not fit the arguments.
         UnsupportedOpError: forward mode is asked for.
 

@@ -48,14 +48,13 @@ def custom_jvp(
 
     Args:
         fun: a pure function of trees of tensors.
-        nondiff_argnums: positions of arguments that are no arrays; the rule receives them first,
-            in their order.
-        nondiff_argnames: names of such arguments, beside or instead.
+        nondiff_argnums: positions of arguments that are not arrays; the rule receives them first,
+            in their order. nondiff_argnames: names of such arguments.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
             differentiated.
-        TreeMismatchError: what the rule returns does not fit what `fun` returns.
+        TreeMismatchError: the result of the rule does not fit that of `fun`.
 
     Source: ``jax.custom_jvp``.
     """
@@ -75,7 +74,7 @@ class CustomJvp(CustomFunction[P, R]):
     def defjvps(self, *rules: Callable[..., object] | None) -> None:
         """Give a rule for each argument: ``rule(tangent, output, *args) -> tangent of the output``.
 
-        The tangents are added; None means that the output does not vary with the argument.
+        The tangents are added; None means that the output does not depend on the argument.
         """
 
         function = cast("Callable[..., R]", self)
@@ -150,7 +149,7 @@ class CustomJvp(CustomFunction[P, R]):
         out, dot = map(as_tensors, result)
         outs, dots_out = tree.leaves(out), tree.leaves(dot)
         want = out
-        if len(outs) == len(dots_out):  # What is given for an integer does not matter.
+        if len(outs) == len(dots_out):  # Tangents given for integers do not matter.
             pairs = zip(outs, dots_out, strict=True)
             like = [o if differentiable(o) else d for o, d in pairs]
             want = tree.unflatten(tree.structure(out), like)

@@ -43,8 +43,8 @@ def custom_linear_solve(
     """``solve(matvec, b)``, the `x` of ``matvec(x) == b``, whose derivatives are those of `x`.
 
     They are found by solving further equations, whatever `solve` does: it may be a loop of unknown
-    length. They are taken with respect to `b` and to what `matvec` closes over; not, to what the
-    solvers close over.
+    length. They are taken with respect to `b` and the values that `matvec` closes over, but not
+    those that the solvers close over.
 
     Args:
         matvec: a linear function, from trees like `b` to trees like `b`.
@@ -52,7 +52,7 @@ def custom_linear_solve(
         solve: ``solve(matvec, b)`` returns `x`.
         transpose_solve: ``transpose_solve(vecmat, ct)``, likewise for the transpose of `matvec`.
             Reverse mode needs it.
-        symmetric: whether `matvec` is its own transpose; then `solve` serves for both.
+        symmetric: whether `matvec` is its own transpose; then `solve` is used for both.
         has_aux: whether the solvers return ``(x, aux)``; `aux` has no derivative.
 
     Raises:
@@ -90,7 +90,8 @@ class LinearSolve(Transform[..., Any]):
         check_floating(leaves, labels_in(b, "b"), self.__name__)
         if not is_eager():
             return self._solved(b, leaves, b_tree)
-        # What `matvec` closes over is found by tracing it; then all goes on as it does elsewhere.
+        # Values that `matvec` closes over are found by tracing it; the rest is as in other
+        # primitives.
         with disable_jit(False):
             there = [x.to(runtime.device()) for x in leaves]
             out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
@@ -296,7 +297,7 @@ class _SolvePair:
         p = self.primitive
         wanted = p.placed(dims)
         through = self.through
-        if through is not None:  # gradients of each example, of what all share too
+        if through is not None:  # per-example gradients, even for shared values
             each = (0,) * p.n
             through = through.batched((*each, *(dims[i] for i in p.held), *each), n)
         inner = _SolvePair(p.batched(wanted, n), self.own, self.held, through)

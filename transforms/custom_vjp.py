@@ -53,9 +53,8 @@ def custom_vjp(
 
     Args:
         fun: a pure function of trees of tensors.
-        nondiff_argnums: positions of arguments that are no arrays; `backward` receives them
-            first, in their order.
-        nondiff_argnames: names of such arguments, beside or instead.
+        nondiff_argnums: positions of arguments that are not arrays; `backward` receives them first,
+            in their order. nondiff_argnames: names of such arguments.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
@@ -82,7 +81,7 @@ class CustomVjp(CustomFunction[P, R]):
         leaves, structure = tree.flatten(diff)
         if (trace := tracing.current()) is not None:
             trace.has_rule = True
-        like = tree.map(aval_of, diff)  # What is cached below must not hold traced values.
+        like = tree.map(aval_of, diff)  # The values cached below must not be traced.
 
         def primal(*xs: Any) -> Any:
             return self._primal_fun(*self._whole(xs, nondiff))
@@ -162,11 +161,11 @@ class CustomVjp(CustomFunction[P, R]):
                 continue
             ct = as_tensors(ct)
             given = tree.leaves(ct)
-            if len(given) == len(smooth) < len(leaves):  # None for what is not floating.
+            if len(given) == len(smooth) < len(leaves):  # None for arguments that are not floating.
                 found += given
                 continue
             want = leaves
-            if len(given) == len(leaves):  # What is given for an integer does not matter.
+            if len(given) == len(leaves):  # Gradients given for integers do not matter.
                 pairs = zip(leaves, given, strict=True)
                 want = [a if differentiable(a) else c for a, c in pairs]
             check_same(
@@ -191,7 +190,7 @@ class VjpRule(Primitive):
         bwd: from residuals and cotangents of all outputs to gradients of the floating arguments.
         primal_uses: the flat input that feeds each input of `primal`.
         fwd_uses: likewise of `fwd`.
-        bwd_uses: likewise of the inputs of `bwd` behind residuals and cotangents.
+        bwd_uses: the same for the inputs of `bwd` after residuals and cotangents.
         n_args: how many flat inputs are arguments; the rest are captures, without gradient.
         avals: of the flat inputs.
     """
@@ -235,7 +234,7 @@ class VjpRule(Primitive):
     def gradients(
         self, args: Sequence[Tensor], kept: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """What the backward rule gives, differentiable again."""
+        """The result of the backward rule, differentiable again."""
         return bind(Call(self.bwd), self.of_bwd(args, kept[len(self.outputs) :], cts))
 
     def of_bwd(

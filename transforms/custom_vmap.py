@@ -39,19 +39,19 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
             return f_of_many(x, y), True        # the outputs, and which of them are batched
 
     `in_batched` is a list with, for each argument, a tree of bools like it: whether it has one more
-    axis, the first, of length `axis_size`. What is returned as second is a tree of bools like the
-    output. Under nested vmaps the rule is called for the innermost, and batched itself.
+    axis, the first, of length `axis_size`. The second result is a tree of bools like the output.
+    Under nested vmaps the rule is called for the innermost one, and is batched by the others.
 
-    Forward mode differentiates `fun`, and the rule in its place under `vmap`. Reverse mode
-    differentiates what `vmap` has put in its place only, as in JAX; for more, decorate the function
-    with `custom_vjp` on top.
+    Forward mode differentiates `fun`, and the rule in its place under `vmap`. Reverse mode only
+    differentiates rules that `vmap` has applied, as in JAX; for more, decorate the function with
+    `custom_vjp` on top.
 
     Args:
         fun: a pure function of trees of tensors.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that `vmap` maps.
-        TreeMismatchError: what the rule returns does not fit what `fun` returns.
+        TreeMismatchError: the result of the rule does not fit that of `fun`.
         UnsupportedOpError: reverse mode is asked for where `vmap` has not replaced the function.
 
     Source: ``jax.custom_batching.custom_vmap``.
@@ -62,7 +62,7 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
 def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
     """`f`, which `vmap` calls for one example after the other, in a loop.
 
-    For what has no rule of batching, or needs too much memory for all examples at once.
+    For functions without a batching rule, or that need too much memory for all examples at once.
 
     Args:
         f: a pure function of trees of tensors.
@@ -128,7 +128,8 @@ class CustomVmap(CustomFunction[P, R]):
         value = Bundle((self._rules[0], self._primal_fun))
         primitive = Mapped(rule, value, entry.program)
         flat = entry.inputs(leaves, held)
-        # Here, and not where primitives are bound, a rule may have effects and errors of its own.
+        # Called here, and not where primitives are bound, because a rule may have its own effects
+        # and errors.
         if functorch.levels()[-1:] == [functorch.VMAP]:
             outs = functorch.below_vmap(self._below_vmap(primitive, structure), flat)
         else:

@@ -28,7 +28,7 @@ class FlatRule(Protocol):
 
     Attributes:
         name: of the user's function.
-        key: what else determines it, beside the functions of the user.
+        key: what else determines it, besides the user's functions.
     """
 
     @property
@@ -115,8 +115,8 @@ class Rule:
 class Pushed:
     """The rule of a pushforward: outputs and tangents, by forward mode through a rule.
 
-    Where a primal is batched and its tangent is not, or the other way round, what is missing is
-    repeated: the rule always has a batch to work on, and its results have one.
+    Where a primal is batched and its tangent is not, or the other way round, the missing one is
+        repeated: the rule always has a batch to work on, and its results have one.
 
     Attributes:
         rule: of what is pushed forward.
@@ -228,7 +228,7 @@ class Mapped(Primitive):
         return [found[i] for i in places], [0 if i in own else None for i in places]
 
     def _check_captures(self, captures: Sequence[Tensor]) -> None:
-        """What a rule closes over must be known where it is called: outside the vmap."""
+        """Values that a rule closes over must be known where it is called: outside the vmap."""
         known = set(functorch.level_numbers())
         for c in captures:
             if not functorch.levels_of(c) <= known:
@@ -245,7 +245,7 @@ def _refuse_closure(name: str, does: str, value: torch.Tensor) -> NoReturn:
 
 
 def refuse_reverse(name: str) -> NoReturn:
-    """Raise what reverse mode of the function itself raises."""
+    """Raise the error of reverse mode on the function itself."""
     fail(
         UnsupportedOpError,
         f"{name} is a custom_vmap function, which reverse mode (grad, vjp, jacrev) cannot "

@@ -53,7 +53,7 @@ def fori_loop(
             integers; True: all.
 
     Raises:
-        TypeError: a bound is no integer.
+        TypeError: a bound is not an integer.
         ValueError: `unroll` with a traced bound.
         TreeMismatchError: the body changes the value's structure, shapes or dtypes.
 

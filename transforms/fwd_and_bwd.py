@@ -63,7 +63,8 @@ def fwd_and_bwd(
 
 @dataclasses.dataclass(eq=False)
 class How:
-    """What the backward pass needs beside tensors. One for each program, which it counts as.
+    """The backward pass's data other than tensors; one object per program, which identifies the
+    program.
 
     Attributes:
         program: of the function.
@@ -85,7 +86,7 @@ class How:
 
 
 class Residuals:
-    """What `fwd` hands to `bwd`: a tree."""
+    """The tree that `fwd` passes to `bwd`."""
 
     def __init__(self, tensors: Iterable[Any], how: Any):
         self.tensors, self.how = tuple(tensors), how

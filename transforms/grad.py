@@ -48,7 +48,8 @@ def grad(
         tuple of them if `argnums` is a sequence), or ``(gradient, aux)``.
 
     Raises:
-        TypeError: the output is no real floating scalar, or a differentiated input not floating.
+        TypeError: the output is not a real floating scalar, or a differentiated input is not
+            floating.
 
     Source: ``jax.grad``.
     """
@@ -68,10 +69,10 @@ def value_and_grad(
 def _plain(
     trace: tracing.Trace, flat: Fun, leaves: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
-    """Value, gradients and aux by plain autograd, where nothing else differentiates.
+    """Value, gradients and aux by plain autograd, if nothing else differentiates.
 
-    A third cheaper than torch.func.vjp, which wraps every tensor and always builds the graph of
-    the backward pass too.
+    This is a third cheaper than torch.func.vjp, which wraps every tensor and always builds the
+    graph of the backward pass too.
     """
     xs = [x.detach().requires_grad_() for x in leaves]
     with trace.plain_autograd():

@@ -17,11 +17,11 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
     Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
-    0-d tensors; leaves that are no arrays (None, strings, flags in an object) are as they are.
+    0-d tensors; leaves that are not arrays (None, strings, flags in an object) are unchanged.
     Shapes with a `Dim` in them give results with sizes computed from it.
 
     Raises:
-        ShapeError: a size of the result is no polynomial of the Dims.
+        ShapeError: a size of the result is not a polynomial in the Dims.
 
     Source: ``jax.eval_shape``.
     """
@@ -36,7 +36,7 @@ def make_hlo(fun: Callable[..., Any]) -> Callable[..., Any]:
     Arguments with a `Dim` in their shapes give the HLO of all sizes: ``f32[B,S-1,4096]``.
 
     Raises:
-        ShapeError: what the function does for other sizes is not one program.
+        ShapeError: the function is not one program for all sizes.
 
     The counterpart of ``jax.make_jaxpr``.
     """

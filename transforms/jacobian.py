@@ -109,7 +109,7 @@ _vmap = cast(Any, torch.func.vmap)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _basis(x: Tensor) -> Tensor:
-    """One-hot tensors of the shape of `x`, stacked in front."""
+    """One-hot tensors of the shape of `x`, stacked along a new first axis."""
     n = x.numel()
     return torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *x.shape)
 

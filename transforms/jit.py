@@ -82,28 +82,29 @@ def jit(
         donate_argnames: names of such arguments.
         in_shardings: how the arguments are sharded over the devices of a mesh: a tree of
             `NamedSharding`, `PartitionSpec` (on the mesh in use) and None (as they are) that is a
-            prefix of the tuple of positional arguments that are not static. An
-            argument that is not sharded yet is sharded so; one that is must have this sharding.
+            prefix of the tuple of positional arguments that are not static. An argument that is not
+            sharded yet gets this sharding; one that is must have it.
         out_shardings: how the result is sharded, a prefix of its tree.
         dynamic_shapes: which dimensions of the arguments vary: a prefix tree of the tuple of
-            positional arguments, or of a dict of arguments by name. It has None for what does not
-            vary, or a tuple with a `Dim` (or what is computed from such), a number or None for each
-            dimension. One program then serves all sizes of a bucket, with the exact results.
+            positional arguments, or of a dict of arguments by name. It has None for fixed
+            arguments, or a tuple with a `Dim` (or an expression of Dims), a number or None for each
+            dimension. One program is then used for all sizes of a bucket, with exact results.
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
-        memory_limit: bytes that the program may hold on each device, arguments included. Of the
-            policies for the checkpoints and scans in it, from keeping everything to keeping
-            nothing, the fastest takes effect with which it fits; gradients of functions that have
-            none are taken as if the function were a checkpoint. None: as it is written.
+        memory_limit: bytes that the program may hold on each device, arguments included. The
+            fastest policy with which it fits, from keeping everything to keeping nothing, is
+            applied to all its checkpoints and scans; a function that has neither is differentiated
+            as if it were a checkpoint. None: no limit.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
         ValueError: a static argument is not hashable.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
-        OutOfMemoryError: nothing fits the memory limit; it tells the least that would do.
+        OutOfMemoryError: nothing fits the memory limit; the error states the smallest limit that
+            would suffice.
         ShardingError: a sharding does not fit its array, or an argument has another.
-        TreeMismatchError: the shardings, or the dynamic shapes, are no prefix.
+        TreeMismatchError: the shardings or the dynamic shapes are not tree prefixes.
         ShapeError: an argument does not have the size that `dynamic_shapes` declares.
 
     Source: ``jax.jit``.
@@ -261,23 +262,23 @@ class Jit(Transform[P, R]):
             )
 
     def _divided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments, divided as `in_shardings` says."""
+        """The arguments, sharded as `in_shardings` says."""
         return as_arguments(args, self._wanted(args), self._staged, kwargs)
 
     def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
-        """The sharding of each leaf of the positional arguments; None: as it is."""
+        """The sharding of each leaf of the positional arguments; None: unchanged."""
         if self._in is None:
             return [None] * tree.structure(args).num_leaves
         dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
         return in_order(self._in, dynamic, self._staged.name)
 
     def _wanted_by_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The sharding of each leaf of all arguments; None: as it is."""
+        """The sharding of each leaf of all arguments; None: unchanged."""
         found: list[Any] = self._wanted(args) if self._in is not None else []
         return found + [None] * (tree.structure((args, kwargs)).num_leaves - len(found))
 
     def _noted(self, result: Any) -> Any:
-        """The result, of which `xf.sharding_of` says what `out_shardings` did."""
+        """The result, for which `xf.sharding_of` returns what `out_shardings` specified."""
         leaves, structure = tree.flatten(result)
         key = (structure, ambient.mesh())
         if key not in self._out_shardings:

@@ -1,4 +1,4 @@
-"""`closure_convert` and `linear_transpose`: what a function closes over, and its adjoint."""
+"""`closure_convert` and `linear_transpose`: a function's closed-over values, and its adjoint."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def closure_convert(
         example_args: arguments of the shapes and dtypes that it will be called with.
 
     Returns:
-        ``(converted, consts)``: ``converted(*args, *consts)`` is ``fun(*args)``. Only what may be
-        differentiated is among `consts`; other tensors stay inside.
+        ``(converted, consts)``: ``converted(*args, *consts)`` is ``fun(*args)``. `consts` only
+        contains values that may be differentiated; other tensors stay inside.
 
     Source: ``jax.closure_convert``.
     """
@@ -77,7 +77,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any
 
     Args:
         fun: a linear function of trees of floating tensors.
-        primals: arguments, of which only structure, shapes and dtypes count (`ShapeDtypeStruct`).
+        primals: arguments; only their structure, shapes and dtypes matter (`ShapeDtypeStruct`).
 
     Returns:
         A function of a tree like the result of `fun` that returns a tuple of trees like `primals`.

@@ -43,8 +43,8 @@ def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[Any, ...]: ...
 def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of `fun`, and its derivative there as a linear function.
 
-    Like `jvp` with the tangents left out: what does not depend on them is computed once. At top
-    level that has been run, and its results are kept by the function returned.
+    Like `jvp` without the tangents: whatever does not depend on them is computed once. At top level
+    this part has been run, and the returned function keeps its results.
 
     Args:
         fun: a function of trees of tensors.

@@ -69,7 +69,7 @@ class _BatchedMap(Transform[..., Any]):
         lengths = {x.shape[0] if x.ndim else None for x in leaves}
         n = lengths.pop() if len(lengths) == 1 else None
         if n is None:
-            return scan(_Step(self.fun), None, xs)[1]  # Says what is wrong.
+            return scan(_Step(self.fun), None, xs)[1]  # Reports the error.
         full = n - n % b
         parts: list[Any] = []
         if full:

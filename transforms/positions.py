@@ -1,4 +1,4 @@
-"""Indices as NumPy reads them: what of an index is static, and what is data."""
+"""Indices with NumPy's meaning: which parts are static, and which are data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def positions(
 ) -> tuple[Positions, list[Tensor]]:
     """The static part of an index into an array of a shape, and its arrays.
 
-    A mask alone stays a mask, unless its places are to be found.
+    A lone mask stays a mask, unless its positions are needed.
     """
     entries: list[Any] = [_entry(e) for e in _entries(index)]
     if len(entries) == 1 and _is_mask(entries[0]):

@@ -19,8 +19,8 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """The leaves of a tree in one vector, and the function that makes such trees of vectors.
 
     Args:
-        pytree: a tree of tensors and numbers. Leaves of several dtypes are promoted to one; the
-            function gives each its own again.
+        pytree: a tree of tensors and numbers. Leaves of several dtypes are promoted to one;
+            `unravel` restores each leaf's dtype.
 
     Returns:
         ``(vector, unravel)``.
@@ -36,7 +36,7 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     shapes = [tuple(x.shape) for x in leaves]
     sizes = [x.numel() for x in leaves]
     flat = [x.reshape(-1).to(dtype) for x in leaves]
-    # torch.cat takes no empty list, and promotes by rules of its own.
+    # torch.cat rejects an empty list, and has its own promotion rules.
     vector = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
     def unravel(v: Any) -> Any:

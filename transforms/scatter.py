@@ -1,7 +1,7 @@
-"""Combining rows of an array with values, at places of which some may be left out.
+"""Combining rows of an array with values at some positions, of which some may be dropped.
 
-NOTE [dropping]: an update that is to be dropped goes to the position behind the last one, which the
-scatter of XLA leaves out; its value is a neutral one, so that no gradient comes back from it.
+NOTE [dropping]: an update to be dropped goes to the position after the last one, which XLA's
+scatter ignores; its value is neutral, so that no gradient comes back from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scattered(rows: Tensor, places: Tensor, valid: Tensor, values: Tensor, kind:
     if kind == "add":
         return rows.index_put((places,), values, accumulate=True)
     places = torch.where(valid, places, n)
-    if is_eager():  # torch itself has nothing behind the last position
+    if is_eager():  # torch itself has nothing after the last position
         rows = torch.cat([rows, rows[:1]])
         return rows.index_put((places,), values)[:n]
     with unseen():  # Tracing would refuse such a place, if it is constant.

@@ -5,9 +5,9 @@ takes some of them. Derived switches choose between programs derived from the br
 mode between pushforwards, batching between batched branches. If the index itself is batched, all
 branches are computed and each example selects its result.
 
-NOTE [residuals of a switch]: in reverse mode of first order each branch keeps what it needs. The
+NOTE [residuals of a switch]: in first-order reverse mode each branch keeps what it needs. The
 results of a conditional have one type, so a switch returns *slots*: branches share a slot for
-residuals of the same shape and dtype, and what a branch does not use is zeros.
+residuals of the same shape and dtype, and slots that a branch does not use are zeros.
 """
 
 from __future__ import annotations

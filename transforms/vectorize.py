@@ -27,8 +27,8 @@ def vectorize(
 
     Args:
         fun: takes arrays by position, and returns an array or a tuple of arrays.
-        excluded: positions of arguments that are passed on as they are, and names of such keyword
-            arguments: all keyword arguments are.
+        excluded: positions of arguments that are passed on unchanged. All keyword arguments are
+            passed on unchanged; their names may be listed too.
         signature: the last axes of arguments and results, as in ``"(m,n),(n)->(m)"``; None: `fun`
             takes and returns scalars. Equal names are of equal size.
 

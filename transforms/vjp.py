@@ -149,7 +149,7 @@ def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> 
 
 
 class Pullback:
-    """What `vjp` returns to pull cotangents back."""
+    """The function that `vjp` returns to pull cotangents back."""
 
     def __init__(
         self, pull: Any, name: str, structure: tree.Structure, out_tree: Any, outs: list[Aval]

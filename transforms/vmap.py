@@ -87,7 +87,7 @@ class Vmap(Transform[P, R]):
         name = self.__name__
         given, structure = tree.flatten((args, kwargs))
         dims = self._dims(structure)
-        # What is not mapped may be anything, and a Python number there stays one.
+        # Unmapped arguments may be anything, and Python numbers among them stay numbers.
         given = [
             as_arrays(x) if d is None else as_tensor(x) for d, x in zip(dims, given, strict=True)
         ]
@@ -215,7 +215,7 @@ def _checked(d: int | None, x: Tensor, path: str, name: str) -> int | None:
 
 def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
     """The entry of a tree prefix that applies to each leaf of `of`."""
-    # None is an entry of the prefix, but no leaf of the tree.
+    # None is an entry of the prefix, but not a leaf of the tree.
     flat, structure = optree.tree_flatten(of, none_is_leaf=True, namespace=tree.NAMESPACE)
     dummy = structure.unflatten(range(len(flat)))
     try:

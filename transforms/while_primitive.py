@@ -1,9 +1,9 @@
 """The primitive behind `while_loop`, and its rules.
 
 The flat inputs are the carries and the captures of the condition and of the body; each of the two
-takes some of them. Forward mode loops over the pushforward of the body. How many steps there are
-depends on data, so nothing can be kept for a backward pass: reverse mode is refused, where a
-gradient really arrives.
+takes some of them. Forward mode loops over the pushforward of the body. The number of steps depends
+on data, so nothing can be kept for a backward pass: reverse mode is refused if a gradient actually
+flows through the loop.
 
 NOTE [batched while]: if only the carry is batched, the loop runs over the batched body. If the
 condition is batched too, it runs until no example wants another step, and examples that are done
@@ -180,7 +180,7 @@ class While(Primitive):
         return bind(inner, moved), list(out_dims)
 
     def mapped(self, dims: Dims, n: int) -> tuple[While, Dims, Dims]:
-        """The loop of the batch; where its inputs and outputs have their batch dimensions."""
+        """The loop of the batch, and the batch dimensions of its inputs and outputs."""
         carries, reads = range(len(self.outputs)), self._reads
         tested = {self.cond_uses[j] for j in self.cond.lowering.dependencies[0]}
         mapped = {i for i, d in enumerate(dims) if d is not None}
@@ -215,7 +215,7 @@ class While(Primitive):
         def any_left(*flat: Tensor) -> list[Tensor]:
             return [test.fn(*flat)[0].any()]
 
-        # The body, and what the condition reads.
+        # The body, and the inputs of the condition.
         def step(*flat: Tensor) -> list[Tensor]:
             again, new = test.fn(*flat[k:])[0], steps.fn(*flat[:k])
             return [

@@ -1,7 +1,7 @@
 """The HLO of a loop of fixed length over a flat body.
 
-One function serves the forward and the backward pass of `scan`: what the body's parameters are fed
-from and where its results go is described by *roles*.
+One function is used for the forward and the backward pass of `scan`: *roles* describe the sources
+of the body's parameters and the destinations of its results.
 
 ==================  ============================================================================
 parameter role      fed from
@@ -20,7 +20,7 @@ result role         becomes
 ``("sum", None)``   a term of a sum over the steps
 ==================  ============================================================================
 
-A result may be tied to what a parameter is fed from: on a mesh both are sharded alike.
+A result may be tied to the source of a parameter: on a mesh both are sharded alike.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The loops that a scan is made of, and what ties its gradients.
+"""The loops that implement a scan, and the ties of its gradients.
 
-NOTE [gradients are divided like their values]: on a mesh XLA decides for each value how it is
-divided, and for the gradient of a matrix that is divided along both axes it finds one axis only: it
-computes the gradient from activations, in which the other one no longer occurs. Stacked over all
-layers of a large model such a gradient fits on no chip. So reverse mode ties, at each step, the
-gradient of a slice of `xs` to the slice, the gradient of what the body closes over to that, and the
-cotangent of the carry to the carry that the step received. What the steps of the backward pass have
-no use for is tied behind the loop: there, a tie that would make an enclosing function keep a value
-can be left out (`xfunc.remat.split`). Whether ties mean anything is known when a program is
-compiled: see `xfunc.hlo.spmd.groups`. Forward mode needs none.
+NOTE [gradients are sharded like their values]: on a mesh XLA chooses the sharding of each value,
+and for the gradient of a matrix that is sharded over both axes it finds only one: it computes the
+gradient from activations, in which the other axis no longer occurs. Stacked over all layers of a
+large model, such a gradient does not fit on any chip. So reverse mode ties, at each step, the
+gradient of a slice of `xs` to the slice, the gradient of a closed-over value to that value, and the
+cotangent of the carry to the carry that the step received. Values that the steps of the backward
+pass do not use are tied after the loop: there, a tie that would make an enclosing function keep a
+value can be left out (`xfunc.remat.split`). Whether ties have an effect is only known when a
+program is compiled: see `xfunc.hlo.spmd.groups`. Forward mode needs none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
 
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:
-    """A gradient, tied to its value: see NOTE [gradients are divided like their values]."""
+    """A gradient, tied to its value: see NOTE [gradients are sharded like their values]."""
     if tracing.current() is None and device_count() == 1:
         return gradient
     tie = Tie((aval_of(gradient), aval_of(value)), automatic=True)

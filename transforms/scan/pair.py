@@ -37,7 +37,7 @@ class ScanPair:
         # The carry of each step is gone when the backward pass comes; consts are the same at each.
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
         consts = frozenset(range(x, self.joint.n_inputs))
-        # The steps of a loop that is no loop lie in one computation with the forward pass.
+        # The steps of a fully unrolled loop are in one computation with the forward pass.
         barrier = self.scan.length <= self.scan.unroll
         return self.joint.split(
             self.scan.policy, frozenset(range(c)), consts, barrier, self.scan.length
@@ -71,7 +71,7 @@ class ScanPair:
     def _backward_loop(
         self, missing: tuple[bool, ...]
     ) -> tuple[Lowering, list[Source], list[tuple[int, int]]]:
-        """The reversed loop, where its inputs come from, and the ties behind it.
+        """The reversed loop, the sources of its inputs, and the ties after it.
 
         A tie is the number of a result and the argument that it is the gradient of.
         """
@@ -119,7 +119,7 @@ class ScanPair:
             else:
                 results.append(("ys", None) if i < x else ("sum", None))
             outputs.append(stacked(aval, scan.length) if c <= i < x else aval)
-            # See NOTE [gradients are divided like their values].
+            # See NOTE [gradients are sharded like their values].
             source = carries.get(i, ("input", i))
             role = next((r for r in ("xs", "const") if source in sources[r]), None)
             same = joint.lowering.avals[i].shape == aval.shape  # Not for examples, under vmap.

@@ -69,7 +69,7 @@ class Scan(Primitive):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What the HLO depends on beside the body."""
+        """What the HLO depends on besides the body."""
         return (self.n_carry, self.n_xs, self.length, self.reverse, self.unroll)
 
     # -- rules ----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """`scan`: a loop whose body is traced once.
 
-What the body closes over are inputs of the loop like any other, so that gradients flow to them.
+Values that the body closes over are inputs of the loop like any other, so gradients flow to them.
 How a scan is differentiated and batched is in `scan_primitive`.
 """
 
@@ -59,14 +59,14 @@ def scan(
             returns has the structure, shapes and dtypes of the one it receives.
         init: the first carry: a tree of tensors and numbers.
         xs: a tree of tensors with a common leading axis, or None.
-        length: the number of steps; needed only where `xs` has no leaves.
+        length: the number of steps; needed only if `xs` has no leaves.
         reverse: whether to go from the last step to the first.
-        unroll: how many steps one iteration of the compiled loop makes; True: all.
+        unroll: the number of steps in one iteration of the compiled loop; True: all.
         checkpoint_policy: what each step may keep for the backward pass (see `checkpoint`); None
             keeps everything that the backward pass uses.
 
     Returns:
-        ``(carry, ys)``: the last carry, and what `f` returned beside it, stacked.
+        ``(carry, ys)``: the last carry, and the stacked second results of `f`.
 
     Raises:
         TreeMismatchError: the carry changes structure, shape or dtype (every path is listed), or
@@ -181,7 +181,7 @@ class ScanTransform(Transform[..., Any]):
         carry_tree: tree.Structure,
         name: str,
     ) -> tree.Structure:
-        """Check what the body returned; the structure of y."""
+        """Check the result of the body; returns the structure of y."""
         if out_tree.type is not tuple or len(out_tree.children()) != 2:
             fail(
                 TreeMismatchError,

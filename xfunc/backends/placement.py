@@ -1,7 +1,7 @@
-"""How the data of tensors lies on the devices.
+"""The placement of tensors' data on the devices.
 
-A `Placement` is what a compiled program depends on beside the shapes of its inputs. There is one
-object for each way to divide an array, so that programs are found by identity.
+A compiled program depends on the `Placement`s of its inputs besides their shapes. There is one
+object for each way to shard an array, so that programs are found by identity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xfunc.hlo.spmd.tiles import Order, Tiles, parse
 
 
 class Placement:
-    """One way to divide arrays; compared by identity.
+    """One way to shard arrays; compared by identity.
 
     Attributes:
         tiles: what each device holds; devices that hold the same are in ascending order.
@@ -35,7 +35,7 @@ class Placement:
 
 @functools.lru_cache(maxsize=4096)
 def placement_of(tiles: Tiles) -> Placement | None:
-    """The placement of tiles; None if each device holds the whole array."""
+    """The placement of tiles; None if the array is replicated."""
     if tiles.is_replicated:
         return None
     grid = tiles.grid().copy()
@@ -51,7 +51,7 @@ def _one(tiles: Tiles) -> Placement:
 
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> Placement | None:
-    """The placement that XLA prints so; None also where it does not say one."""
+    """The placement that XLA prints in this form; None also if it prints none."""
     tiles = parse(text) if text else None
     return None if tiles is None else placement_of(tiles)
 
@@ -65,7 +65,7 @@ def is_on_devices(tensor: torch.Tensor) -> bool:
 
 
 def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
-    """The data of a tensor on the running devices, divided as a sharding says."""
+    """The data of a tensor on the running devices, with a given sharding."""
     with lock:
         if runtime().device_count() == 1:
             found = runtime().to_device(tensor.detach())
@@ -76,10 +76,10 @@ def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
 
 
 def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
-    """An argument that a function takes divided as a sharding says.
+    """An argument that a function takes with a given sharding.
 
-    A tensor on the CPU, or of which each device holds the whole, is divided; one that is divided
-    already must be so.
+    A CPU tensor or a replicated one is sharded; one that is already sharded must have this
+    sharding.
     """
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return x
@@ -102,7 +102,7 @@ _noted: WeakTable[Any] = WeakTable()
 
 
 def remember(tensor: torch.Tensor, sharding: Any) -> None:
-    """Note how a tensor was divided: a sharding, or the mesh of one."""
+    """Record how a tensor was sharded: a sharding, or the mesh of one."""
     # Not as an attribute, which torch.save would write.
     _noted[tensor] = sharding
 
@@ -113,7 +113,7 @@ def remembered(tensor: torch.Tensor) -> Any:
 
 
 def known_sharding(tensor: torch.Tensor) -> Any:
-    """The sharding that was noted for a tensor, if it still lies so."""
+    """The sharding recorded for a tensor, if it still has that placement."""
     known = remembered(tensor)
     if known is None or not hasattr(known, "tiles"):
         return None
@@ -126,7 +126,7 @@ def known_sharding(tensor: torch.Tensor) -> Any:
 
 
 def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Note for the results of a program the mesh that its inputs were divided on."""
+    """Record for the results of a program the mesh of its inputs."""
     for t in inputs:
         known = remembered(t)
         if known is not None:

@@ -1,6 +1,6 @@
 """The seam: what runs programs.
 
-torch_xla traces functions and gives their HLO. What runs it is a `Runtime`, of which there are two:
+torch_xla traces functions to HLO. A `Runtime` runs it; there are two:
 `xfunc.backends.torch_xla.backend`, and JAX's in `xfunc.backends.pjrt.backend`.
 """
 
@@ -33,7 +33,7 @@ class Executable(Protocol):
         ...
 
     def optimised(self) -> Optimised | None:
-        """What the compiler made of the program; None if it does not tell."""
+        """The compiler's analysis of the program; None if it does not provide it."""
         ...
 
 
@@ -79,7 +79,7 @@ class Runtime(Protocol):
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's value on the device (differentiable), in a buffer of its own.
 
-        Data that the runtime holds is handed back as it is.
+        Data that the runtime already holds is returned unchanged.
         """
         ...
 
@@ -88,15 +88,15 @@ class Runtime(Protocol):
         ...
 
     def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-        """How data lies on the devices, as `load` takes it; () where there is one way only."""
+        """The placements of data on the devices, as `load` takes them; () if there is only one."""
         ...
 
     def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-        """How data lies on the devices; None: each holds the whole."""
+        """The placement of data on the devices; None: replicated."""
         ...
 
     def put(self, tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
-        """A tensor's value on the devices, divided so."""
+        """A tensor's value on the devices with this placement."""
         ...
 
     def local_devices(self) -> list[int]:
@@ -104,13 +104,13 @@ class Runtime(Protocol):
         ...
 
     def shards_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """What each device of this process holds of an array, on the host, with its padding."""
+        """The shards of an array on this process's devices, on the host, with their padding."""
         ...
 
     def from_shards(
         self, shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
     ) -> torch.Tensor:
-        """An array of what each device of this process is to hold, with its padding."""
+        """An array made from the shards for this process's devices, with their padding."""
         ...
 
     def load(

@@ -1,1 +1,1 @@
-"""The cache of programs: by the value of a function and what it was called with."""
+"""The cache of programs, keyed by the value of a function and its arguments."""

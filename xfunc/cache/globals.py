@@ -2,8 +2,8 @@
 
 Python looks a global up when the function runs; a program has it built in. In a notebook, where
 everything is global, rebinding a name or redefining a helper must make a new program, or `xf.grad`
-would go on computing with what is gone. So each function has a guard (see `xfunc.core.guards`) on
-what it reaches by name.
+would keep using the old value. So each function has a guard (see `xfunc.core.guards`) on everything
+it reaches by name.
 
 NOTE [what is reached]: the names are read off the code, without running it: those of the function,
 of functions that it names or holds, of the methods of classes, and of functions in whatever stands
@@ -83,7 +83,7 @@ class Globals:
         return self._look()[1]
 
     def _now(self) -> _Reach:
-        """What is reached now."""
+        """The values reached now."""
         return self._last if self._state is not None and self._watch.same() else self._look()[0]
 
     def _look(self) -> tuple[_Reach, State]:

@@ -1,10 +1,10 @@
-"""The value of a function: what tells two functions apart.
+"""The value of a function, which distinguishes it from others.
 
 A function's *value* is its code together with everything that it holds: closure cells, defaults,
 arguments of a partial, the object of a bound method. Tensors among these do not count by value:
 they become inputs of the program, keyed by shape and dtype only. So a lambda that closes over the
-newest batch hits, and a changed number, dtype or shape misses. What any other object counts as
-is said in `xfunc.cache.valuation`.
+newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.valuation` defines the
+value of all other objects.
 
 The same holds for what a callback (`xfunc.debug`) holds: a list that collects what it is called
 with is that list, and no list that happens to be equal.
@@ -162,7 +162,7 @@ def _add_constants(fun: Any, found: list[types.FunctionType]) -> bool:
 
 
 def skeleton(fun: Any) -> Hashable:
-    """What stays the same of a function however often it is made anew."""
+    """The part of a function that is the same each time it is re-created."""
     if isinstance(fun, Bundle):
         return (Bundle, tuple(map(skeleton, fun.funs)))
     if isinstance(fun, Wrapper):

@@ -1,4 +1,4 @@
-"""Why a call missed the cache: in what its key differs from the nearest key before."""
+"""Why a call missed the cache: how its key differs from the nearest earlier key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LINES, _MOST_CHARACTERS = 6, 100
 
 
 class Key(NamedTuple):
-    """What a program is cached by, beside the skeleton of its function.
+    """The key of a program, besides the skeleton of its function.
 
     Attributes:
         values: of what the function holds.
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 def differences(known: Sequence[Key], new: Key, names: Sequence[str]) -> str:
-    """What differs from the nearest of the keys known, a line each."""
+    """The differences from the nearest known key, one per line."""
     nearest = min(reversed(known), key=lambda old: _distance(old, new))
     lines = list(_lines(nearest, new, names))
     if len(lines) > _MOST_LINES:

@@ -1,4 +1,4 @@
-"""The cache of programs: by the value of a function (`identity`) and what it was called with."""
+"""The cache of programs, keyed by the value of a function (`identity`) and its arguments."""
 
 from __future__ import annotations
 

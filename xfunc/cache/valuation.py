@@ -1,12 +1,12 @@
-"""What any Python object counts as in a key: its value, so that equal values compute the same.
+"""The value of any Python object in a key: equal values compute the same.
 
 NOTE [aliases]: that a tensor stands in two places of the key is itself part of the key. A program
 traced while two closure cells held one tensor would otherwise be wrong when they hold two.
 
 NOTE [equality is not enough]: ``-0.0 == 0.0``, ``range(0) == range(5, 5)``, and a class may define
-``__eq__`` as it likes. So what counts of an object is what it consists of: its class, as the class
-is now, and its attributes; of an immutable object written in C, what it is pickled as. Only classes
-of libraries are taken at their word, where they define a hash.
+``__eq__`` as it likes. So an object's value consists of its class in its current state and its
+attributes; for an immutable object written in C, of its pickled form. Only library classes that
+define a hash are compared by their own ``==``.
 """
 
 from __future__ import annotations

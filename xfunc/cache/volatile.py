@@ -4,10 +4,10 @@ See NOTE [volatile places] in `xfunc.cache.changes`. A place is an object and th
 attributes, or None for what it holds. What it counts as from then on is a `Mark`.
 
 NOTE [places that die]: neither a mark nor the key that it stands in keeps the object alive. But
-marks are found by the identity of objects, which Python gives to others when they are gone, so a
-place is forgotten together with its object. Lists, dicts and cells, to which Python has no weak
-references, are held here, and let go when the garbage collector has run and nobody else holds them;
-those that are in a circle of references stay, until there are too many.
+marks are found by the identity of objects, which Python reuses after their death, so a place is
+forgotten together with its object. Lists, dicts and cells, to which Python has no weak references,
+are held here, and let go when the garbage collector has run and nobody else holds them; those that
+are in a circle of references stay, until there are too many.
 """
 
 from __future__ import annotations

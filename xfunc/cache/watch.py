@@ -1,17 +1,17 @@
 """Seeing quickly whether anything has changed, without taking its value again.
 
 NOTE [watching]: the value of what globals and closures hold is taken once. From then on each call
-only asks whether the same objects stand in the same places: in namespaces, containers, attributes
-and cells, and whether classes are as they were. All comparisons are by identity and run in C, some
-20 ns for each place, or 40 for all places that have a number together.
+only checks whether the same objects are in the same places (namespaces, containers, attributes and
+cells), and whether classes are unchanged. All comparisons are by identity and run in C, about 20 ns
+for each place, or 40 ns for all places that share a number.
 
 NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
-of every dict. A number that is the same tells in one read that nothing changed; where it differs,
-contents are compared, for what changed may not count. What a function runs and holds is read in
-one go, as the pointers in the function itself: the watch keeps what they point to alive, so that
-equal pointers are the same objects. Numbers and pointers lie at places in memory that are the same
-in all versions of Python supported; whether they do what is expected is tried out when this module
-is loaded, and where they do not, contents are compared.
+of every dict. An equal number shows with one read that nothing changed; if it differs, contents are
+compared, because the change may not matter. What a function runs and holds is read in one go, as
+the pointers in the function itself: the watch keeps what they point to alive, so that equal
+pointers are the same objects. Numbers and pointers lie at places in memory that are the same in all
+versions of Python supported; this is verified when the module is loaded, and if it fails, contents
+are compared.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Namespace:
         self.tag = _place(names, _DICT_VERSION) if _dict_versions else None
 
     def same(self) -> bool:
-        """Whether all are what they were."""
+        """Whether all are unchanged."""
         if self._names is None and tuple(self._dict) != self._all:
             return False
         return all(map(operator.is_, self._now(), self._held))
@@ -160,7 +160,7 @@ class Namespace:
 
 
 class Watch:
-    """What some things that can be changed hold now, and whether they hold the same later.
+    """The current contents of mutable things, to check later whether they have changed.
 
     Args:
         things: containers, functions, objects with attributes, tensors.
@@ -222,7 +222,7 @@ class Watch:
         self._checks = [check for check, what in rest.items() if what]
 
     def same(self) -> bool:
-        """Whether all hold what they held."""
+        """Whether all contents are unchanged."""
         if self._turn != _turns:
             return False
         now = list(map(_read, self._places))

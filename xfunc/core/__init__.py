@@ -1,1 +1,1 @@
-"""What everybody needs: abstract values, places in the user's code, what surrounds a call."""
+"""Shared basics: abstract values, source locations in user code, the context of a call."""

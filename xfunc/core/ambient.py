@@ -17,7 +17,7 @@ import torch
 
 
 class Surroundings(NamedTuple):
-    """What surrounds a call and changes what is traced."""
+    """The context of a call, as far as it changes what is traced."""
 
     mesh: Any = None
     region: Any = None
@@ -36,7 +36,7 @@ _thread = _Thread()
 
 
 def key() -> Surroundings:
-    """What surrounds calls of this thread; equal to `NOTHING` if nothing does."""
+    """The context of calls in this thread; equal to `NOTHING` if there is none."""
     return _thread.around
 
 
@@ -148,6 +148,6 @@ _backend: str | None = None
 
 
 def note_backend(name: str | None) -> None:
-    """Programs run elsewhere than usual from here on; None: as usual."""
+    """Run programs somewhere else from now on; None: as usual."""
     global _backend
     _backend = name

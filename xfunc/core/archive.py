@@ -1,7 +1,7 @@
 """Files of several parts, which are checked when they are read.
 
-A file is a ZIP archive with the SHA-256 of each part in one more, so that what is damaged is never
-used. Nothing is pickled: reading runs no code of whoever wrote the file.
+A file is a ZIP archive with the SHA-256 of each part in one more, so that damaged files are never
+used. Nothing is pickled: reading a file never runs code from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def packed(parts: Mapping[str, bytes]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, bytes]:
-    """The parts of a file, and `SUMS`; files that are older than sums have none.
+    """The parts of a file, and `SUMS`; files written before checksums have none.
 
     Raises:
         zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError: no archive.

@@ -1,4 +1,4 @@
-"""Abstract values: what tracing knows of an array."""
+"""Abstract values: what tracing knows about an array."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def short(x: Any) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
 
 
-# What a Python number among the dynamic arguments becomes.
+# The dtypes of Python numbers among the dynamic arguments.
 NUMBERS: dict[type, torch.dtype] = {
     bool: torch.bool,
     int: torch.int64,

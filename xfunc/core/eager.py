@@ -16,7 +16,7 @@ _switches = _Switches()
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Generator[None]:
-    """Run transforms eagerly, operation by operation, on whatever device the tensors are on."""
+    """Run transforms eagerly, one operation at a time, on the tensors' own device."""
     before = _switches.eager
     _switches.eager = disable
     try:

@@ -27,7 +27,7 @@ _thread = _Thread()
 
 
 class State:
-    """What a guard returns for the state of an object: compared by identity, which is quick."""
+    """A guard's result for the state of an object, compared by identity, which is fast."""
 
     def __init__(self, value: Hashable):
         self.value = value
@@ -95,5 +95,5 @@ class Guarded:
 
 
 def _state(guards: Iterable[Guard]) -> tuple[Hashable, ...]:
-    """What guards return now."""
+    """The current results of guards."""
     return tuple([guard() for guard in guards])

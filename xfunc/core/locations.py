@@ -20,7 +20,7 @@ _LIBRARIES = tuple(
     path + os.sep
     for path in (
         _HERE,
-        # Where these two lie when the package is used from its source tree.
+        # The location of these two when the package is used from its source tree.
         os.path.join(os.path.dirname(_HERE), "transforms"),
         os.path.join(os.path.dirname(_HERE), "sharding"),
         os.path.dirname(torch.__file__),
@@ -65,7 +65,7 @@ def forget() -> None:
 
 def in_user_file(file: str) -> bool:
     """Whether a source file is the user's rather than a library's under it."""
-    # Without a virtual environment, third-party packages lie below the standard library.
+    # Without a virtual environment, third-party packages are below the standard library.
     stdlib = file.startswith((_STDLIB, "<frozen")) and "site-packages" not in file
     return not (stdlib or file.startswith(_LIBRARIES))
 

@@ -71,5 +71,5 @@ def _decode(written: Any) -> Any:
 
 
 def _new_class(name: str, fields: list[str]) -> Callable[..., Any]:
-    # Named by the file: no annotations to be had.
+    # Named by the file, so there are no annotations.
     return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple]

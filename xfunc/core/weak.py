@@ -1,4 +1,4 @@
-"""What is known of objects, as long as they live."""
+"""Data about objects, for as long as they live."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WeakTable(Generic[T]):
         self._entries[number] = (weakref.ref(key, lambda _: forget(number, None)), value)
 
     def get(self, key: Any) -> T | None:
-        """The value of an object; None if it has none."""
+        """The value for an object, or None."""
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 

@@ -1,4 +1,4 @@
-"""Callables that consist of another function and what is done with it."""
+"""Callables that wrap another function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Wrapper:
 
     Attributes:
         fun: the function inside.
-        options: what else determines the behaviour; hashable.
+        options: everything else that determines the behaviour; hashable.
     """
 
     fun: Callable[..., Any]

@@ -44,7 +44,7 @@ class Program(Protocol):
         ...
 
     def largest_buffers(self, n: int) -> list[Any] | None:
-        """The largest buffers in a device's memory, or None if the compiler does not report them."""
+        """The largest buffers in a device's memory, or None if unknown."""
         ...
 
     def serialize(self) -> bytes:

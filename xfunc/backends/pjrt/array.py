@@ -1,9 +1,9 @@
 """`Array`: a tensor whose data a ``jax.Array`` holds.
 
 A program takes and returns ``jax.Array``s. For the user each is an `Array`: a tensor of the CPU, by
-its shape, dtype and device. Nothing is copied until torch computes with it: then it gets a copy of
-its own, which torch reads. As soon as torch may write to that copy (in place, through a view of it,
-through NumPy), the copy is what the tensor holds.
+its shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a
+separate copy. As soon as torch may write to that copy (in place, through a view of it, through
+NumPy), the copy is what the tensor holds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Data:
 
     @property
     def sharding(self) -> Any:
-        """How the data lies on the devices, or will."""
+        """The placement of the data on the devices, now or later."""
         return self._sharding if self._array is None else self._array.sharding
 
 

@@ -91,11 +91,11 @@ class Pjrt:
         return () if self._count == 1 else self.lie(tensors)
 
     def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-        """How data lies on the devices."""
+        """The placement of data on the devices."""
         return tuple(_lies(x) if type(x) is Array else None for x in tensors)
 
     def put(self, tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
-        """A tensor's value on the devices, divided so."""
+        """A tensor's value on the devices with this placement."""
         if type(tensor) is not Array:
             return _made(client.put(tensor.cpu(), sharding(placement)), tensor)
         if _lies(tensor) is placement:

@@ -37,10 +37,10 @@ class Executable:
         module: its HLO.
         inputs: the flat input that each parameter takes.
         avals: of the parameters.
-        donated: parameters whose buffers the program may take over.
+        donated: parameters whose buffers the program may reuse.
         calls_host: whether it calls functions of Python.
         upload: makes an `Array` of any other tensor.
-        placements: how the data of each parameter lies on the devices; (): there is one device.
+        placements: the placement of each parameter; (): there is one device.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Executable:
         return [make(Data(x), *aval) for x, aval in zip(found, self._outputs, strict=True)]
 
     def optimised(self) -> Optimised:
-        """What XLA made of the program."""
+        """XLA's analysis of the program."""
         (module,) = self._compiled.runtime_executable().hlo_modules()
         found = self._compiled.memory_analysis()
         sizes = {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}

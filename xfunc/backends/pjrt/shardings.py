@@ -13,7 +13,7 @@ from xfunc.hlo.spmd.tiles import Tiles
 
 @functools.lru_cache(maxsize=4096)
 def sharding(placement: Placement | None) -> Any:
-    """How JAX says that an array lies so; None: each device holds the whole."""
+    """JAX's sharding for this placement; None: replicated."""
     devices = tuple(jax().devices())
     if len(devices) == 1:
         return jax().sharding.SingleDeviceSharding(devices[0])
@@ -28,12 +28,12 @@ def sharding(placement: Placement | None) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def placement_of(known: Any, ndim: int) -> Placement | None:
-    """How an array of such a sharding lies on the devices."""
+    """The placement of an array with such a sharding."""
     return read(str(known._to_xla_hlo_sharding(ndim)))
 
 
 def moved(array: Any, to: Placement | None) -> Any:
-    """The same array, divided in another way."""
+    """The same array, resharded."""
     with partitioner():
         return _mover(to)(array)
 

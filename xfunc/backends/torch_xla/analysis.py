@@ -1,4 +1,4 @@
-"""What the compiler made of a program: optimised HLO and memory.
+"""The compiler's output for a program: optimised HLO and memory.
 
 NOTE [where compiled programs are found]: torch_xla does not hand out what it compiled. But XLA
 keeps a description of each compiled program for its profiler, and a profiler session of no length
@@ -17,7 +17,7 @@ from xfunc.hlo import Module, wire
 def optimised(graph: str) -> Optimised | None:
     """A compiled program by its name: see NOTE [where compiled programs are found].
 
-    None: this device's client does not tell.
+    None: this device's client does not provide it.
     """
     try:
         space = recorder.session().stop()

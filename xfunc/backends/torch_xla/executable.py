@@ -33,9 +33,9 @@ class Executable:
         name: shown by profilers.
         computation: torch_xla's handle of the HLO.
         avals: of the module's parameters, in order.
-        donated: parameters whose buffers the program may take over.
-        shardings: how the data of each parameter lies on the devices, as torch_xla's
-            ``OpSharding``; needed where there are several.
+        donated: parameters whose buffers the program may reuse.
+        shardings: the placement of each parameter on the devices, as torch_xla's ``OpSharding``;
+            needed if there are several.
         calls_host: whether it calls functions of Python, and has the output that
             `xfunc.backends.torch_xla.host_calls` adds to such programs.
 
@@ -98,7 +98,7 @@ class Executable:
             self._launch = _run_to_its_end
 
     def optimised(self) -> Optimised | None:
-        """What XLA made of the program; None if the device's client does not tell."""
+        """XLA's analysis of the program; None if the device's client does not provide it."""
         return analysis.optimised(self.graph)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -156,9 +156,9 @@ def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.
 
 
 def _placed(holder: torch.Tensor, sharding: Any) -> torch.Tensor:
-    """A placeholder of the same data, which a program takes as an input that lies so.
+    """A placeholder of the same data, which a program takes as an input with this placement.
 
-    Also where each device has the whole: XLA chooses for inputs of which nothing is said.
+    Also for replicated inputs: XLA chooses a sharding for inputs without one.
 
     torch_xla 2.9 refuses to mark a placeholder. But a sharding outlives that what it was put on is
     replaced in place, and goes over to the new data when torch_xla is next asked for it.

@@ -1,8 +1,8 @@
 """On the CPU, LAPACK factors matrices.
 
-XLA spells factorisations out in loops, as it must where there is no LAPACK. `use_lapack` is the
-last pass over a program that runs on the CPU: it puts host calls in their place, of torch's own
-routines. Programs for elsewhere, and texts of programs, never see them.
+XLA expresses factorisations as loops, as it must where there is no LAPACK. `use_lapack` is the last
+pass over a program that runs on the CPU: it replaces them by host calls of torch's own routines,
+    which never appear in programs for other devices or in printed programs.
 
 NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds none the results are
 NaN. A matrix that is not finite is not given to routines that iterate, some of which never end.
@@ -31,7 +31,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def use_lapack(proto: pb.HloModuleProto) -> None:
-    """Let LAPACK do what it can of a module, in place."""
+    """Use LAPACK for all supported operations of a module, in place."""
     if not host_calls.available():
         return
     composites = {c.id: operation_of(c) for c in proto.computations}

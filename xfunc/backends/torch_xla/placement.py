@@ -1,4 +1,4 @@
-"""How the data of tensors lies on the devices, as torch_xla knows it."""
+"""The placement of tensors' data on the devices, in torch_xla's terms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def op_sharding(placement: Placement | None) -> Any:
 
 
 def lie(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-    """How tensors of the device lie on it; lazy ones are computed first."""
+    """The placements of device tensors; lazy ones are computed first."""
     X = runtime.xla()
     flat = list(tensors)
     if any(X._check_tensor_need_materialization(flat)):
@@ -58,7 +58,9 @@ def placements(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
 
 
 def put(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
-    """A tensor's value on the devices, divided so: of one of the CPU each gets its part only."""
+    """A tensor's value on the devices with this placement; each device only gets its part of a CPU
+    tensor.
+    """
     if placement is None or not uploads.is_data(tensor):
         return _moved(uploads.to_device(tensor), placement)
     if len(placement.tiles.dims) > _MOST_DIMS - (placement.tiles.replicated > 1):
@@ -70,7 +72,7 @@ def put(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
 
 
 def _moved(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
-    """A tensor of the device, divided in another way: XLA moves the parts."""
+    """A device tensor, resharded by XLA."""
     (before,) = lie([tensor])
     if before is placement:
         return tensor
@@ -96,7 +98,7 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Exe
 
 
 def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What each device of this process holds of an array, on the host, with its padding."""
+    """The shards of an array on this process's devices, on the host, with their padding."""
     (shards,) = runtime.xla()._get_local_shards([tensor])
     return [data for data, _ in shards]
 
@@ -104,7 +106,7 @@ def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 def from_shards(
     shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
 ) -> torch.Tensor:
-    """An array of what each device of this process is to hold, with its padding."""
+    """An array made from the shards for this process's devices, with their padding."""
     return runtime.xla()._global_tensor_from_cpu_shards(
         list(shards), op_sharding(placement), list(shape)
     )

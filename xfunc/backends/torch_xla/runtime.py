@@ -64,7 +64,7 @@ _at_start: list[Callable[[], None]] = []
 
 
 def at_start(do: Callable[[], None]) -> None:
-    """Have a function called when torch_xla has been loaded: every way into it comes by `xla`."""
+    """Call a function when torch_xla has been loaded, which always happens through `xla`."""
     _at_start.append(do)
 
 
@@ -74,13 +74,12 @@ def has_started() -> bool:
     return backend is not None and backend._XLAC._xla_runtime_is_initialized()
 
 
-# NOTE [virtual devices]
-# With several devices xfunc runs torch_xla in its SPMD mode: one program for all of them, and data
-# that is not divided is copied to each. On the CPU the devices are threads of one pool, and one
-# that waits in a collective for the others blocks its thread. If a program finds too few threads
-# for all of its devices, it waits forever, and XLA aborts the process. So the pool has several for
-# each device (`NPROC`, which XLA reads when it starts), and a program is launched when the one
-# before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
+# NOTE [virtual devices] With several devices xfunc runs torch_xla in its SPMD mode: one program for
+# all of them, with unsharded data replicated. On the CPU the devices are threads of one pool, and
+# one that waits in a collective for the others blocks its thread. If a program finds too few
+# threads for all of its devices, it waits forever, and XLA aborts the process. So the pool has
+# several for each device (`NPROC`, which XLA reads when it starts), and a program is launched when
+# the one before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
 THREADS_PER_DEVICE = 4
 
 

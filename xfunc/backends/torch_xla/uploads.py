@@ -15,7 +15,7 @@ _BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's value on the device (differentiable), in a buffer of its own."""
+    """A tensor's value on the device (differentiable), in its own buffer."""
     if tensor.device == device():
         return tensor
     if tensor.requires_grad or top_level() is not None or not is_data(tensor):
@@ -56,7 +56,7 @@ def is_data(tensor: torch.Tensor) -> bool:
 # torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
 # of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
 def uploaded(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor of the CPU on the device, in a buffer of their own."""
+    """The values of a CPU tensor on the device, in their own buffer."""
     return _uploaded([tensor])[0]
 
 
