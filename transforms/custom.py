@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class CustomFunction(Transform[P, R]):
-    """A function with a rule of its own."""
+    """A function with a custom rule."""
 
     kind: str
     define: str

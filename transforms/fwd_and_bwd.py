@@ -96,7 +96,7 @@ tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Resi
 
 
 class _Pass(Transform[..., Any]):
-    """A function of which there is one for each pass."""
+    """One of the two functions, for one pass."""
 
     def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):
         self._argnums, self._has_aux = argnums, has_aux

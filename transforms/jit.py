@@ -187,7 +187,7 @@ class Jit(Transform[P, R]):
         if is_eager():
             return self.fun(*args, **kwargs)
         given, named, options = self._split(args, kwargs)
-        # Inside a program, XLA reuses memory by itself.
+        # Inside a program, XLA reuses memory automatically.
         return call_in_trace(self._staged, given, named, options._replace(donated=frozenset))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -331,7 +331,7 @@ class Jit(Transform[P, R]):
             ambient.set_override(before)
 
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
-        """Trace for these arguments, and give the HLO.
+        """Trace for these arguments, and return the HLO.
 
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
         bucket, for `xfunc.export`.

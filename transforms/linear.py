@@ -25,7 +25,7 @@ R = TypeVar("R")
 def closure_convert(
     fun: Callable[..., R], *example_args: object
 ) -> tuple[Callable[..., R], list[Tensor]]:
-    """`fun` as a function that is given what it closes over, and those values.
+    """`fun` as a function that takes its closed-over values as arguments, and those values.
 
     Args:
         fun: a function of trees of tensors, traced here.

@@ -57,7 +57,7 @@ class _Step(Part):
 
 
 class _BatchedMap(Transform[..., Any]):
-    """``xs -> ys`` in batches, and a smaller one for what is left over."""
+    """``xs -> ys`` in batches, with a smaller one for the remainder."""
 
     def __init__(self, f: Fun, batch_size: int):
         self._batch_size = batch_size

@@ -134,7 +134,7 @@ def map(
     *rest: object,
     is_leaf: Callable[[object], bool] | None = None,
 ) -> Any:
-    """`fun` of each leaf of `tree`, and of what stands in its place in each tree of `rest`.
+    """`fun` applied to each leaf of `tree` and the corresponding subtrees of `rest`.
 
     Raises:
         TreeMismatchError: a tree of `rest` differs in structure.
@@ -171,7 +171,9 @@ def map_with_path(
     *rest: object,
     is_leaf: Callable[[object], bool] | None = None,
 ) -> Any:
-    """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) in front."""
+    """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) as the first
+    argument.
+    """
 
     def call(accessor: optree.PyTreeAccessor, *xs: object) -> object:
         return fun(accessor.codify(""), *xs)

@@ -83,7 +83,7 @@ class Transform(Wrapper, Generic[P, R]):
 
 
 def own(result: T) -> T:
-    """What a transform returns inside a trace: tensors that share memory with nothing.
+    """The results of a transform inside a trace: tensors that share no memory.
 
     An output may be an argument, and a gradient a view of one number, but changing it in place must
     not change anything else. A copy makes no HLO instruction.
