@@ -13,7 +13,7 @@ from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.padding import regions, rules, windows
+from xfunc.symbolic.padding import pooling, regions, rules, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
 from xfunc.symbolic.padding.layouts import own
@@ -32,7 +32,13 @@ from xfunc.symbolic.padding.states import (
 from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Size
 
-_RULES = {**rules.RULES, **windows.RULES, **regions.RULES, "convolution": convolution}
+_RULES = {
+    **rules.RULES,
+    **windows.RULES,
+    **pooling.RULES,
+    **regions.RULES,
+    "convolution": convolution,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
