@@ -17,7 +17,7 @@ def composite_name(operation: str) -> str:
 
 
 def operation_of(c: pb.HloComputationProto) -> str | None:
-    """What a computation spells out; None if it is no composite."""
+    """The operation that a computation spells out; None if it is not a composite."""
     if not c.name.startswith(_PREFIX):
         return None
     return c.name.removeprefix(_PREFIX).partition(".")[0]

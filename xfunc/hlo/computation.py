@@ -146,12 +146,10 @@ class ComputationBuilder:
         sharding: pb.OpSharding | None = None,
         config: str = "",
     ) -> Value:
-        """A call of what the compiler knows as `target`, which returns a value of this shape.
+        """A custom call of the compiler's `target`, which returns a value of this shape.
 
         Args:
-            target: a name that the compiler knows.
-            operands: what it takes.
-            shape: what it returns.
+            target: a name that the compiler knows. operands: its operands. shape: of the result.
             side_effect: keep it even if nothing uses its result.
             attributes: frontend attributes.
             sharding: of the result.

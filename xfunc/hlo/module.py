@@ -50,7 +50,7 @@ class Instruction:
 
     @property
     def opcode(self) -> str:
-        """What it does, as HLO text spells it: ``get-tuple-element``."""
+        """The opcode, as in HLO text: ``get-tuple-element``."""
         return self.proto.opcode
 
     @property
@@ -73,7 +73,7 @@ class Instruction:
         """Position among the parameters.
 
         Raises:
-            InvalidHloError: it is no parameter.
+            InvalidHloError: it is not a parameter.
         """
         if self.proto.opcode != "parameter":
             raise InvalidHloError(f"{self} is no parameter")
@@ -232,7 +232,7 @@ class Module:
     def output_dependencies(self) -> tuple[frozenset[int], ...]:
         """For each output, the numbers of the entry parameters that it is computed from.
 
-        The outputs are the elements of the entry's root, or the root itself if it is no tuple.
+        The outputs are the elements of the entry's root, or the root itself if it is not a tuple.
         """
         return output_dependencies(self)
 

@@ -1,4 +1,4 @@
-"""Opcodes of HLO, in sets by what matters to those who look at a program."""
+"""Sets of HLO opcodes, by properties that passes and analyses need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELEMENTWISE = CHEAP | SLOW
 ENCODINGS = _set("bitcast-convert convert copy count-leading-zeros popcnt reduce-precision")
 """Of each element too: the same numbers otherwise, or what is asked of their bits."""
 COARSE = _set("dot convolution remainder") | TRANSCENDENTAL
-"""What XLA computes in a narrow type as it is, with an error of more than rounding."""
+"""Operations that XLA computes in a narrow type, with more than a rounding error."""
 
 # ---------------------------------------------------------------------------- moving elements
 
@@ -32,17 +32,17 @@ INDEXED = _set("dynamic-slice dynamic-update-slice gather")
 MOVES = _set(
     "bitcast broadcast concatenate dynamic-slice gather iota pad reshape reverse slice transpose"
 )
-"""What can be computed where it is used, in a fusion."""
+"""Operations that can be fused into their users."""
 FREE = _set("reshape transpose broadcast convert bitcast bitcast-convert iota constant")
-"""What costs nothing to compute again."""
+"""Operations that cost nothing to recompute."""
 IN_PLACE = _set("dynamic-update-slice scatter")
-"""What may write into its first operand."""
+"""Operations that may write into their first operand."""
 COUNTED_AS_MOVES = (MOVES - {"bitcast"}) | _set(
     "copy dynamic-update-slice bitcast-convert custom-call rng-bit-generator all-gather all-to-all "
     "collective-permute copy-start copy-done send send-done recv recv-done infeed outfeed domain "
     "rng-get-and-update-state"
 )
-"""What XLA's analysis of costs takes for memory traffic alone."""
+"""Operations that XLA's cost analysis counts as memory traffic only."""
 COUNTED_AS_NOTHING = _set(
     "parameter constant tuple get-tuple-element bitcast opt-barrier after-all partition-id "
     "replica-id"
@@ -58,14 +58,14 @@ COUNTED_PER_ELEMENT = ACCUMULATING | _set("map sort all-reduce reduce-scatter")
 
 COLLECTIVES = _set("all-reduce all-gather reduce-scatter all-to-all collective-permute")
 TRANSFERS = _set("send send-done recv recv-done infeed outfeed")
-"""What has side effects by itself."""
+"""Operations with side effects."""
 ONCE = COLLECTIVES | _set(
     "rng rng-get-and-update-state ragged-all-to-all collective-broadcast all-reduce-start "
     "all-gather-start collective-permute-start send recv infeed outfeed"
 )
-"""What must not run twice: random state, messages between devices, input and output."""
+"""Operations that must not run twice: random state, communication, input and output."""
 RUNS = _set("call while conditional")
-"""What runs the computations that it calls, rather than applying them to elements."""
+"""Operations that run the computations they call, rather than applying them to elements."""
 
 # ------------------------------------------------------------------------- groups of several
 
@@ -78,17 +78,17 @@ PURE = (
     | ACCUMULATING
     | _set("constant fft get-tuple-element map sort")
 )
-"""What gives the same for the same operands, and does nothing else."""
+"""Pure operations: the same operands give the same result, without effects."""
 PER_SHARD = (
     ELEMENTWISE
     | ENCODINGS
     | _set("opt-barrier all-reduce pad slice reverse concatenate")
     | _set("dynamic-slice dynamic-update-slice")
 )
-"""What is sharded like its operands, apart from the axes along which it mixes elements."""
+"""Operations sharded like their operands, except along axes where they mix elements."""
 PARTITIONABLE = (
     (PURE - _set("bitcast copy count-leading-zeros fft map reduce-precision"))
     | RUNS
     | _set("opt-barrier parameter tuple all-reduce reduce-scatter collective-permute")
 )
-"""What XLA's partitioner divides in a region that is manual over some axes only."""
+"""Operations that XLA's partitioner shards in a region that is manual over only some axes."""

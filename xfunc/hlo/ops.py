@@ -1,7 +1,7 @@
 """Instructions for numerical kernels, beyond those that `ComputationBuilder` has methods for.
 
-Each function adds one instruction and returns its result. What XLA asks of the shapes is checked by
-XLA.
+Each function adds one instruction and returns its result. XLA checks its own requirements on
+shapes.
 """
 
 from __future__ import annotations

@@ -12,6 +12,6 @@ import torch
 
 @contextlib.contextmanager
 def plain_tensors() -> Generator[None]:
-    """Have new tensors wrapped by no transform, and seen by no mode of functions."""
+    """Create tensors that no transform wraps and no function mode sees."""
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
         yield

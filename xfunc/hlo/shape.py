@@ -1,4 +1,4 @@
-"""`Shape`: what an HLO value looks like."""
+"""`Shape`: the type of an HLO value."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Shape:
         """The element type of an array.
 
         Raises:
-            InvalidHloError: it is no array, or torch has no such element type.
+            InvalidHloError: it is not an array, or torch has no such element type.
         """
         found = None if self.is_tuple else _OF_NUMBER[self.element_type].dtype
         if found is None:

@@ -1,7 +1,7 @@
 """`verify`: is a module well formed?
 
-Checked before a module meets XLA, whose own complaints name no instruction, and some of which end
-the process.
+Modules are checked before XLA sees them, because XLA's own errors do not name the instruction, and
+some of them abort the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def verify(module: Module) -> None:
     Ids and names are unique; operands are defined before they are used; roots and called
     computations exist, callees before their callers; parameters are numbered without gaps; and the
     shapes around tuples, calls, loops, branches and barriers agree, as does the entry's signature.
-    What other operations make of the shapes of their operands is left to XLA.
+    Shape inference of other operations is left to XLA.
 
     Raises:
         InvalidHloError: names the instruction and its computation.
@@ -63,7 +63,7 @@ def mismatch(
     called: Sequence[Signature],
     tuple_index: int = 0,
 ) -> str | None:
-    """What is wrong with the shapes of an instruction, or None.
+    """The fault in the shapes of an instruction, or None.
 
     The one place that knows the rules: `verify` and the builder both ask here.
     """
@@ -237,7 +237,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _check_calls(module: pb.HloModuleProto) -> None:
-    """Called computations exist and stand before their callers, so nothing calls itself."""
+    """Called computations exist and come before their callers, so there is no recursion."""
     position = {c.id: k for k, c in enumerate(module.computations)}
     for k, c in enumerate(module.computations):
         for i in c.instructions:

@@ -1,4 +1,4 @@
-"""Reading protobuf messages of which xfunc keeps no description, field by field."""
+"""Reading protobuf messages without a description, field by field."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Fields = dict[int, list[Any]]
 def fields(data: bytes) -> Fields:
     """The values of a serialised message by field number: integers, or bytes.
 
-    Raises:
-        google.protobuf.message.DecodeError: it is no message.
+    Raises: google.protobuf.message.DecodeError: it is not a message.
     """
     found: Fields = collections.defaultdict(list)
     message = empty_pb2.Empty.FromString(data)

@@ -10,13 +10,13 @@ serves most, and what is lowest is met most often:
 
 - a function in `xfunc.torchlib.replacements` runs in place of a torch function that traced code
   calls, before autograd and torch.func see it: for what other torch functions can say as well;
-- a `composition` takes the place of an operation's own derivative and batching rule by those of the
-  operations that it is made of, from wherever it is called;
-- a `differentiable` function brings the derivative itself: where torch's formula is wrong on
-  torch_xla, or ends in what it lacks;
-- a `batched` function is the rule of torch.func's vmap alone: where there is none, or a wrong one;
-- a `kernel` computes values alone, where torch's derivative is right; `bare` is how one is called
-  that would cost too much otherwise.
+- a `composition` replaces an operation's own derivative and batching rule by those of the
+  operations that it is composed of, wherever it is called;
+- a `differentiable` function brings its own derivative: where torch's formula is wrong on
+  torch_xla, or needs an operation that it lacks;
+- a `batched` function is only the batching rule of torch.func's vmap: where it is missing or wrong;
+- a `kernel` only computes values, where torch's derivative is right; a `bare` kernel is one whose
+  call overhead would otherwise be too high.
 
 NOTE [kernels are written with views]: above the key XLA torch turns views and changes in place into
 plain operations ("functionalisation"); below it a view is a copy, and a change to it is lost.

@@ -1,4 +1,4 @@
-"""What a function computes for all sizes, without computing it."""
+"""The symbolic result of a function for all sizes, without computing it."""
 
 from __future__ import annotations
 

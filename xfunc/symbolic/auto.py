@@ -1,8 +1,8 @@
 """``buckets="auto"``: powers of 2 at first, then the ladder of the sizes that come.
 
 NOTE [no compilation beside calls]: torch_xla 2.9 keeps the device to itself while it compiles: a
-call that another thread makes meanwhile waits for the end. So nothing is compiled in a thread. What
-a compilation is worth is weighed instead: see NOTE [when a new ladder pays] in `refit`.
+call that another thread makes meanwhile waits for the end. So nothing is compiled in a thread.
+Instead, the benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `refit`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dynamic_shapes`: which dimensions of arguments are symbols, and what these are in a call."""
+"""`dynamic_shapes`: which dimensions of arguments are symbols, and their values in a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Declared:
     box: Box
 
     def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """What each symbol is in a call with arguments of these shapes.
+        """The value of each symbol in a call with arguments of these shapes.
 
         Raises:
             ShapeError: none, or another than was declared.

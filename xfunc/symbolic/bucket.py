@@ -135,7 +135,7 @@ class Maker:
         return Bucket(source, entry, found.outputs, found.masks, "", per_bucket)
 
     def all_sizes(self) -> SymbolicModule | NoFit:
-        """The program of all sizes, or why there is none."""
+        """The program for all sizes, or the reason why there is none."""
         if self._all is None:
             self._all = self._fitted(self._declared.box)
         return self._all

@@ -1,4 +1,4 @@
-"""`Dim`: a size that a program is made for all values of, and what is computed from such."""
+"""`Dim`: a symbolic size, and expressions of Dims."""
 
 from __future__ import annotations
 
@@ -95,10 +95,9 @@ class Dim(Expression):
     """A size that varies from call to call.
 
     Args:
-        name: what it is called in messages and printed programs. Dims of one name are one.
+        name: its name in messages and printed programs. Dims with the same name are the same.
         min: the smallest size.
-        max: the largest; None: there is none.
-        multiple_of: what all sizes are multiples of.
+        max: the largest size, or None. multiple_of: a common divisor of all sizes.
 
     ``2 * S``, ``S + 1``, ``B * S`` and, where `multiple_of` allows it, ``S // 2`` are sizes too.
 

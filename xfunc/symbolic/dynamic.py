@@ -204,7 +204,7 @@ class Dynamic:
     def _exact_of(
         self, leaves: Sequence[Any], ends: Mapping[str, tuple[int, int]]
     ) -> Bucket | None:
-        """Why a call is of its exact shape, if it is whatever the function does."""
+        """Why a call uses its exact shape, if it does so regardless of the function."""
         if all(low == high for low, high in ends.values()):
             return _ONE_SIZE
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
@@ -238,7 +238,7 @@ class Dynamic:
     def _kind(
         self, declared: Declared, structure: tree.Structure, avals: Any, options: Options
     ) -> Any:
-        """What calls have in common that differ in sizes only."""
+        """The common part of calls that only differ in sizes."""
         plain = tuple(
             (shape if dims is None else dims, dtype)
             for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
@@ -254,7 +254,7 @@ class Dynamic:
         self._served[name] = bucket
 
     def explain(self) -> str:
-        """The buckets that were used, and what became of them."""
+        """The buckets that were used, and their state."""
         lines = []
         for name, calls in sorted(self._calls.items()):
             bucket = self._served[name]

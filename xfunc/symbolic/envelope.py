@@ -1,9 +1,9 @@
 """The peak of a program's memory over all sizes at once.
 
-What is held at each step, in one order of the steps, is a polynomial of the symbols, and the peak
-is the upper envelope of these: the largest of them at each size. In which order the steps run and
-what is written in whose memory depends on comparisons, so there is such an envelope for each of a
-few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
+The memory held at each step, in one order of the steps, is a polynomial in the symbols, and the
+peak is the upper envelope of these: the largest of them at each size. In which order the steps run
+and what is written in whose memory depends on comparisons, so there is such an envelope for each of
+a few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
 `xfunc.hlo.estimate.liveness.peak` finds at each size.
 """
 

@@ -1,10 +1,10 @@
 """`buckets`: the sizes to compile for, chosen from the sizes that come.
 
-What is called with size s runs in the smallest bucket that holds it. A ladder of buckets costs
-what all calls take in theirs, and what it takes to compile them. Buckets are sizes that came: one
-between two such could be lowered to the smaller for nothing. Once the i smallest sizes are served,
-what it costs to serve the next up to the j-th by one bucket depends on nothing but i and j; so the
-best ladder is found exactly, by dynamic programming (`_along`).
+What is called with size s runs in the smallest bucket that holds it. The cost of a ladder of
+buckets is that of all calls in their buckets, plus that of compiling them. Buckets are observed
+sizes: one between two of them could be lowered to the smaller at no cost. Once the i smallest sizes
+are covered, the cost of covering the next ones up to the j-th with one bucket depends only on i and
+j; so the best ladder is found exactly, by dynamic programming (`_along`).
 
 NOTE [a grid]: for several symbols the buckets are a grid, a ladder for each. With all ladders but
 one given, the best of that one is found exactly, by the same program: a rung then costs a program
@@ -53,19 +53,18 @@ def buckets(
 
     Args:
         lengths: sizes, as they come; or tuples of them, one for each of several symbols.
-        n: how many programs there may be: buckets, or points of the grid.
-        multiple_of: what buckets are multiples of, such as 128 on a TPU.
+        n: the maximum number of programs: buckets, or points of the grid. multiple_of: makes
+            buckets multiples of this number, such as 128 on a TPU.
         cost: of a call in a bucket, which does not fall as sizes rise; None: the size, or the
             product of the sizes, as for so many tokens.
         compile_cost: of one bucket, in the same unit.
-        calls: how many are planned; None: as many as there are lengths.
+        calls: the expected number of calls; None: the number of lengths.
 
     Returns:
         The buckets, rising: a tuple of sizes, or for each symbol one.
 
     Raises:
-        ValueError: there are no lengths, or they are no positive whole numbers, or
-            what else has to be one is not.
+        ValueError: there are no lengths, or an argument is not a positive whole number.
     """
     points, plain = _points(lengths)
     planned = len(points) if calls is None else calls

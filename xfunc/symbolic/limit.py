@@ -113,7 +113,7 @@ def of_chip(
 
 
 def held_by(entry: Entry) -> int | None:
-    """What the compiled program of an entry holds, on one device; None: nobody tells."""
+    """The memory of an entry's compiled program, on one device; None if not reported."""
     found = entry.program.lowering.executable(entry.donated).optimised()
     return None if found is None else found.memory.peak_memory_in_bytes
 

@@ -102,7 +102,7 @@ def lower(
         shardings: of the flat arguments, or None for some.
 
     Raises:
-        ShapeError: it cannot be one program for all sizes of a bucket; a `Dim` has no maximum.
+        ShapeError: there is no single program for all sizes of a bucket, or a `Dim` has no maximum.
     """
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = arguments_of(staged, leaves, structure)

@@ -1,14 +1,14 @@
-"""`Plans`: what is kept for the backward pass, chosen for each size by a limit of memory.
+"""`Plans`: what to keep for the backward pass, chosen for each size by a memory limit.
 
 A plan is a policy for all checkpoints and scans of a function; a function that has none is
 differentiated as if it were a checkpoint itself. The candidates go from keeping everything to
 keeping nothing, over the matrix products, the minimum cut, and cuts that keep a part of the bytes.
-Of each, peak and time are known at all sizes at once (`SymbolicPeak`, `Seconds`), so that what
-fits a size is a comparison, and the fastest that fits is taken.
+The peak and time of each are known for all sizes at once (`SymbolicPeak`, `Seconds`), so finding
+the fastest candidate that fits a size only takes comparisons.
 
 NOTE [plans that nobody needs]: to learn how much memory a plan takes at all sizes, the function is
-traced a few times. So plans are looked at in turn, those that keep most first, and those behind one
-that fits wherever it was asked are never looked at. They would compute more again.
+traced a few times. So plans are examined in order, those that keep the most first, and plans after
+one that has fitted every size so far are never examined: they would only recompute more.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class Plan:
             ambient.set_override(before)
 
     def peak(self, env: Env) -> int:
-        """The most bytes that are held at a time: as compiled, or else as estimated."""
+        """The peak in bytes: as compiled, or else as estimated."""
         key = tuple(env.values())
         return self._measured.get(key) or self._of(env)[0]
 
     def seconds(self, env: Env) -> float:
-        """What a run takes by the roofline."""
+        """The duration of a run according to the roofline model."""
         return self._of(env)[1]
 
     def measure(self, env: Env, measure: Measure) -> bool:
@@ -193,7 +193,7 @@ class Plans:
         """The fastest plan that fits.
 
         Raises:
-            OutOfMemoryError: none does; it tells the least that would do.
+            OutOfMemoryError: none does; the error states the smallest limit that would suffice.
         """
         key = tuple(env.values())
         found = self._chosen.get(key)

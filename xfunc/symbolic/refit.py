@@ -1,10 +1,10 @@
 """`Refit`: a ladder of buckets that follows the sizes that come.
 
-NOTE [when a new ladder pays]: nobody says how many calls are still to come, so as many are expected
-as there have been. What they would take in the ladder as it is, is compared with what they would
-take in the best one, plus what it takes to compile those of its programs that are not there yet. It
-is asked after 16, 32, 64, ... calls: a program that runs for long ends up with the ladder of its
-sizes, having compiled little for nothing; and what asking takes is nothing beside the calls.
+NOTE [when a new ladder pays]: the number of future calls is unknown, so as many are expected as
+there have been. Their cost with the current ladder is compared with their cost with the best one,
+plus the cost of compiling its missing programs. This check runs after 16, 32, 64, ... calls: a
+long-running program ends up with the best ladder for its sizes, with few wasted compilations, and
+the cost of the checks is negligible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST = 16  # calls after which it is first asked
 
 
 class Refit:
-    """Counts what comes, and says when another ladder would pay.
+    """Counts sizes, and reports when another ladder would pay off.
 
     Args:
         n: how many programs a ladder may have.
@@ -47,11 +47,11 @@ class Refit:
         return True
 
     def proposal(self, ladders: Ladders, compiled: Collection[Sizes] = ()) -> Ladders | None:
-        """A ladder that pays for being compiled, or None.
+        """A ladder that is worth compiling, or None.
 
         Args:
             ladders: as they are.
-            compiled: the programs that are there, buckets of older ladders too.
+            compiled: the programs that exist, including buckets of older ladders.
         """
         if not self.counts:
             return None
@@ -61,5 +61,5 @@ class Refit:
         return found if gains else None
 
     def _total(self, ladders: Ladders, compiled: Collection[Sizes]) -> float:
-        """What as many calls again would take, with what has to be compiled for them."""
+        """The cost of as many calls again, including the compilations they need."""
         return expected_cost(self.counts, ladders, self._cost, self.compile_cost, compiled)

@@ -1,11 +1,11 @@
-"""Sizes that remember what was asked of them.
+"""Sizes that remember how they were compared.
 
-NOTE [an analysis of one shape, for many]: what analyses a program at one shape adds sizes and
-compares them. Here it is given sizes that are numbers as ever, but know which polynomials they are,
-and note the outcome of each comparison. Wherever in the box all those outcomes are the same, the
-analysis takes the same course, so its results are the same polynomials: they need not be computed
-there again. Most outcomes are the same in the whole box, which `Box` proves. What is left are the
-conditions under which the results hold, often none.
+NOTE [an analysis of one shape, for many]: analysing a program at one shape adds sizes and compares
+them. Here the analysis gets sizes that behave like numbers, but know which polynomials they are,
+and record the outcome of each comparison. Wherever in the box all outcomes are the same, the
+analysis takes the same course, so its results are the same polynomials and need not be recomputed.
+Most outcomes are the same in the whole box, which `Box` proves. What is left are the conditions
+under which the results hold, often none.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a program costs and holds, estimated from its HLO."""
+"""Estimates of a program's cost and memory from its HLO."""

@@ -1,4 +1,4 @@
-"""Which instructions of a computation have memory of their own, and what they read.
+"""Which instructions of a computation have their own memory, and what they read.
 
 NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
 passes between them is never written to memory. Here an elementwise operation, or one that moves
@@ -61,7 +61,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flow:
-    """What a computation does to memory.
+    """A computation's use of memory.
 
     Attributes:
         steps: in order.
@@ -75,7 +75,7 @@ class Flow:
 
 
 def flow(computation: Computation) -> Flow:
-    """What a computation without calls does to memory."""
+    """The memory use of a computation without calls."""
     return _Walk(computation).flow()
 
 

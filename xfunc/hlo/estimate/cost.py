@@ -19,7 +19,7 @@ from xfunc.hlo.shape import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What something takes.
+    """The cost of something.
 
     Attributes:
         flops: arithmetic operations; a multiply-add is two.
@@ -43,18 +43,18 @@ def _fields(c: Cost) -> tuple[int, int, int]:
 
 
 def cost(module: Module) -> Cost:
-    """What one run of the module takes."""
+    """The cost of one run of the module."""
     return sum(costs(module).values(), Cost())
 
 
 def costs(module: Module) -> dict[int, Cost]:
-    """What each instruction of the entry takes, by its id."""
+    """The cost of each instruction of the entry, by its id."""
     known = _known(module)
     return {i.id: _instruction(i, known) for i in module.entry.instructions}
 
 
 def _known(module: Module) -> dict[int, Cost]:
-    """What each computation that is called takes, by its id."""
+    """The cost of each called computation, by its id."""
     known: dict[int, Cost] = {}
     for c in module.computations:  # callees come first
         if c is not module.entry:
@@ -63,7 +63,7 @@ def _known(module: Module) -> dict[int, Cost]:
 
 
 def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
-    """What the instructions take that do the work, each with how often it runs.
+    """The costs of the instructions that do the work, each with the number of times it runs.
 
     Those of loops, calls and branches are there, and not the loops, calls and branches; of a
     conditional those of all branches.
@@ -87,7 +87,7 @@ def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
 
 
 class Chip(NamedTuple):
-    """What a chip does in a second.
+    """The speed of a chip, per second.
 
     Attributes:
         flops: arithmetic operations of matrix products.
@@ -154,7 +154,7 @@ def _size(shape: Shape) -> int:
 
 
 def _bytes(i: Instruction) -> int:
-    """What an instruction reads and writes."""
+    """The bytes that an instruction reads and writes."""
     if i.opcode in ("slice", "dynamic-slice", "gather"):  # They read no more than they write.
         return 2 * i.bytes + sum(o.bytes for o in i.operands[1:] if i.opcode == "gather")
     if i.opcode == "dynamic-update-slice":  # In place.

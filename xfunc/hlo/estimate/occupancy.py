@@ -1,4 +1,4 @@
-"""What a computation holds in memory while its steps run in some order."""
+"""The memory that a computation holds while its steps run in some order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from xfunc.hlo.estimate.schedule import just_in_time, memory_order
 from xfunc.hlo.module import Computation, Instruction
 
 Amount = tuple[int, Instruction]
-"""Bytes, and what wrote them."""
+"""Bytes, and the instruction that wrote them."""
 _Span = tuple[int, Instruction, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What a computation holds beside its arguments, as in `Peak`."""
+    """The memory that a computation holds besides its arguments, as in `Peak`."""
 
     bytes: int = 0
     at: Instruction | None = None
@@ -47,14 +47,14 @@ class Task:
 
 
 def best(task: Task) -> tuple[Sequence[Step], Found]:
-    """The best order of the steps, and what is held in it."""
+    """The best order of the steps, and the memory held in it."""
     orders = [start(task) for start in STARTS]
     orders += [just_in_time(order) for order in orders]
     return min(((order, held(order, task)) for order in orders), key=lambda f: f[1].bytes)
 
 
 def held(order: Sequence[Step], task: Task) -> Found:
-    """What is held while the steps run in this order."""
+    """The memory held while the steps run in this order."""
     return _Run(order, task).found()
 
 
@@ -175,7 +175,7 @@ def last_reads(order: Sequence[Step], memory: Flow) -> dict[Buffer, int]:
 
 
 def _inside(step: Step, known: dict[int, Found]) -> Found:
-    """What is held inside a loop, a branch or a call, beside its state and its results."""
+    """The memory held inside a loop, a branch or a call, besides its state and results."""
     if step.instruction.opcode not in ("while", "conditional", "call"):
         return Found()
     called = step.instruction.called_computations

@@ -1,10 +1,10 @@
-"""Tangents of what no tangent flows into: zeros that stay zero whatever they are multiplied by.
+"""Absent tangents: zeros that stay zero whatever they are multiplied by.
 
-Forward-mode formulas multiply: the tangent of ``a * b`` is ``da * b + a * db``. Where `a` is a
-constant there is no `da`, and its product with `b` is no number to be computed: ``0 * inf`` would
-make a NaN of it. torch has tensors for that whose product with anything is one of them again, but
-not on every device, nor for every product. Here they are marked when they are made, and what is
-known to be such a zero is found when a traced function has been lowered.
+Forward-mode formulas multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a
+constant there is no `da`, and its product with `b` must not be computed: ``0 * inf`` would give
+NaN. torch has tensors for that whose product with anything is one of them again, but not on every
+device, nor for every product. Here they are marked when they are made, and what is known to be such
+a zero is found when a traced function has been lowered.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PARTS = {"select": (1, 2), "dynamic-update-slice": (0, 1), "scatter": (0, 2)}
 
 
 class _Absent:
-    """What is absent in a computation.
+    """The absent values in a computation.
 
     Attributes:
         absent: the ids of what is zero.

@@ -1,8 +1,8 @@
 """Sums and products of many narrow numbers, accumulated in float32 and rounded once.
 
 torch_xla reduces bfloat16 and float16 in their own type, in which a sum stops growing after a few
-hundred terms: 256 + 1 is 256 in bfloat16. torch and JAX accumulate in float32. XLA computes the
-conversion of what is reduced where it is reduced; there is no wide copy of it.
+hundred terms: 256 + 1 is 256 in bfloat16. torch and JAX accumulate in float32. XLA fuses the
+    conversion into the reduction; there is no wide copy of the input.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NARROW = (pb.BF16, pb.F16)
 
 
 def accumulate_wide(proto: pb.HloModuleProto) -> None:
-    """Let what adds or multiplies many narrow numbers do so in float32, in place."""
+    """Make sums and products of many narrow numbers accumulate in float32, in place."""
     combiners = {c.id for c in proto.computations if _combines(c)}
     if combiners:
         _widen(proto, lambda i: _accumulates(i, combiners))
 
 
 def compute_wide(proto: pb.HloModuleProto) -> None:
-    """Let what rounds more than once on float16 work in float32, in place.
+    """Make operations that would round more than once in float16 use float32, in place.
 
     On the CPU, XLA accumulates dots of float16 in float16, and makes functions of several steps. It
     widens all of bfloat16 by itself.
@@ -52,7 +52,7 @@ def _is_coarse(i: pb.HloInstructionProto) -> bool:
 
 
 def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
-    """Give some instructions wide operands, and round what they make."""
+    """Give some instructions wide operands, and round their results."""
     widening: _Widening | None = None
     for c in proto.computations:
         if any(map(which, c.instructions)):

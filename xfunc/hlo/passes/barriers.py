@@ -6,11 +6,11 @@ from xfunc.hlo import hlo_pb2 as pb
 
 
 def hold_barriers(proto: pb.HloModuleProto) -> None:
-    """Let computations behind a barrier be functions that XLA does not inline, in place.
+    """Turn computations after a barrier into functions that XLA does not inline, in place.
 
-    XLA's CPU target takes barriers away before it merges equal instructions for the last time; what
-    is computed again for a backward pass would become what the forward pass computed, and be kept.
-    It does not merge the instructions of two computations.
+    XLA's CPU target removes barriers before it merges equal instructions for the last time;
+    recomputed values would be merged with those of the forward pass, and be kept. It does not merge
+    the instructions of two computations.
     """
     behind = {
         c.id for c in proto.computations if any(i.opcode == "opt-barrier" for i in c.instructions)

@@ -1,6 +1,6 @@
-"""Logarithms, roots and powers of complex numbers, of which XLA assumes what holds of real ones.
+"""Complex logarithms, roots and powers, for which XLA assumes identities of real numbers.
 
-XLA's algebraic simplifier takes ``log(exp(z))`` for `z`, ``sqrt(z * z)`` for ``abs(z)`` and
+XLA's algebraic simplifier replaces ``log(exp(z))`` by `z`, ``sqrt(z * z)`` for ``abs(z)`` and
 ``exp(z) ** w`` for ``exp(z * w)``, whatever the imaginary part of `z`. Here the imaginary part of a
 logarithm is computed by itself; its real part is right in any case. Roots and powers are those of
 the conjugate, conjugated, which the simplifier does not recognise, and which are the same.
@@ -55,7 +55,7 @@ class _Steps:
         found = self._function([self._conjugate(z) for z in self._i.operand_ids])
         imaginary = self._add("imag", found)
         if self._i.opcode == "power":
-            # A conjugate of a conjugate is none: the root of this would be one of a power again.
+            # The conjugate of a conjugate cancels, and the root would again be one of a power.
             negated = self._add("subtract", self._minus_zero(), imaginary)
         else:
             negated = self._add("negate", imaginary)

@@ -14,7 +14,7 @@ from xfunc.hlo.verify import verify
 
 
 def dead_code_elimination(module: Module) -> Module:
-    """Leave out what has no effect.
+    """Remove dead code.
 
     Instructions that no root is computed from go, except parameters and those with side effects
     (and calls of computations with such); then computations that nobody calls.
@@ -110,7 +110,7 @@ def _find(entry: Computation, id: int, what: str) -> Instruction:
 def reachable(
     roots: Iterable[Instruction], stop: Collection[int] = (), *, and_control: bool = False
 ) -> set[int]:
-    """Ids of what the roots are computed from, not looking behind those in `stop`.
+    """Ids of the instructions that the roots depend on, not looking past those in `stop`.
 
     With `and_control`, what must only run before one of them is needed as well.
     """
@@ -166,7 +166,7 @@ def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
 def _copy(
     computation: Computation, instructions: Iterable[pb.HloInstructionProto]
 ) -> pb.HloComputationProto:
-    """The computation with these instructions instead of its own."""
+    """The computation with its instructions replaced by these."""
     proto = pb.HloComputationProto()
     proto.CopyFrom(computation.proto)
     del proto.instructions[:]

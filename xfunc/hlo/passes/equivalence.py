@@ -9,7 +9,7 @@ from xfunc.hlo.module import Module
 
 
 class Same:
-    """Tells which instructions of a module compute the same, given equal operands."""
+    """Finds instructions of a module that compute the same, given equal operands."""
 
     def __init__(self, module: Module) -> None:
         self._computations = {c.id: c for c in module.proto.computations}

@@ -1,12 +1,12 @@
 """`inline_calls`: a module whose entry calls no functions.
 
 A computation that is called becomes part of its caller, once for each call. The bodies of loops and
-branches stay computations, and calls in them become part of them; what a reduction, a sort and the
-like apply stays as it is.
+branches stay computations, and calls in them become part of them; the computations applied by
+reductions, sorts and the like are unchanged.
 
 Calls that tie two values (`annotations.tie`) stay: see the note there. So do those of a manual
-region (`shard_map`): what one device holds inside of it is no value outside. So do composites,
-which a target may replace as a whole.
+region (`shard_map`): one device's shard inside it is not a value outside. So do composites, which a
+target may replace as a whole.
 
 Instructions keep all that they state. Only what a parameter of a callee states (how it is divided)
 goes with the parameter, as it does when XLA inlines the call.
@@ -62,7 +62,7 @@ def _stays(callee: pb.HloComputationProto) -> bool:
 
 
 class _Caller:
-    """A computation that takes in what it calls."""
+    """A computation that inlines its calls."""
 
     def __init__(self, computations: dict[int, pb.HloComputationProto], ids: Iterator[int]) -> None:
         self._computations, self._ids = computations, ids
@@ -82,7 +82,7 @@ class _Caller:
     def _add(
         self, c: pb.HloComputationProto, arguments: dict[int, int] | None, after: Collection[int]
     ) -> int:
-        """Add what a computation does; the id of its result.
+        """Add the instructions of a computation; returns the id of its result.
 
         Args:
             c: the computation itself, or one that it calls.

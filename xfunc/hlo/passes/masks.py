@@ -1,8 +1,8 @@
-"""Truth values as floating numbers, of which XLA makes no choices.
+"""Conversions of booleans to numbers that XLA does not turn into selects.
 
-XLA takes ``convert(mask) * x`` for ``select(mask, x, 0)``, which is 0 where `x` is infinite or NaN,
-and the product is NaN. By way of an integer, the conversion is not recognised, and costs nothing:
-it is computed where it is used.
+XLA turns ``convert(mask) * x`` into ``select(mask, x, 0)``, which is 0 where `x` is infinite or
+NaN, and the product is NaN. By way of an integer, the conversion is not recognised, and costs
+nothing: it is computed where it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _INEXACT = frozenset((pb.F16, pb.BF16, pb.F32, pb.F64, pb.C64, pb.C128))
 
 
 def convert_masks(proto: pb.HloModuleProto) -> None:
-    """Convert truth values to floating and complex numbers by way of an integer, in place."""
+    """Convert booleans to floating and complex numbers through an integer, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
         by_id = {i.id: i for i in c.instructions}

@@ -1,7 +1,7 @@
 """Values that wait in the memory of the host.
 
-A value is sent there, and brought back, by a custom call that XLA's host offloader reads. What lies
-in between (the stack of a loop, a tuple) is put into that memory by XLA.
+A value is sent there, and brought back, by a custom call that XLA's host offloader reads. XLA puts
+the values in between (the stack of a loop, a tuple) into that memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def strip_offload(proto: pb.HloModuleProto) -> None:
 
 
 def is_on_host(i: Instruction) -> bool:
-    """Whether a value lies in the memory of the host, in a module without calls."""
+    """Whether a value is in host memory, in a module without calls."""
     while True:
         of = i.operands
         match i.opcode:

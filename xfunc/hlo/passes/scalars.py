@@ -1,4 +1,4 @@
-"""Numbers in HLO, and arithmetic on them that gives the bits that XLA would."""
+"""Numbers in HLO, and arithmetic on them that is bitwise equal to XLA's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMPARISONS = {
 
 
 def read(constant: pb.HloInstructionProto) -> Number | None:
-    """The value of a constant; None if it is no scalar, or of a type not dealt with here."""
+    """The value of a constant; None if it is not a scalar, or of an unsupported type."""
     type = constant.shape.element_type
     kind = _KINDS.get(type)
     if constant.shape.dimensions:
@@ -83,7 +83,7 @@ def _half(number: Number, type: int) -> bytes:
 
 
 def computed(opcode: str, numbers: Sequence[Number], type: int) -> Number | None:
-    """What an operation makes of numbers; None where XLA might differ, or for others."""
+    """The result of an operation on numbers; None where XLA might differ, or if unsupported."""
     if type not in _KINDS:
         return None
     with np.errstate(all="ignore"):

@@ -1,16 +1,16 @@
 """`simplify`: an entry in which each value is there once, and under one form.
 
 XLA simplifies far more, and later. But when a joint program is cut in two, a value that is computed
-twice, or that is another one in disguise, would be kept twice or computed again. So this removes
-operations that do nothing and pairs that undo each other, computes what is made of constant
-scalars, merges equal operations, and leaves out dead code.
+twice, or in two equivalent forms, would be kept twice or recomputed. So this pass removes no-ops
+and pairs that undo each other, folds constant scalars, merges equal operations, and removes dead
+code.
 
 Results stay the same, bit for bit. Where an operation on floats goes that could touch its operand
 after all (``x * 1`` makes a signalling NaN a quiet one), XLA would have removed it as well.
 
-NOTE [what is left alone]: what states more than what it computes, such as a sharding, a name or an
-order in time; calls of custom functions; what has an effect, communicates or draws random numbers;
-and barriers, behind which a value is another than before.
+NOTE [what is left alone]: instructions that state more than what they compute, such as a sharding,
+a name or an execution order; calls of custom functions; instructions that have effects, communicate
+or draw random numbers; and barriers, after which a value counts as a different one.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class _Value:
         self.timeless = not (in_order or proto.HasField("sharding"))
         # Not whether the field is there: torch_xla sets an empty one on all that it makes.
         self.plain = self.timeless and not proto.frontend_attributes.map
-        self.fill: scalars.Number | None = None  # what all its elements are, if that is known
+        self.fill: scalars.Number | None = None  # the value of all its elements, if known
 
 
 class _Simpler:
-    """A simpler computation, as far as it is made."""
+    """A simplified computation under construction."""
 
     def __init__(self, same: Same, awaited: set[int]) -> None:
         self.instructions: list[pb.HloInstructionProto] = []

@@ -1,8 +1,8 @@
-"""What tells XLA's partitioner how to divide values: constraints and ties.
+"""Annotations for XLA's partitioner: constraints and ties.
 
-A constraint states how a value is divided. A tie states that two values are sharded alike, however
-that is: both are members of one *shard group*, and the partitioner gives the sharding that it finds
-for one member to the other.
+A constraint states the sharding of a value. A tie states that two values have the same sharding,
+whatever it is: both are members of one *shard group*, and the partitioner gives the sharding that
+it finds for one member to the other.
 
 NOTE [ties have side effects]: a tie concerns both its members even where only one of them is used
 any further, as a gradient that leaves the program while the weight does not. XLA would remove the
@@ -10,7 +10,7 @@ other as dead code, and with it the tie. So ties are marked as having side effec
 when the partitioner is done.
 
 NOTE [ties come in pairs]: passes of xfunc keep what results are computed from, and would take a
-pair apart. So both members of a group lie in a computation of their own, which takes two values and
+pair apart. So both members of a group are in a separate computation that takes two values and
 returns them, and is called.
 """
 
@@ -29,12 +29,12 @@ _AUTOMATIC = "xfunc_automatic"
 def constrain(
     body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
 ) -> Value:
-    """The same value, divided as `sharding` says, but along the dimensions in `free` in any way."""
+    """The same value with a sharding; XLA chooses that of the dimensions in `free`."""
     return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
 
 
 def unspecified(dims: Sequence[int]) -> str:
-    """How the partitioner is told that it may divide some dimensions in any way."""
+    """The annotation that lets the partitioner shard some dimensions in any way."""
     return f"unspecified_dims=[{','.join(map(str, dims))}]" if dims else ""
 
 
@@ -47,7 +47,8 @@ def tie(
         body: the computation to add to.
         a: a value.
         b: another of the same dimensions.
-        automatic: whether xfunc tied them by itself: `settle_groups` may be told to leave such out.
+        automatic: whether xfunc tied them automatically: `settle_groups` may be told to omit such
+            ties.
     """
     inner = body.module.computation("tie")
     values = [inner.parameter(x.shape) for x in (a, b)]
@@ -65,7 +66,7 @@ def tied(body: ComputationBuilder, a: Value, b: Value, *, automatic: bool) -> tu
     sharding = pb.OpSharding(
         type=pb.OpSharding.UNKNOWN,
         is_shard_group=True,
-        # It tells groups of one computation apart; `settle_groups` gives the final one.
+        # It distinguishes groups of one computation; `settle_groups` assigns the final one.
         shard_group_id=body.module.new_id(),
         shard_group_type=pb.OpSharding.AS,
     )
@@ -91,7 +92,7 @@ def is_tie(i: pb.HloInstructionProto) -> bool:
 
 
 def is_automatic(i: pb.HloInstructionProto) -> bool:
-    """Whether xfunc made a tie by itself."""
+    """Whether xfunc made a tie automatically."""
     return _AUTOMATIC in i.frontend_attributes.map
 
 

@@ -1,7 +1,7 @@
-"""Channels: what tells the collectives of a program apart.
+"""Channels: the numbers that distinguish the collectives of a program.
 
-On the CPU the devices of a group meet under the number of the channel. Two collectives of one
-number might be under way at a time, and a device of the one meet a device of the other.
+On the CPU, the devices of a group meet under the channel's number. If two concurrent collectives
+had the same number, a device of one could meet a device of the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xfunc.hlo.spmd.collectives import AXES
 
 
 def renumber_channels(proto: pb.HloModuleProto) -> None:
-    """Give each collective of a whole program a channel of its own, in place.
+    """Give each collective of a whole program a unique channel, in place.
 
     A computation that is called in several places is copied for each, as XLA itself would copy it
     together with its channels.

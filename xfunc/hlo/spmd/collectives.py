@@ -1,8 +1,8 @@
-"""Instructions by which devices communicate, in a manual region: those of a group among themselves.
+"""Instructions for communication between the devices of a group in a manual region.
 
-NOTE [partly manual regions]: XLA's partitioner ends the process where it meets an all-gather or an
-all-to-all in a region that is manual over some of the devices' axes only, and refuses to tell the
-number of the device there. These three are then made of sums.
+NOTE [partly manual regions]: XLA's partitioner aborts the process if it meets an all-gather or an
+all-to-all in a region that is manual over only some of the devices' axes, and does not support the
+partition id there. These three are then expressed as sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AXES = "xfunc_axes"
 Of another instruction: the axes along which its result differs from device to device.
 """
 DEVICES = "xfunc_devices"
-"""Frontend attribute of what leaves a manual region: the number of devices of its mesh."""
+"""Frontend attribute of values leaving a manual region: the number of devices of its mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Groups:
         return self.order.devices().reshape(-1, self.size)
 
     def mark(self, proto: pb.HloInstructionProto) -> None:
-        """Tell along which axes an instruction communicates, or its result differs."""
+        """State along which axes an instruction communicates, or its result differs."""
         proto.frontend_attributes.map[AXES] = ",".join(self.axes)
 
     def write(self, proto: pb.HloInstructionProto) -> None:

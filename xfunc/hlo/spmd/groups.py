@@ -19,9 +19,9 @@ from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
 
 
 def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
-    """Give each group of a whole program a number of its own.
+    """Give each group of a whole program a unique number.
 
-    Where nothing is divided, groups mean nothing, and are removed.
+    If nothing is sharded, groups have no effect and are removed.
 
     Args:
         proto: of the module; it is changed.
@@ -48,11 +48,11 @@ def strip_groups(proto: pb.HloModuleProto) -> None:
 
 
 def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Module:
-    """The module without some of the ties that its entry calls and xfunc made by itself.
+    """The module without some of the automatic ties that its entry calls.
 
     Args:
         module: is not changed.
-        leave_out: whether to leave out what such a call ties.
+        leave_out: whether to omit such a tie.
     """
     stands_for: dict[int, int] = {}
     for i in module.entry.instructions:
@@ -69,7 +69,7 @@ def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Mo
 
 
 def calls_automatic_tie(i: Instruction) -> bool:
-    """Whether it ties its two operands, and xfunc made it by itself."""
+    """Whether it ties its two operands, and xfunc made the tie automatically."""
     if i.opcode != "call":
         return False
     (callee,) = (c.proto for c in i.called_computations)
@@ -77,7 +77,7 @@ def calls_automatic_tie(i: Instruction) -> bool:
 
 
 def _divides(proto: pb.HloModuleProto) -> bool:
-    """Whether anything states how a value is divided."""
+    """Whether anything states the sharding of a value."""
     return any(
         i.HasField("sharding") and _is_divided(i.sharding)
         for c in proto.computations
@@ -115,7 +115,7 @@ def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], 
 
 
 def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:
-    """Take what is called with some values for these values, in place of their elements."""
+    """Replace some values by the results of calls on them, instead of their elements."""
     whole = {c.root_id}  # what is used as it is, and not element by element
     stands_for: dict[int, int] = {}
     for i in c.instructions:

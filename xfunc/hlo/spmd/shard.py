@@ -1,17 +1,17 @@
 """`per_chip`: the module that one chip of a mesh runs, as to shapes: an estimate.
 
-How parameters are divided is said by themselves. From there it is carried forward, operation by
-operation, through calls, loops and branches: what works element by element keeps how its operands
-are divided, a matrix product that of the dimensions that it does not contract. Constraints say it
-outright; ties give the division of one value to the other. What is not known is not divided.
+Parameters state their shardings. These are propagated forward, operation by operation, through
+calls, loops and branches: elementwise operations keep the shardings of their operands, and a matrix
+product keeps those of the dimensions that it does not contract. Constraints state a sharding; ties
+give the sharding of one value to the other. Values of unknown sharding count as replicated.
 
-Each dimension of a value is divided over some *axes* of the mesh, and no value over an axis twice.
+Each dimension of a value is sharded over some *axes* of the mesh, and no value over an axis twice.
 HLO does not name axes. Here one is a prime factor of the number of devices, known by its stride:
-devices whose numbers differ by multiples of the stride lie along it. Constants and what is made of
-them have no division (None) until something gives them one.
+devices whose numbers differ by multiples of the stride lie along it. Constants and values computed
+from them have no sharding (None) until something gives them one.
 
-Results of XLA's partitioner differ in detail: it may divide more, and what travels between chips
-takes memory of its own.
+Results of XLA's partitioner differ in detail: it may shard more, and communication between chips
+takes additional memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def per_chip(module: Module) -> Module:
     """The module with the shapes that one chip sees; good for measuring only.
 
     Args:
-        module: without calls but those of ties and manual regions; its parameters say how they are
-            divided.
+        module: without calls except those of ties and manual regions; its parameters state their
+            shardings.
     """
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
@@ -123,7 +123,7 @@ def merged(parts: Sequence[Division], dims: Sequence[int]) -> Division:
 
 
 def _fitting(axes: Sequence[Axes], dims: Sequence[int]) -> tuple[Axes, ...]:
-    """The axes, each once, and none of a dimension that is no multiple of them."""
+    """The axes, each once, without those of a dimension that is not a multiple of them."""
     used: set[Axis] = set()
     found: list[Axes] = []
     for n, names in zip(dims, axes, strict=True):
@@ -155,7 +155,7 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
     return found
 
 
-"""What keeps the division of every dimension whose size it keeps."""
+"""Operations that keep the sharding of every dimension whose size they keep."""
 
 
 class _Walk:
@@ -227,7 +227,7 @@ class _Walk:
     # -- what has no division yet gets that of its users -------------------------------------------
 
     def settle(self, module: Module) -> None:
-        """Divide what is made of constants as those that use it."""
+        """Shard values computed from constants like their users."""
         for c in reversed(module.computations):  # callers first
             for i in reversed(c.instructions):
                 of = self.found.get(i.id)
@@ -252,14 +252,14 @@ class _Walk:
 
 
 def _first(a: Division, b: Division) -> Division:
-    """What `a` says, and `b` where it says nothing."""
+    """The sharding `a`, with `b` where `a` is unspecified."""
     if isinstance(a, list) and isinstance(b, list):
         return [_first(*pair) for pair in zip(a, b, strict=True)]
     return b if a is None else a
 
 
 def _refined(a: Division, b: Division, shape: Shape) -> Division:
-    """The division of a loop's state: XLA divides it as the body does, where it is whole before."""
+    """The sharding of a loop's state: the body's, if it is replicated before."""
     if isinstance(a, list) and isinstance(b, list):
         return [_refined(*each) for each in zip(a, b, shape.elements, strict=True)]
     return merged([a, b], shape.dims)
@@ -284,7 +284,7 @@ _Of = list["tuple[Axes, ...] | None"]
 
 
 def _axes(i: Instruction, of: _Of, k: int) -> tuple[Axes, ...]:
-    """Of operand k, whole if it has no division yet."""
+    """The sharding of operand k, replicated if it has none yet."""
     return of[k] or ((),) * len(i.operands[k].shape.dims)
 
 

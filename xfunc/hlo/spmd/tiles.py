@@ -1,4 +1,4 @@
-"""`Tiles`: how an array is divided among devices, in the form that HLO has for it.
+"""`Tiles`: the sharding of an array over devices, in HLO's form.
 
 The devices of a pod are numbered; which of them holds which tile is a permutation of these numbers.
 HLO writes it as ``iota(reshape)`` transposed by ``perm``, so that its text does not grow with the
@@ -69,7 +69,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """How an array of ``len(dims)`` dimensions is divided.
+    """The sharding of an array of ``len(dims)`` dimensions.
 
     The devices in `order` are laid out row-major over ``(*dims, manual, replicated)``.
 
@@ -159,7 +159,7 @@ class Tiles:
 def parse(text: str) -> Tiles | None:
     """Read an ``HloSharding`` as XLA prints it.
 
-    None: it does not say how an array is divided (unknown, manual, or of one device only).
+    None: it does not specify a sharding (unknown, manual, or a single device).
     """
     if text == "{replicated}":
         return Tiles(())
@@ -194,5 +194,5 @@ def _ints(text: str) -> list[int]:
 
 
 def whole(ndim: int) -> Tiles:
-    """An array of which each device holds the whole."""
+    """A replicated array."""
     return Tiles((1,) * ndim)

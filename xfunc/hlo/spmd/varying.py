@@ -1,10 +1,10 @@
 """Along which axes of a mesh the values of a manual region differ from device to device.
 
 Devices that run one program on different data get different values; a collective gives the same one
-to all of its group. What is found may be too much, but never too little. It serves three questions:
-whether an output is the same on all devices; whether all devices of a group take the same way to a
-collective (if not, those that do would wait for the others forever); and which sums are of equal
-values, and need no communication.
+to all of its group. The analysis may report too much, but never too little. It answers three
+questions: whether an output is the same on all devices; whether all devices of a group take the
+same path to a collective (if not, those that do would wait for the others forever); and which sums
+are of equal values, and need no communication.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class DivergenceError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What was found out about a module.
+    """The results of analysing a module.
 
     Attributes:
         outputs: for each, the axes along which it differs.
         equal: ids of collectives whose groups have equal values to combine, wherever they run.
-            Those of regions inside this one are left out: their axes are not among its own.
+            Collectives of inner regions are excluded, because their axes are not among this
+            region's own.
     """
 
     outputs: tuple[Axes, ...]
@@ -68,7 +69,7 @@ def varying(
             anywhere.
 
     Raises:
-        DivergenceError: devices that wait for each other may go different ways.
+        DivergenceError: devices that wait for each other may take different paths.
     """
     walk = Walk(frozenset(every), partly)
     found = walk.run(module.entry, tuple(parameters), ("", _SAME))
@@ -82,7 +83,7 @@ Run: TypeAlias = tuple[int, tuple[Varying, ...], Choice]  # of a computation, on
 
 
 class Walk:
-    """Looks at each computation once for each way in which its arguments differ.
+    """Analyses each computation once for each way in which its arguments differ.
 
     Attributes:
         differ: of a collective, whether its operands do in any run.
@@ -93,11 +94,11 @@ class Walk:
         self._every, self._partly = every, partly
         self.differ: dict[int, bool] = {}
         self.values: dict[Run, dict[int, Varying]] = {}
-        self._regions = 0  # around what is being looked at
+        self._regions = 0  # around the current computation
         self._known: dict[Run, Varying] = {}
 
     def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
-        """What a computation returns."""
+        """The result of a computation."""
         key = (computation.id, args, around)
         if key not in self._known:
             values: dict[int, Varying] = {}
@@ -138,7 +139,7 @@ class Walk:
         said = i.proto.frontend_attributes.map.get(AXES)
         if i.opcode in opcodes.COLLECTIVES:
             axes = frozenset((said or "").split(","))
-            # A permutation has no groups: all devices have to be there.
+            # A permutation has no groups: all devices must take part.
             if around[1] & (self._every if i.opcode == "collective-permute" else axes):
                 raise DivergenceError(i.opcode, axes, *around)
             self.differ[i.id] = self.differ.get(i.id, self._regions > 0) or bool(found & axes)

@@ -1,11 +1,12 @@
 """Varying types: along which axes of a mesh a value of a manual region counts as varying.
 
-Whether devices hold equal values is one question (`varying`); of what type these are is another,
-which decides what a gradient means. A value whose type names no axis is one that all devices share,
-so its gradient is the sum of what they contribute. Types follow JAX's rules.
+Whether devices hold equal values is one question (`varying`); the type of the values is another,
+which decides what a gradient means. All devices share a value whose type names no axis, so its
+gradient is the sum of their contributions. Types follow JAX's rules.
 
-They are found out when a whole region is known. Until then *marks* stand for what depends on them:
-custom calls that no compiler sees, since the border of a region settles them for its axes.
+They are only known when a whole region has been traced. Until then *marks* represent the operations
+that depend on them: custom calls that no compiler sees, because the border of a region resolves
+them for its axes.
 
 =========  ======================  =================================================================
 mark       operands                stands for
@@ -35,7 +36,7 @@ from xfunc.hlo.spmd.collectives import AXES
 from xfunc.hlo.spmd.varying import Axes, Choice, Varying, Walk, all_axes
 
 TARGET = "xfunc_vma_"
-"""What the targets of marks begin with."""
+"""The prefix of the targets of marks."""
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
 _NOWHERE: Choice = ("", frozenset())
@@ -100,7 +101,7 @@ def settled(
     sizes: Mapping[str, int],
     total: Callable[[ComputationBuilder, Value, Sequence[str]], Value],
 ) -> Module:
-    """The module without the marks of some axes, which are replaced by what they stand for.
+    """The module with the marks of some axes replaced by the operations they represent.
 
     Args:
         module: is not changed.
@@ -233,7 +234,7 @@ class _Settling:
     def _settle(
         self, made: list[pb.HloInstructionProto], i: pb.HloInstructionProto, operands: list[Axes]
     ) -> int:
-        """Add what a mark stands for; the id of its result."""
+        """Add the operation that a mark represents; returns the id of its result."""
         kind, axes = _kind(i), _axes(i)
         own, *witnesses = operands
         mine = axes & self._walk.every

@@ -1,4 +1,4 @@
-"""What the padding pass does about convolutions."""
+"""The padding pass's rule for convolutions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where in a padded dimension the elements of the exact one lie.
+"""The positions of the exact dimension's elements in a padded one.
 
 NOTE [factors]: a dimension is a list of factors, row-major: pieces that have a size in the bucket
-and a valid length. ``[B, S]`` reshaped to ``[B*S]`` has two, and its elements lie in rows of the
+and a valid length. ``[B, S]`` reshaped to ``[B*S]`` has two, and its elements are in rows of the
 bucket's S, of which the first S are valid. A value that is the same all along a dimension fits any
 layout: that is *uniform*, or None.
 """

@@ -1,4 +1,4 @@
-"""What the padding pass does about each instruction: element by element, reductions, products."""
+"""The padding pass's rules for elementwise operations, reductions and products."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def applied(i: Instruction) -> str:
 
 
 def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
-    """What is reduced holds what is neutral in its padding."""
+    """The operand of a reduction holds the neutral element in its padding."""
     half = len(operands) // 2
     over = list(i.proto.dimensions)
     arrays, _ = m.alike(operands[:half])
@@ -292,7 +292,7 @@ def results(
 
 
 def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What is summed over holds 0 in its padding, on both sides."""
+    """Contracted dimensions hold 0 in their padding, in both operands."""
     a, b = operands
     numbers = i.proto.dot_dimension_numbers
     left_sum, right_sum = (

@@ -1,4 +1,4 @@
-"""What the padding pass knows of a value, and how it moves values about."""
+"""What the padding pass knows about a value, and how it rearranges values."""
 
 from __future__ import annotations
 

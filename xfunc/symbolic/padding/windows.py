@@ -1,4 +1,4 @@
-"""What the padding pass does about slices, windows, gathers and scatters."""
+"""The padding pass's rules for slices, windows, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _clamped_index(m: Movers, index: Val, vector: int, limits: Sequence[Size | N
 
 
 def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
-    """What is written from padding is left out."""
+    """Updates that come from padding are skipped."""
     if len(operands) != 3:
         raise Inexact("a scatter into several arrays", i)
     x, index, updates = operands
@@ -313,7 +313,7 @@ _UNSIGNED = (6, 7, 8, 9)
 
 
 def reduce_window(m: Movers, i: Instruction, operands: list[Val]) -> State:
-    """Windows see what is neutral in the padding."""
+    """Windows see the neutral element in the padding."""
     half = len(operands) // 2
     windows = _in_groups(m.symbolic.sizes(i, "window"), _WINDOW)
     arrays, _ = m.alike(operands[:half])
@@ -345,7 +345,7 @@ def _check_window(
 ) -> None:
     """Refuse windows that see other elements in the bucket than in the exact shape.
 
-    The padding of the array holds what is neutral.
+    The padding of the array holds the neutral element.
     """
     width, stride, low, _, dilation, base, _ = window
     if any(isinstance(x, Polynomial) for x in (stride, dilation, base)):
