@@ -10,6 +10,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.accumulate import compute_wide
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.offload import strip_offload
+from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.spmd.collectives import DEVICES
 from xfunc.hlo.spmd.tiles import Order
 
@@ -28,8 +29,9 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     if on_cpu:
         strip_offload(proto)  # It has one memory.
         compute_wide(proto)
-        if count == 1:  # After the partitioner, XLA heeds barriers.
-            hold_barriers(proto)
+        if count == 1:
+            hold_barriers(proto)  # After the partitioner, XLA heeds barriers.
+            orient_products(proto)
     n = traced_for(proto, count)
     if n != count:
         fail(

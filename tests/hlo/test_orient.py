@@ -1,0 +1,62 @@
+"""Products with a transposed left operand are computed the way that transposes the smaller one."""
+
+import pytest
+import torch
+
+from xfunc.hlo import Module, verify
+from xfunc.hlo.passes.orient import orient_products
+
+from .conftest import Lower, Run
+
+
+def oriented(module: Module) -> Module:
+    found = Module.from_bytes(module.to_bytes())
+    orient_products(found.proto)
+    found = Module(found.proto)
+    verify(found)
+    return found
+
+
+def products(module: Module) -> list[tuple[int, ...]]:
+    return [i.shape.dims for c in module.computations for i in c.instructions if i.opcode == "dot"]
+
+
+def barriers(module: Module) -> int:
+    return str(module).count("opt-barrier(")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int32])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_the_smaller_operand_is_transposed(lower: Lower, run: Run, batch, dtype) -> None:
+    g = torch.arange(float(torch.Size((*batch, 4, 6)).numel())).to(dtype).reshape(*batch, 4, 6)
+    x = g[..., :2].contiguous() + 1
+    expected = torch.einsum("...ki,...kj->...ij", g, x)
+    contract = torch.bmm if batch else torch.mm
+    module = lower(lambda g, x: [contract(g.mT, x)], [g, x])
+    found = oriented(module)
+    assert products(module) == [(*batch, 6, 2)]
+    assert products(found) == [(*batch, 2, 6)]
+    assert barriers(found) == 1
+    assert torch.equal(run(found, [g, x])[0], expected)
+
+
+def test_what_is_transposed_afterwards_stays_as_it_was_written(lower: Lower, run: Run) -> None:
+    x, g = torch.rand(4, 2), torch.rand(4, 6)
+    found = oriented(lower(lambda x, g: [torch.mm(x.mT, g).mT], [x, g]))
+    assert products(found) == [(2, 6)]
+    assert barriers(found) == 1
+    torch.testing.assert_close(run(found, [x, g])[0], g.mT @ x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: [torch.mm(a, b.mT)],
+        lambda a, b: [torch.mm(a.mT, b)],
+        lambda a, b: [torch.mm(b.mT, a)],
+    ],
+)
+def test_other_products_are_left_alone(lower: Lower, function) -> None:
+    a = torch.rand(4, 4)
+    module = lower(function, [a, a + 1])
+    assert str(oriented(module)) == str(module)
