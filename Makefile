@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test coverage check bench docs clean env key
+.PHONY: help demo test test-pjrt coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -18,13 +18,20 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 PYTEST_SPREAD := -n 2 --dist worksteal
 
 help: ## say what the targets are
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
 
 demo: env ## run the Llama example
 	$(BIN)/python -m examples.llama.demo
 
 test: env ## run the tests
 	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+# Of each kind of test some: of one device, of several, and of what callers do with results.
+PJRT_TESTS := tests/backends/test_pjrt.py tests/stages/test_jit.py tests/stages/test_static_arguments.py tests/random/test_random.py \
+	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py
+
+test-pjrt: env ## run a part of the tests with the backend pjrt
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PJRT_TESTS) $(PYTEST_ARGS)
 
 coverage: env ## run the tests and say which lines they leave out
 	rm -f .coverage .coverage.*

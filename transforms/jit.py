@@ -19,6 +19,7 @@ from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.stages import stages
+from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
@@ -48,6 +49,7 @@ class _Settings(TypedDict, total=False):
     dynamic_shapes: object
     buckets: object
     memory_limit: int | None
+    compiler_options: dict[str, Any] | None
 
 
 @overload
@@ -66,6 +68,7 @@ def jit(
     dynamic_shapes: object = None,
     buckets: object = None,
     memory_limit: int | None = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Jit[..., Any] | _Decorator:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
@@ -91,6 +94,9 @@ def jit(
             dimension. One program is then used for all sizes of a bucket, with exact results.
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
+        compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They are
+            for calls by themselves: not for those inside another traced function, nor for those
+            that autograd watches. Not together with `dynamic_shapes` or `memory_limit`.
         memory_limit: bytes that the program may hold on each device, arguments included. The
             fastest policy with which it fits, from keeping everything to keeping nothing, is
             applied to all its checkpoints and scans; a function that has neither is differentiated
@@ -121,6 +127,7 @@ def jit(
             dynamic_shapes=dynamic_shapes,
             buckets=buckets,
             memory_limit=memory_limit,
+            compiler_options=compiler_options,
         )
     return Jit(
         fun,
@@ -129,6 +136,7 @@ def jit(
         (in_shardings, out_shardings),
         (dynamic_shapes, buckets),
         memory_limit,
+        compiler_options,
     )
 
 
@@ -147,6 +155,7 @@ class Jit(Transform[P, R]):
         shardings: tuple[object, object],
         dynamic: tuple[object, object] = (None, None),
         memory_limit: int | None = None,
+        compiler: dict[str, Any] | None = None,
     ):
         self._static = _resolve(fun, *static)
         self._donate = _resolve(fun, *donate)
@@ -155,7 +164,15 @@ class Jit(Transform[P, R]):
         self._is_sharded = self._in is not None or self._out is not None
         limit.check(memory_limit, f"jit({function_name(fun)})")
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
-        self._is_plain &= memory_limit is None
+        self._compiler = checked_options(compiler, f"jit({function_name(fun)})")
+        if self._compiler and (dynamic[0] is not None or memory_limit is not None):
+            fail(
+                ValueError,
+                f"jit({function_name(fun)}) has compiler_options together with "
+                f"{'memory_limit' if dynamic[0] is None else 'dynamic_shapes'}",
+                "give only one of the two.",
+            )
+        self._is_plain &= memory_limit is None and not self._compiler
         both = set(self._static[0]) & set(self._donate[0])
         if both:
             fail(
@@ -163,7 +180,7 @@ class Jit(Transform[P, R]):
                 f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
                 "only arrays can be donated: take it out of one of the two.",
             )
-        options: Any = (self._static, self._donate)
+        options: Any = (self._static, self._donate, self._compiler)
         if self._is_sharded:
             options = (*options, hashable(self._in), hashable(self._out))
         super().__init__(fun, options, "jit")
@@ -221,7 +238,7 @@ class Jit(Transform[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
         """Arguments without the static ones, and the options that stage them."""
-        options = PLAIN
+        options = PLAIN._replace(compiler=self._compiler) if self._compiler else PLAIN
         if self._static != ((), ()):
             nums = [i for i in self._static[0] if i < len(args)]
             names = [n for n in self._static[1] if n in kwargs]
@@ -243,7 +260,7 @@ class Jit(Transform[P, R]):
                 return fun(*full, **named)
 
             static = tuple((w, cast("type[Any]", type(v)), v) for w, v in given)
-            options = Options(static=static, call=call)
+            options = options._replace(static=static, call=call)
         if self._is_sharded:
             self._check_positional(kwargs)
             call = constrained(options.call or self.fun, self._wanted, self._out)

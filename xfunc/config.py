@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 
 from xfunc.backends import active
+from xfunc.backends.pjrt import client
 from xfunc.backends.torch_xla import runtime
 from xfunc.errors import fail, shown
 
 __all__ = [
     "hide_library_frames",
     "set_backend",
+    "set_compilation_cache_dir",
     "set_cpu_devices",
     "set_platform",
     "shard_as_in_scan",
@@ -47,6 +49,19 @@ def set_backend(name: str) -> None:
         ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``).
     """
     active.use(name)
+
+
+def set_compilation_cache_dir(folder: str | os.PathLike[str]) -> None:
+    """Keep programs that the backend ``"pjrt"`` compiles in a folder, for other processes.
+
+    A program is found by its HLO, its options, the devices, and the versions of JAX and XLA.
+    Functions are traced anew in each process. The folder may be shared and deleted at any time;
+    nothing else deletes anything from it. The environment variable ``JAX_COMPILATION_CACHE_DIR``
+    means the same, but only for programs that take a second or longer to compile.
+
+    Source: ``jax_compilation_cache_dir``.
+    """
+    client.keep_programs_in(os.fspath(folder))
 
 
 def set_cpu_devices(n: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
+import os
 import pickle
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,3 +270,47 @@ def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
         client._library.__wrapped__()
+
+
+def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
+    import jax
+
+    hits = []
+    jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+    config: Any = jax.config
+    before = config.jax_compilation_cache_dir
+    xf.config.set_compilation_cache_dir(tmp_path)
+    try:
+        for times in (0, 1):
+            close(xf.jit(lambda x: x.sin() * 0.125)(torch.ones(3)), torch.ones(3).sin() * 0.125)
+            jax.clear_caches()
+            xf.clear_caches()
+            assert hits.count("/jax/compilation_cache/cache_hits") == times
+        assert [path.name for path in tmp_path.iterdir()]
+    finally:
+        xf.config.set_compilation_cache_dir(before or "")
+        del os.environ["JAX_COMPILATION_CACHE_DIR"]
+
+
+FAST = {"xla_cpu_enable_fast_min_max": True}
+"""With it, NaN is lost from maxima."""
+
+
+def test_compiler_options() -> None:
+    x, y = torch.tensor([math.nan, 1.0]), torch.tensor([1.0, math.nan])
+    fast, kept = xf.jit(torch.maximum, compiler_options=FAST), xf.jit(torch.maximum)
+    assert fast(x, y).isnan().sum() < 2
+    assert kept(x, y).isnan().all()
+    compiled = kept.lower(x, y).compile(compiler_options=FAST)
+    assert compiled(x, y).isnan().sum() < 2
+    assert kept.lower(x, y).compile()(x, y).isnan().all()
+    assert xf.trace_count(kept) == 1
+    with pytest.raises(CompileError, match="No such compile option: 'xla_fast'"):
+        xf.jit(torch.sin, compiler_options={"xla_fast": True})(x)
+    with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
+        xf.jit(torch.sin, compiler_options={"a": [1]})
+    with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
+        xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
+    xf.config.set_backend("torch_xla")
+    with pytest.raises(ValueError, match=r"no compiler options(.|\n)*backend 'pjrt'"):
+        xf.jit(torch.sin, compiler_options=FAST)(x)

@@ -121,6 +121,7 @@ class Runtime(Protocol):
         avals: Sequence[Aval],
         donated: frozenset[int],
         placements: Sequence[Placement | None],
+        options: Sequence[tuple[str, Any]] = (),
     ) -> Executable:
         """Compile a program.
 
@@ -131,5 +132,6 @@ class Runtime(Protocol):
             avals: of the flat inputs.
             donated: flat inputs whose buffers the program may take over.
             placements: of the flat inputs.
+            options: of the compiler, by name.
         """
         ...

@@ -10,12 +10,14 @@ from xfunc.backends.active import runtime
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.placement import Placement, as_argument, placement_of
 from xfunc.backends.protocol import Executable
+from xfunc.backends.torch_xla.lock import lock
 from xfunc.backends.torch_xla.runtime import text_of
 from xfunc.core.avals import Aval
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
-from xfunc.stages.arguments import arguments_of, avals_of
+from xfunc.stages.arguments import arguments_of, avals_of, prepare
+from xfunc.stages.compiler_options import compiler_options
 from xfunc.stages.staging import run_staged
 
 if TYPE_CHECKING:
@@ -164,13 +166,12 @@ class _Running:
     topology = None
 
     def __init__(self, lowered: Lowered, options: dict[str, Any]):
-        if options:
-            fail(
-                ValueError,
-                f"torch_xla takes no compiler options for a single program: {options}",
-                "set them for the process, in the environment variable XLA_FLAGS.",
-            )
         self._lowered, self._parts = lowered, lowered.traced.parts
+        entry, own = self._parts.entry, compiler_options(options, "compile")
+        if own:
+            own = tuple(sorted({**dict(entry.compiler), **dict(own)}.items()))
+            entry = dataclasses.replace(entry, compiler=own, executable=None)
+        self._entry = entry
         if self._parts.lowering.outputs:
             self._executable()
 
@@ -181,7 +182,7 @@ class _Running:
             placements = tuple(t and placement_of(t) for t in tiles)
             n = len(lowering.avals) + len(lowering.held())
             placements = placements[:n] or (None,) * n
-        return lowering.executable(self._parts.entry.donated, placements)
+        return lowering.executable(self._entry.donated, placements, self._entry.compiler)
 
     def _optimised(self) -> Optimised | None:
         return self._executable().optimised() if self._parts.lowering.outputs else None
@@ -222,6 +223,12 @@ class _Running:
             x if a.sharding is None else as_argument(x, a.sharding, staged.name, label)
             for x, a, label in zip(leaves, traced.in_avals, staged.labels(structure), strict=True)
         ]
+        if self._entry is not self._parts.entry:
+            with lock:
+                ready, fixed = prepare(staged, leaves, structure)
+                options = self._parts.options._replace(fixed=fixed)
+                _, held = staged.key_of(structure, given, options)
+                return self._entry.result(self._entry.run(ready, held))
         args, kwargs = tree.unflatten(structure, leaves)
         return run_staged(staged, args, kwargs, self._parts.options)
 

@@ -18,6 +18,7 @@ from xfunc.errors import fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.program import Program
+from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
@@ -36,6 +37,7 @@ class Entry:
             (an index), or as itself.
         donated: flat arguments whose buffers the program may reuse.
         effects: to be delivered after it has run; their tensors are the program's last outputs.
+        compiler: options of the compiler, by name.
         executable: the last executable that ran; None before the first run.
     """
 
@@ -45,6 +47,7 @@ class Entry:
     captures: tuple[int | torch.Tensor, ...]
     donated: frozenset[int] = frozenset()
     effects: tuple[Effect, ...] = ()
+    compiler: CompilerOptions = ()
     executable: Executable | None = None
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
@@ -90,7 +93,9 @@ class Entry:
         several = where.device_count() > 1
         if self.executable is None or several:
             lowering = self.program.lowering
-            self.executable = lowering.executable(self.donated, where.placements(flat))
+            self.executable = lowering.executable(
+                self.donated, where.placements(flat), self.compiler
+            )
             self._inputs = self.executable.inputs
         if self.donated:
             outputs = self._run_donating(self.executable, flat, where.kind)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from xfunc.program.call import Call
 from xfunc.program.program import Program
+from xfunc.stages.compiler_options import CompilerOptions
 
 
 # A named tuple, since one is made at each call of a function with static or donated arguments.
@@ -23,6 +24,7 @@ class Options(NamedTuple):
         zeros: see `Program.joint`.
         primitive: how the program is applied.
         effects_allowed: whether the caller has the effects: see `Entry.result`.
+        compiler: options of the compiler, by name; functions that differ in them are staged apart.
     """
 
     static: tuple[tuple[int | str, type, Any], ...] | None = None
@@ -33,6 +35,7 @@ class Options(NamedTuple):
     zeros: frozenset[int] = frozenset()
     primitive: Callable[[Program], Call] = Call
     effects_allowed: bool = False
+    compiler: CompilerOptions = ()
 
 
 PLAIN = Options()

@@ -132,11 +132,11 @@ class Lowered:
             target: None: the running device. Or a TPU, which need not be present, by its topology
                 (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes ``pip
                 install 'xfunc[aot]'``.
-            compiler_options: for a target, options of libtpu by name. torch_xla has none for a
-                single program.
+            compiler_options: options by name: of libtpu for a target, of XLA for the running
+                device with the backend ``"pjrt"``. torch_xla has none for a single program.
 
         Raises:
-            ValueError: an unknown target, or options for the running device.
+            ValueError: an unknown target, or options that are none, or for torch_xla.
             ShardingError: the target has another number of devices than the program's mesh.
             CompileError: the compiler refuses the program.
             OutOfMemoryError: the program does not fit.

@@ -192,6 +192,7 @@ class Staged:
             captures,
             options.donated(),
             tuple(had),
+            options.compiler,
         )
         # A value of an enclosing trace that the key does not see is good for this trace only; and
         # see NOTE [flags] in `xfunc.cache.changes`.

@@ -140,7 +140,10 @@ class Lowering:
         return self._held[where]
 
     def executable(
-        self, donated: frozenset[int] = frozenset(), placements: Sequence[Placement | None] = ()
+        self,
+        donated: frozenset[int] = frozenset(),
+        placements: Sequence[Placement | None] = (),
+        options: tuple[tuple[str, Any], ...] = (),
     ) -> Executable:
         """The compiled program, made on first use.
 
@@ -148,9 +151,10 @@ class Lowering:
             donated: flat inputs whose buffers the program may reuse.
             placements: the placement of each flat input, including held ones, on the devices; by
                 default replicated.
+            options: of the compiler, by name.
         """
         where = active.runtime()
-        key = (where, donated)
+        key = (where, donated, options)
         if placements:
             key = (*key, placements, config.shard_as_in_scan)
         found = self._executables.get(key)
@@ -162,7 +166,7 @@ class Lowering:
             )
             module = finished(Module.from_bytes(self.hlo), tiles=tiles)
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
-            found = where.load(self.name, module, self.inputs, avals, donated, placements)
+            found = where.load(self.name, module, self.inputs, avals, donated, placements, options)
             self._executables[key] = found
             compiled()
         return found

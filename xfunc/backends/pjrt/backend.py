@@ -135,7 +135,8 @@ class Pjrt:
         inputs: Sequence[int],
         avals: Sequence[Aval],
         donated: frozenset[int],
-        placements: Sequence[Any],
+        placements: Sequence[Placement | None],
+        options: Sequence[tuple[str, Any]] = (),
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         proto = module.proto
@@ -156,7 +157,9 @@ class Pjrt:
         whole = [None] * len(avals) if self._count > 1 else []
         where = [(placements or whole)[i] for i in flat] if self._count > 1 else []
         of = [avals[i] for i in flat]
-        return Executable(name, module, flat, of, taken, calls_host, self._uploaded, where)
+        return Executable(
+            name, module, flat, of, taken, calls_host, self._uploaded, where, dict(options)
+        )
 
 
 def _made(array: Any, like: torch.Tensor) -> Array:

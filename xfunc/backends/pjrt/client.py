@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import os
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -111,6 +112,22 @@ def join(
         )
 
 
+def keep_programs_in(folder: str) -> None:
+    """See `xfunc.config.set_compilation_cache_dir`."""
+    settings = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)  # JAX may be imported later.
+    if "jax" in sys.modules:
+        from jax.experimental.compilation_cache import compilation_cache
+
+        for name, value in settings.items():
+            _library().config.update(name, value)
+        compilation_cache.reset_cache()  # It looks for a folder at the first program only.
+
+
 def leave() -> None:
     """Leave the other processes."""
     _library().distributed.shutdown()
@@ -140,6 +157,9 @@ def put(tensor: torch.Tensor, sharding: Any) -> Any:
     """The values of a plain tensor of the CPU in a new ``jax.Array``."""
     values = as_numpy(tensor.resolve_conj().resolve_neg())
     # JAX copies: what the tensor holds may change while the copy is used.
+    if jax().device_count() == 1:
+        # Said to be on its only device, it would be compiled for anew.
+        return jax().device_put(values, may_alias=False)
     if len(sharding.device_set) == 1:
         return jax().device_put(values, sharding, may_alias=False)
     return jax().make_array_from_callback(

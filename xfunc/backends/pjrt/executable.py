@@ -7,10 +7,11 @@ changes with each release; this way has been the same since 0.7.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class Executable:
         calls_host: whether it calls functions of Python.
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
+        options: of the compiler, by name.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Executable:
         calls_host: bool,
         upload: Callable[[torch.Tensor], Array],
         placements: Sequence[Placement | None] = (),
+        options: Mapping[str, Any] | None = None,
     ):
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
@@ -61,14 +64,20 @@ class Executable:
         where = map(sharding, placements) if placements else (None,) * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
-        run = client.jax().jit(exported.call, donate_argnums=tuple(donated), keep_unused=True)
-        with warnings.catch_warnings(), partitioner():
+        run = client.jax().jit(
+            exported.call,
+            donate_argnums=tuple(donated),
+            keep_unused=True,
+            compiler_options=dict(options or {}) or None,
+        )
+        # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
+        around = partitioner() if placements else contextlib.nullcontext()
+        with warnings.catch_warnings(), around:
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             try:
                 self._compiled = run.lower(*shapes).compile()
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
-        # Of several devices: `run` itself would compile again, with JAX's usual partitioner.
         self._run = self._compiled if placements else run
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from xfunc.backends.torch_xla.host_calls import (
 )
 from xfunc.backends.torch_xla.lapack import use_lapack
 from xfunc.core.avals import Aval
+from xfunc.errors import fail
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
 
@@ -56,8 +58,16 @@ class TorchXLA:
         avals: Sequence[Aval],
         donated: frozenset[int],
         placements: Sequence[Placement | None],
+        options: Sequence[tuple[str, Any]] = (),
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
+        if options:
+            fail(
+                ValueError,
+                f"torch_xla takes no compiler options for a single program: {dict(options)}",
+                "set them for the process, in the environment variable XLA_FLAGS, or use the "
+                "backend 'pjrt'.",
+            )
         proto = module.proto
         prepare_to_run(name, proto, self.device_count(), runtime.is_cpu())
         use_lapack(proto)
