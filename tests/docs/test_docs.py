@@ -8,6 +8,7 @@ interpreter (this file run as a script). What follows `python` on a fence change
                                   text must occur in the error as printed; `...` stands for anything
 """
 
+import atexit
 import builtins
 import dataclasses
 import itertools
@@ -69,14 +70,15 @@ def blocks(page: str) -> Iterator[Block]:
                 raise ValueError(f"{page}:{line - 1}: unknown words on a fence: {token.info!r}")
 
 
-def run(page: str) -> None:
-    """Run the blocks of a page; exit with a message that names the line of the first fault."""
+def run(page: str) -> str | None:
+    """Run the blocks of a page; the first fault and its line, or None."""
     # A module of their own, so that classes and functions of the page know where they belong.
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     for block in blocks(page):
         fault = try_block(page, block, vars(module))
         if fault is not None:
-            sys.exit(f"{page}:{block.line}: {fault}")
+            return f"{page}:{block.line}: {fault}"
+    return None
 
 
 def try_block(page: str, block: Block, namespace: dict[str, Any]) -> str | None:
@@ -162,10 +164,13 @@ def serve() -> None:
     """Run the pages named on stdin, each in a fork of this process, and print exit statuses.
 
     What torch_xla imports of torch takes seconds, and is imported once. torch_xla itself is not:
-    xfunc says how it is to be loaded, and threads would not live on in a fork.
+    xfunc says how it is to be loaded, and threads would not live on in a fork. Nor is all that was
+    imported taken down at the end of each fork, which takes seconds as well.
     """
     import functorch.compile  # noqa: F401
     import torch._inductor.fx_passes.post_grad  # noqa: F401
+
+    import xfunc  # noqa: F401
 
     for line in sys.stdin:
         page, folder = line.rstrip("\n").split("\t")
@@ -175,8 +180,11 @@ def serve() -> None:
             out = os.open("out", os.O_WRONLY | os.O_CREAT)
             for stream in (1, 2):
                 os.dup2(out, stream)
-            run(page)
-            return
+            fault = run(page)
+            print(fault or "")
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(fault is not None)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
