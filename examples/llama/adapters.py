@@ -61,8 +61,8 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         raise FormatError("no weight has an adapter: write all weights, without --adapter")
     if config.tied and roles["embed"] == FULL:
         raise FormatError(
-            "embed is trained, and the head is the same matrix, which PEFT would save as two: "
-            "write all weights, without --adapter"
+            "embed is trained, and the head is the same matrix, which PEFT would save "
+            "separately: write all weights, without --adapter"
         )
     modules = {path: name.removesuffix(".weight") for path, name in _names(config).items()}
     about = {
@@ -119,7 +119,7 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
     try:
         stored = load_file(folder / TENSORS)
     except SafetensorError as error:
-        raise FormatError(f"{folder / TENSORS} is damaged ({error}): copy it anew") from None
+        raise FormatError(f"{folder / TENSORS} is damaged ({error}): copy it again") from None
     tune = _tune(folder, about, set(stored), config)
     shapes = lora.trained(model.shapes(config), config, tune, lora.abstract(tune))
     wanted = dict(_tensors(shapes, config))
@@ -156,7 +156,7 @@ def _tune(folder: Path, about: dict[str, Any], stored: set[str], config: Config)
         stabilised = bool(about.get("use_rslora"))
         return Tune(tuple(adapted), tuple(full) or None, rank, alpha, stabilised)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{folder / CONFIG} is damaged ({error!r}): copy it anew") from None
+        raise FormatError(f"{folder / CONFIG} is damaged ({error!r}): copy it again") from None
 
 
 def _put_together(stored: dict[str, Tensor], shapes: Params, config: Config) -> Params:

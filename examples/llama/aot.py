@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if args.plan and (_sets(pairs, "data.batch") or args.json):
-        parser.error("--plan finds the batch and prints a table: no --batch, no --json")
+        parser.error("--plan finds the batch and prints a table: omit --batch and --json")
     if not args.plan and _is_bare(args) and not _sets(pairs, "data.batch"):
-        parser.error("give --batch, or --plan to look for the largest")
+        parser.error("give --batch, or --plan to find the largest")
     os.environ.setdefault("PJRT_DEVICE", "CPU")  # A TPU that is here is not needed.
     width = None if sys.stdout.isatty() else 1000  # A file has room for names and lines.
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)

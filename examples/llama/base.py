@@ -31,7 +31,7 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     if run.base is None:
         why = "data.kind is pairs" if recipe.pairs else "train.tune leaves weights as they are"
         raise SettingError(
-            f"{why}, and there is no base: begin the run with import-hf, of the weights to tune"
+            f"{why}, but there is no base: start the run with import-hf from the weights to tune"
         )
     return {"folder": run.base, "sha256": fingerprint(Path(run.base))}
 
@@ -44,7 +44,7 @@ def fingerprint(folder: Path) -> str:
     if missing := [path.name for path in files if not path.is_file()]:
         raise SettingError(
             f"the base, {folder}, has no {', '.join(missing)}: set base to the folder with the "
-            "weights that the run was begun with"
+            "run's original weights"
         )
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         sums = list(pool.map(_sum, files))
@@ -61,9 +61,10 @@ def check_same(now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -
     """Raise an error if the base is not that which a checkpoint was saved with; see `about`."""
     if now is not None and saved is not None and now["sha256"] != saved["sha256"]:
         raise BaseChangedError(
-            f"the weights in the base, {now['folder']}, are not those that the run began with: "
+            f"the weights in the base, {now['folder']}, are not the run's original ones: "
             f"their sha256 is {now['sha256'][:16]}, and that of {saved['folder']} was "
-            f"{saved['sha256'][:16]}. Set base to a folder with those, or begin another run"
+            f"{saved['sha256'][:16]}. Set base to a folder with the original weights, or start "
+            "another run"
         )
 
 
@@ -74,8 +75,8 @@ def load(run: Run, recipe: Recipe) -> Params | None:
     sizes, params = hf.load(run.base, None, every_sharding(recipe))
     if sizes != recipe.model:
         raise BaseChangedError(
-            f"the base, {run.base}, is of another model than the run: set base to the folder that "
-            "it was begun with"
+            f"the base, {run.base}, is a different model from the run's: set base to its original "
+            "folder"
         )
     return frozen(params, recipe)
 

@@ -53,7 +53,8 @@ class Template:
             self._template = self._environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(
-                f"the chat template is not jinja: {error}. Give another one, with data.template"
+                f"the chat template is not valid jinja: {error}. Give another one, with "
+                "data.template"
             ) from error
 
     def render(
@@ -108,7 +109,7 @@ class Template:
                     parts.append(part)
                 return "".join(parts), list(spans)
         except _REFUSALS as error:
-            raise TemplateError(f"the chat template refuses it: {error}") from error
+            raise TemplateError(f"the chat template rejected it: {error}") from error
 
 
 class _Generation(Extension):

@@ -74,7 +74,7 @@ class Checkpoints:
         if step <= latest:
             raise FileExistsError(
                 f"{self.folder} has a checkpoint of step {latest}, and step {step} is not after "
-                "it: go on from the newest, use another folder, or remove the later ones"
+                "it: resume from the newest, use another folder, or remove the later ones"
             )
         if _is_first():
             self._clean()
@@ -129,7 +129,7 @@ class Checkpoints:
             try:
                 return self._read(target, each, check, partial)
             except (xf.errors.DamagedCheckpointError, FileNotFoundError) as error:
-                warnings.warn(f"step {each} is passed over: {error}", stacklevel=2)
+                warnings.warn(f"step {each} is skipped: {error}", stacklevel=2)
                 self._damaged.add(each)
                 first = first or error
         raise first or FileNotFoundError(
@@ -148,7 +148,7 @@ class Checkpoints:
         if _STEP in extra:  # Checkpoints of earlier versions do not say it.
             if extra[_STEP] != step:
                 raise xf.errors.DamagedCheckpointError(
-                    f"{path} holds the checkpoint of step {extra[_STEP]}: give the folder the name "
+                    f"{path} holds the checkpoint of step {extra[_STEP]}: rename the folder to "
                     f"{extra[_STEP]}, or remove it",
                     path,
                 )

@@ -107,11 +107,11 @@ class Run:
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"seed is {self.seed}: use 0 or more, of at most 63 bits")
         if not self.folder:
-            raise SettingError("folder is empty: name the one in which the run is kept")
+            raise SettingError("folder is empty: give the run's folder")
         if self.data.batch % self.train.plan.microbatches:
             raise SettingError(
                 f"data.batch is {self.data.batch}, and train.plan.microbatches is "
-                f"{self.train.plan.microbatches}: let it divide the batch"
+                f"{self.train.plan.microbatches}: make the batch a multiple of it"
             )
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
@@ -170,11 +170,12 @@ def _changed_by(run: Run, source: Path) -> Run:
         known = ", ".join(presets())
         raise SettingError(f"there is no file {source}: give one, or one of {known}") from None
     except yaml.YAMLError as error:
-        raise SettingError(f"{source} is not YAML; mend it: {error}") from None
+        raise SettingError(f"{source} is not valid YAML; fix it: {error}") from None
     if text.startswith(_BEGIN) and not text.endswith(_END):
         raise SettingError(
-            f"{source} is cut off: its last line should be {_END.strip()!r}. Remove it: `fit` with "
-            "the settings of the run writes it again"
+            f"{source} is truncated: its last line should be {_END.strip()!r}. Remove it: `fit` "
+            "with "
+            "the settings of the run recreates it"
         )
     if text.startswith(_BEGIN) and "dtype" in values:  # of versions that had two of `PRECISIONS`
         values["train"]["precision"] = values.pop("dtype")

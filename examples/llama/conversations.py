@@ -56,7 +56,7 @@ class Encoder:
             BadRecordError: the record lacks something, or is longer than a row.
         """
         if not isinstance(row, dict):
-            raise BadRecordError(f"{where} is no object with fields", _MEND)
+            raise BadRecordError(f"{where} is not an object with fields", _MEND)
         if self._config.kind == "pairs":
             found = tuple(self._answered(row, field, where) for field in ("chosen", "rejected"))
         elif row.get("messages") is not None:
@@ -70,7 +70,7 @@ class Encoder:
         if (size := sum(len(example.tokens) for example in found)) > self._config.seq:
             raise BadRecordError(
                 f"{where} has {size} tokens, and a row {self._config.seq}",
-                ": raise data.seq, or leave such records out with data.skip_bad=true",
+                ": raise data.seq, or skip such records with data.skip_bad=true",
             )
         return found
 
@@ -108,7 +108,7 @@ class Encoder:
         if isinstance(self._template, TemplateError):
             raise self._template
         if not any(message["role"] == "assistant" for message in messages[since:]):
-            raise BadRecordError(f"{where} has no message of an assistant in {field!r}", _MEND)
+            raise BadRecordError(f"{where} has no assistant message in {field!r}", _MEND)
         try:
             text, spans, left = self._template.answers(
                 messages, tools=row.get("tools"), since=since
@@ -154,7 +154,7 @@ def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:
         for name, kinds in (("role", str), ("content", str | list | None)):
             place = f"{where}: {field}[{i}]"
             if not isinstance(message, dict):
-                raise BadRecordError(f"{place} is a {type(message).__name__}, no object", _MEND)
+                raise BadRecordError(f"{place} is a {type(message).__name__}, not an object", _MEND)
             if name not in message and not (name == "content" and "tool_calls" in message):
                 raise BadRecordError(f"{place} has no {name!r}", _MEND)
             if not isinstance(message.get(name), kinds):

@@ -69,9 +69,7 @@ def _files(source: str) -> list[str]:
         files = sorted(str(f.absolute()) for f in map(Path, matches) if f.is_file())
     for file in map(Path, files):
         if {s.lower() for s in file.suffixes[-2:]} & {*_TABLES} and _kind(file) is None:
-            raise DataError(
-                f"{file} is a table, and none is read but parquet and JSON: write it as JSON lines"
-            )
+            raise DataError(f"{file} is a table in an unsupported format: convert it to JSON lines")
     if not files:
         endings = " ".join(_KINDS)
         raise DataError(
@@ -141,7 +139,7 @@ def _parsed(row: Any, where: str) -> Any:
         return json.loads(row)
     except (ValueError, RecursionError) as error:
         raise BadRecordError(
-            f"cannot read {where}: {error}", ". Mend it, or set data.skip_bad=true"
+            f"cannot read {where}: {error}", ". Fix it, or set data.skip_bad=true"
         ) from error
 
 
@@ -151,12 +149,12 @@ def _text(field: str, row: Any, where: str) -> str:
         fields = ", ".join(row) if isinstance(row, dict) else "nothing"
         raise BadRecordError(
             f"{where} has no field {field!r}",
-            f": set data.field to what holds the text, of {fields}",
+            f": set data.field to the field with the text, one of {fields}",
         )
     if not isinstance(row[field], str | None):
         raise BadRecordError(
             f"{where} has a {type(row[field]).__name__} for {field!r}",
-            ": set data.field to what holds the text",
+            ": set data.field to the field with the text",
         )
     # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
     return (row[field] or "").encode(errors="replace").decode()
@@ -174,7 +172,7 @@ def _rows(file: str, fields: Sequence[str], unit: str) -> Iterator[tuple[int, An
         except Exception as error:
             reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
             raise DataError(
-                f"cannot read {file} after {number} {unit}s: {reason}. Mend it, or leave it out"
+                f"cannot read {file} after {number} {unit}s: {reason}. Fix it, or remove it"
             ) from error
 
 

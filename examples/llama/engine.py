@@ -79,7 +79,7 @@ class Job:
         if not prompt:
             raise ValueError("the prompt is empty: give one token or more")
         if new < 1:
-            raise ValueError(f"new is {new}: make 1 token or more")
+            raise ValueError(f"new is {new}: generate 1 token or more")
         if not 0 <= top <= slots.TOP:
             raise ValueError(f"top is {top}: ask for up to {slots.TOP}")
         self.prompt, self.new, self.settings = tuple(prompt), new, settings

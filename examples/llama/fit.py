@@ -141,8 +141,8 @@ def begin(
     if checkpoints.latest() is None:
         if based is not None:
             raise SettingError(
-                f"{checkpoints.folder} has no checkpoint, and a run with a base begins with one: "
-                "make it with import-hf"
+                f"{checkpoints.folder} has no checkpoint, and a run with a base starts from one: "
+                "create it with import-hf"
             )
         init = xf.jit(
             lambda: train.init(recipe, run.seed),
@@ -173,7 +173,7 @@ def _check_same(run: Run, saved: dict[str, Any]) -> None:
     ]:
         raise SettingError(
             f"the run in {run.folder} is of another model: {'; '.join(changed)}. "
-            "Go on with the settings that it began with, or use another folder"
+            "Resume with its original settings, or use another folder"
         )
 
 

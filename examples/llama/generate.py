@@ -110,7 +110,7 @@ def generate(
 def check(new: int, temperature: float, top_p: float) -> None:
     """Raise an error if no token can be drawn so."""
     if new < 1:
-        raise ValueError(f"new is {new}: make 1 token or more")
+        raise ValueError(f"new is {new}: generate 1 token or more")
     Settings(temperature=temperature, top_p=top_p)
 
 

@@ -121,7 +121,7 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except SafetensorError as error:
-            raise FormatError(f"{path} is damaged ({error}): download it anew") from None
+            raise FormatError(f"{path} is damaged ({error}): download it again") from None
         found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     return found
 

@@ -98,7 +98,9 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     except (ValueError, TypeError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"{path} does not describe a model ({error}): download it anew") from None
+        raise FormatError(
+            f"{path} does not describe a model ({error}): download it again"
+        ) from None
     fields.check_all_seen(SILENT)
     return config
 
@@ -112,7 +114,7 @@ def _activation(family: str, fields: Fields) -> str:
     value = fields.some(key, default)
     if value not in ACTIVATIONS:
         known = ", ".join(map(repr, ACTIVATIONS))
-        fields.refuse(key, f"and the model computes {known} only: give weights without it")
+        fields.refuse(key, f"but the model only supports {known}: give weights without it")
     return value
 
 
@@ -201,7 +203,7 @@ def _ropes(family: str, fields: Fields) -> dict[str, Any]:
     if "full_attention" in given or "sliding_attention" in given:
         near = read_rope(fields, given.get("sliding_attention") or {}, local)
         if near["rope_scaling"] is not None:
-            fields.refuse("rope_parameters", "and layers with a window have plain angles only")
+            fields.refuse("rope_parameters", "but layers with a window only support plain angles")
         local, given = near["rope_theta"], given.get("full_attention") or {}
     return read_rope(fields, given, theta) | {"local_theta": local}
 
@@ -249,7 +251,7 @@ def config_json(config: Config, dtype: torch.dtype, context: int) -> dict[str, A
         )
         raise FormatError(
             f"models of the family {config.family} have no {differ} in Hugging Face's format: "
-            "choose a family that has, or train without it"
+            "choose a family that supports it, or train without it"
         )
     return fields
 

@@ -56,7 +56,7 @@ class Fields:
         value = self.take(key)
         if value is not None and value not in values:
             known = " or ".join(map(repr, values)) or "null"
-            self.refuse(key, f"and the model computes {known} only: give weights without it")
+            self.refuse(key, f"but the model only supports {known}: give weights without it")
 
     def refuse(self, key: str, why: str) -> None:
         """Raise an error about the value of a key."""
@@ -68,8 +68,8 @@ class Fields:
         if left:
             found = ", ".join(f"{self.within}{key} {self.fields[key]!r}" for key in left)
             raise FormatError(
-                f"{self.path} has {found}, which the model does not know: take it out if it does "
-                "not change what is computed"
+                f"{self.path} has {found}, which the model does not support: remove it if it "
+                "does not affect the computation"
             )
 
 
@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
-        raise FormatError(f"{path} is damaged ({error}): download it anew") from None
+        raise FormatError(f"{path} is damaged ({error}): download it again") from None
     if not isinstance(found, dict):
-        raise FormatError(f"{path} is damaged (it holds no object): download it anew")
+        raise FormatError(f"{path} is damaged (it is not a JSON object): download it again")
     return found

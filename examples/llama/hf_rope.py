@@ -28,7 +28,7 @@ def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str
     if kind not in ROPE_KINDS:
         known = ", ".join(map(repr, ("default", *ROPE_KINDS)))
         key = "rope_type" if "rope_type" in given else "type"
-        fields.refuse(key, f"and the model computes {known} only: give weights without it")
+        fields.refuse(key, f"but the model only supports {known}: give weights without it")
     context = outer.fields.get("max_position_embeddings")
     if kind == "llama3":
         names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"

@@ -83,11 +83,11 @@ def roles(config: Config, tune: Tune) -> Params:
     full = ("*",) if tune.full is None and not tune.lora else tune.full or ()
     adapted, trained = (_matching(kind, list(shapes)) for kind in (tune.lora, full))
     if both := sorted(adapted & trained):
-        raise ValueError(f"{', '.join(both)}: both in lora and in full; leave it out of one")
+        raise ValueError(f"{', '.join(both)}: both in lora and in full; remove it from one")
     if wrong := sorted(name for name in adapted if not _is_matrix(name, shapes[name])):
         raise ValueError(
-            f"{', '.join(wrong)}: adapters are for the matrices of products; name it in full, "
-            "or leave it out of lora"
+            f"{', '.join(wrong)}: adapters are for matrices only; name it in full, or remove "
+            "it from lora"
         )
     if not adapted | trained:
         raise ValueError("nothing is trained: name weights in lora or full, such as layers.w*")

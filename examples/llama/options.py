@@ -53,7 +53,9 @@ def changed(settings: T, values: Any, path: str = "") -> T:
         SettingError: an unknown key, or a value of a wrong type or out of range.
     """
     if not isinstance(values, Mapping):
-        raise SettingError(f"{path or 'settings'}: {values!r} is no mapping: give keys with values")
+        raise SettingError(
+            f"{path or 'settings'}: {values!r} is not a mapping: give keys with values"
+        )
     kinds, new = _kinds(type(settings)), {}
     for key, value in values.items():
         if key not in kinds:

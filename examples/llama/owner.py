@@ -38,8 +38,8 @@ def owned(folder: Path) -> Iterator[None]:
             taken = True
     if hosts.agree(hosts.is_first() and not taken):
         raise FolderInUseError(
-            f"{folder} is in use by {_owner(folder)}: wait until it has ended, stop it, or use "
-            "another folder"
+            f"{folder} is in use by {_owner(folder)}: wait until it has finished, stop it, or "
+            "use another folder"
         )
     with contextlib.ExitStack() as stack:
         if taken:

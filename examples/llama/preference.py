@@ -63,5 +63,5 @@ def _margins(
 
 def _segments(batch: Batch) -> Tensor:
     if batch.segments is None:
-        raise ValueError("a batch of pairs has no segments: say which tokens are of which answer")
+        raise ValueError("a batch of pairs has no segments: give the answer of each token")
     return batch.segments

@@ -27,7 +27,7 @@ def prepare(
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
-        raise DataError("data.vocab is null, and there is no model: say how many tokens to make")
+        raise DataError("data.vocab is null, and there is no model: set the size of the vocabulary")
     cache = folder / "data" if config.cache is None else Path(config.cache).expanduser()
     source = _Source(config, say)
 
@@ -71,8 +71,8 @@ def prepare(
 
     if config.kind != "text" and config.tokenizer is None:
         raise DataError(
-            f"data.kind is {config.kind}, and data.tokenizer is null: give the tokenizer of the "
-            "model, which none that is trained here can stand for"
+            f"data.kind is {config.kind}, and data.tokenizer is null: give the model's "
+            "tokenizer; one trained here cannot replace it"
         )
     known = tokenizer.load(config.tokenizer or made([size], train_tokenizer))
     if vocab is not None:  # Before all is encoded, which takes long.
@@ -103,8 +103,8 @@ class _Source:
         self._validation = documents.find(config.validation)
         if both := sorted({*self._train} & {*self._validation}):
             raise DataError(
-                f"{', '.join(both)}: both in data.files and in data.validation. What is trained on "
-                "validates nothing: leave it out of one of them"
+                f"{', '.join(both)}: both in data.files and in data.validation. Data used for "
+                "training cannot be used for validation: remove it from one of them"
             )
         if config.kind != "text" and PYTHON_DOCS in (*self._train, *self._validation):
             raise DataError(
@@ -176,6 +176,6 @@ def _tell_left_out(file: Path, found: Corpus, say: Say) -> None:
         return
     shown = "; ".join(lines[:_SHOWN])
     if not len(found.train.ends) + len(found.held_out.ends):
-        raise DataError(f"all {len(lines)} records are left out: {shown}")
+        raise DataError(f"all {len(lines)} records are skipped: {shown}")
     rest = f"; and others, see {file}" if len(lines) > _SHOWN else ""
-    say(f"{len(lines)} records are left out: {shown}{rest}")
+    say(f"{len(lines)} records are skipped: {shown}{rest}")

@@ -53,7 +53,7 @@ class Reader:
         train, held_out, _ = self._corpus
         if config.kind == "text" and len(train.tokens) < config.seq:
             raise DataError(
-                f"the {len(train.tokens)} tokens to train on do not fill a row of {config.seq}: "
+                f"the {len(train.tokens)} tokens to train on do not fill one row of {config.seq}: "
                 f"use more text, or a smaller seq"
             )
         if not len(held_out.tokens):
@@ -119,8 +119,8 @@ class Reader:
         if not new_data:
             raise DataChangedError(
                 f"the data is not that of the checkpoint: {changed}. "
-                f"Go on with the files and settings of the run, or begin another run. To go on "
-                f"with other data or another batch all the same, use fit --new-data"
+                f"Resume with the files and settings of the run, or start another run. To "
+                f"resume with other data or another batch size, use fit --new-data"
             )
         if "tokenizer" in differ:
             raise DataChangedError(

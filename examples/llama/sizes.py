@@ -132,13 +132,13 @@ class Config:
                 raise ValueError(f"{name} is {value}: use 1 or more")
         if self.head_size is None and self.hidden % self.heads:
             raise ValueError(
-                f"hidden is {self.hidden}, heads is {self.heads}: let heads divide hidden, or give "
-                "head_size"
+                f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "
+                "or give head_size"
             )
         if self.head_dim % 2 or self.heads % self.kv_heads:
             raise ValueError(
                 f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
-                "let each head have an even number of features, and kv_heads divide heads"
+                "make the features of a head an even number, and heads a multiple of kv_heads"
             )
         tables = ("family", FAMILIES), ("activation", ACTIVATIONS)
         for name, known in tables:

@@ -53,8 +53,9 @@ def splash_attention(
     block = min(block, seq)
     if block % _LANES or seq % block:
         raise ValueError(
-            f"splash attention of a sequence of {seq} in blocks of {block}: the block has to be a "
-            f"multiple of {_LANES}, and the sequence one of the block. Choose such sizes, or the "
+            f"splash attention of a sequence of {seq} in blocks of {block}: the block must be a "
+            f"multiple of {_LANES}, and the sequence a multiple of the block. Choose such sizes, "
+            "or the "
             "attention 'blockwise', which takes any."
         )
     if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:

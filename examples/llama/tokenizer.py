@@ -122,8 +122,8 @@ def train(documents: Iterable[str], vocab: int, folder: Path) -> None:
     least = len(alphabet) + len(special)
     if vocab < least:
         raise DataError(
-            f"a vocabulary of {vocab} has no room for all bytes, begin and end: "
-            f"use {least} tokens or more"
+            f"a vocabulary of {vocab} is too small for all bytes and the begin "
+            f"and end tokens: use {least} tokens or more"
         )
     model = tokenizers.Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -145,7 +145,7 @@ def loss(
     if not recipe.pairs:
         return model.loss(joined, batch, recipe.model, recipe.plan, count, recipe.routers)
     if base is None:
-        raise ValueError("pairs are compared with a base, and there is none: give one")
+        raise ValueError("pairs are compared with a base, but there is none: give one")
     plan, beta = recipe.plan, recipe.dpo_beta
     return preference.loss(joined, base, batch, recipe.model, plan, beta) / count
 

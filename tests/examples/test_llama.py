@@ -191,9 +191,12 @@ WRONG = {
     "sizes": (lambda: model.Config(9, 32, 80, 0, 4, 2), "layers is 0: use 1 or more"),
     "features of a head": (
         lambda: model.Config(9, 36, 80, 2, 4, 2),
-        "hidden is 36, heads is 4, kv_heads is 2: let each head have an even number",
+        "hidden is 36, heads is 4, kv_heads is 2: make the features of a head an even number",
     ),
-    "heads of keys": (lambda: model.Config(9, 32, 80, 2, 4, 3), "kv_heads is 3: .* divide heads"),
+    "heads of keys": (
+        lambda: model.Config(9, 32, 80, 2, 4, 3),
+        "heads a multiple of kv_heads",
+    ),
     "policy": (lambda: Plan(policy="all"), "unknown policy 'all': use one of full, attention"),
     "attention": (lambda: Plan(attention="flash"), "unknown attention 'flash': use one of dense"),
     "block": (lambda: Plan(block=0), "block is 0: use 1 or more"),

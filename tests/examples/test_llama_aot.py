@@ -294,7 +294,7 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([*TINY, *MESH], "give --batch, or --plan to look for the largest"),
+        ([*TINY, *MESH], "give --batch, or --plan to find the largest"),
         ([*TINY, *MESH, "--plan", "--batch", "4"], "--plan finds the batch"),
         ([*TINY, *MESH, "--plan", "data.batch=4"], "--plan finds the batch"),
         (

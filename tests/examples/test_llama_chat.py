@@ -150,9 +150,9 @@ def test_a_template_has_no_way_out() -> None:
         "{{ 1 / 0 }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
     ):
-        with pytest.raises(chat_template.TemplateError, match="the chat template refuses it: "):
+        with pytest.raises(chat_template.TemplateError, match="the chat template rejected it"):
             chat_template.Template(source).render(TALK)
-    with pytest.raises(chat_template.TemplateError, match=r"is not jinja: .*\. Give another one"):
+    with pytest.raises(chat_template.TemplateError, match=r"not valid jinja: .*\. Give another"):
         chat_template.Template("{% if %}")
 
 
@@ -250,21 +250,25 @@ ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content":
         ("chat", {"prompt": "a"}, "has no 'completion'; its fields are prompt"),
         ("chat", {"messages": []}, "has an empty list for 'messages'"),
         ("chat", {"messages": "a"}, "has a str for 'messages', not a list of messages"),
-        ("chat", {"messages": ["a"]}, r"messages\[0\] is a str, no object"),
+        ("chat", {"messages": ["a"]}, r"messages\[0\] is a str, not an object"),
         ("chat", {"messages": [ASKED, {"role": "user"}]}, r"messages\[1\] has no 'content'"),
         ("chat", {"messages": [{"content": "a"}]}, r"messages\[0\] has no 'role'"),
         ("chat", {"messages": [ASKED | {"role": 3}]}, r"messages\[0\] has a int for 'role'"),
-        ("chat", {"messages": [ASKED]}, "has no message of an assistant in 'messages'"),
-        ("chat", {"messages": [ASKED, SAID | {"content": None}]}, "the chat template refuses it: "),
+        ("chat", {"messages": [ASKED]}, "has no assistant message in 'messages'"),
+        (
+            "chat",
+            {"messages": [ASKED, SAID | {"content": None}]},
+            "the chat template rejected it",
+        ),
         ("chat", {"prompt": "a", "completion": ""}, "has an empty answer"),
         ("chat", {"prompt": "a", "completion": [SAID]}, "has a str for 'prompt', not a list of"),
-        ("chat", {"prompt": [SAID], "completion": [ASKED]}, "no message of an assistant in 'compl"),
+        ("chat", {"prompt": [SAID], "completion": [ASKED]}, "no assistant message in 'compl"),
         (
             "chat",
             {"prompt": "a" * 90, "completion": "b"},
             r"has \d+ tokens, and a row 64: raise data",
         ),
-        ("chat", [1], "is no object with fields"),
+        ("chat", [1], "is not an object with fields"),
         (
             "pairs",
             {"prompt": "a", "chosen": "b"},
@@ -288,7 +292,7 @@ def test_bad_records(folder: Path, tmp_path: Path, kind: Any, record: Any, messa
     reader = Reader(
         DataConfig(kind=kind, **files, seq=64, skip_bad=True), tmp_path, 300, say=told.append
     )
-    assert "1 records are left out: line 4 of " in told[-1]
+    assert "1 records are skipped: line 4 of " in told[-1]
     assert len(reader._corpus.train.ends) == (6 if kind == "pairs" else 3)
 
 
@@ -296,7 +300,7 @@ def test_what_conversations_need(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(json.dumps({"messages": [ASKED, SAID]}) + "\n")
     for options, message in (
-        ({}, "data.kind is chat, and data.tokenizer is null: give the tokenizer of the model"),
+        ({}, "data.kind is chat, and data.tokenizer is null: give the model's tokenizer"),
         ({"tokenizer": str(folder)}, "has no chat template: set data.template to a file with one"),
         ({"files": ("python-docs",)}, "data.kind is chat, and python-docs has no such records"),
         ({"tokenizer": str(folder), "template": "none.jinja"}, "cannot read the chat template"),

@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(DamagedCheckpointError, match=message):
         checkpoints.restore(state_of(0), step=3)
-    with pytest.warns(UserWarning, match=f"step 3 is passed over: .*{message}"):
+    with pytest.warns(UserWarning, match=f"step 3 is skipped: .*{message}"):
         found = checkpoints.restore(state_of(0))
     assert (found.step, found.extra) == (2, {"rows": 16})
     assert torch.equal(found.state["w"], state_of(2)["w"])
@@ -144,7 +144,7 @@ def test_an_empty_folder_is_passed_over(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     for file in (tmp_path / "2").iterdir():
         file.unlink()
-    with pytest.warns(UserWarning, match=r"step 2 is passed over: there is no checkpoint at .*/2"):
+    with pytest.warns(UserWarning, match=r"step 2 is skipped: there is no checkpoint at .*/2"):
         assert checkpoints.restore(state_of(0)).step == 1
     with checkpoints:
         checkpoints.save(2, state_of(2), {})
@@ -156,7 +156,7 @@ def test_all_are_damaged(tmp_path: Path) -> None:
     for step in (1, 2):
         cut(tmp_path / str(step) / ".metadata")
     with (
-        pytest.warns(UserWarning, match="step [12] is passed over"),
+        pytest.warns(UserWarning, match="step [12] is skipped"),
         pytest.raises(DamagedCheckpointError, match=r"at .*/2 is damaged: \.metadata has"),
     ):
         checkpoints.restore(state_of(0))

@@ -72,7 +72,7 @@ def test_the_vocabulary_is_checked_before_documents_are_encoded(
     [
         (("--temperature", "nan"), "temperature is nan: use 0, for the likeliest token, or more"),
         (("--temperature", "inf"), "temperature is inf: use 0"),
-        (("--new", "0"), "new is 0: make 1 token or more"),
+        (("--new", "0"), "new is 0: generate 1 token or more"),
         (("--seed", 2**64), f"--seed is {2**64}: use a number of 64 bits"),
     ],
 )
@@ -211,7 +211,7 @@ def test_metrics_that_cannot_be_written_do_not_end_training(
 def test_tables_are_refused(tmp_path: Path) -> None:
     for name in ("a.csv", "a.tsv.gz"):
         (tmp_path / name).write_text("text\na\n")
-        with pytest.raises(DataError, match=f"{name} is a table, .* write it as JSON lines"):
+        with pytest.raises(DataError, match=f"{name} is a table .* convert it to JSON lines"):
             documents.find([str(tmp_path / name)])
 
 

@@ -645,9 +645,9 @@ def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the 0 tokens to train on do not fill a row of 32: use more text"),
-        (" \n\n", "the 0 tokens to train on do not fill a row of 32: use more text"),
-        ("short", r"the \d+ tokens to train on do not fill a row of 32: use more text"),
+        ("", "the 0 tokens to train on do not fill one row of 32: use more text"),
+        (" \n\n", "the 0 tokens to train on do not fill one row of 32: use more text"),
+        ("short", r"the \d+ tokens to train on do not fill one row of 32: use more text"),
         ("x" + " " * 999, "none of 1 documents is held out: use a larger part than 0.1"),
     ],
 )
@@ -660,7 +660,7 @@ def test_too_little_text(tmp_path: Path, trained: Path, text: str, message: str)
 
 def test_text_without_a_letter_trains_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="the 0 tokens to train on do not fill a row of 32"):
+    with pytest.raises(DataError, match="the 0 tokens to train on do not fill one row of 32"):
         Reader(config_of(tmp_path, files=(str(tmp_path / "a.txt"),)), tmp_path)
 
 

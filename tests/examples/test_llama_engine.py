@@ -181,7 +181,7 @@ REFUSED: dict[str, Any] = {
     "there is no token 512: there are 512": ([1, 512], 3),
     "there is no token -1": ([-1], 3),
     "the prompt is empty: give one token or more": ([], 3),
-    "new is 0: make 1 token or more": ([1], 0),
+    "new is 0: generate 1 token or more": ([1], 0),
 }
 
 

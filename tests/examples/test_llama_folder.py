@@ -114,7 +114,7 @@ def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) 
     file = Path(run.folder, "config.yaml")
     whole = file.read_text()
     file.write_text(whole[: whole.index("  optimizer")])
-    with pytest.raises(SettingError, match=r"config\.yaml is cut off: .*Remove it: `fit`"):
+    with pytest.raises(SettingError, match=r"config\.yaml is truncated: .*Remove it: `fit`"):
         config.read(file)
     longer = run_of("a", "train.steps=5")
     assert fit.fit(longer).step == 5
@@ -126,8 +126,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Pa
         for step in (100, 150):
             checkpoints.save(step, {"step": step}, {"rows": step})
     shutil.copytree(tmp_path / "150", tmp_path / "186")
-    message = r"186 holds the checkpoint of step 150: give the folder the name 150"
-    with pytest.warns(UserWarning, match=f"step 186 is passed over: .*{message}"):
+    message = r"186 holds the checkpoint of step 150: rename the folder to 150"
+    with pytest.warns(UserWarning, match=f"step 186 is skipped: .*{message}"):
         step, state, extra = Checkpoints(tmp_path).restore({"step": 0})
     assert (step, state, extra) == (150, {"step": 150}, {"rows": 150})
     with pytest.raises(DamagedCheckpointError, match=message):

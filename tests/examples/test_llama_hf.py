@@ -482,7 +482,7 @@ WRONG = {
     ),
     "activation": (
         lambda f: edit_config(f, hidden_act="swish"),
-        r"has hidden_act 'swish', and the model computes 'silu', 'gelu', .* only: give weights",
+        r"has hidden_act 'swish', but the model only supports 'silu', 'gelu', .*: give weights",
     ),
     "head size": (
         lambda f: edit_config(f, head_dim=16),
@@ -490,23 +490,24 @@ WRONG = {
     ),
     "odd head size": (
         lambda f: edit_config(f, head_dim=7),
-        r"config.json does not describe a model \(.*even number of features.*\): download it anew",
+        r"config.json does not describe a model \(.*features of a head an even number.*\): "
+        r"download it again",
     ),
     "dropout": (
         lambda f: edit_config(f, attention_dropout=0.1),
-        r"has attention_dropout 0.1, and the model computes 0 only: give weights without it",
+        r"has attention_dropout 0.1, but the model only supports 0: give weights without it",
     ),
     "an unknown key": (
         lambda f: edit_config(f, use_sinks=True, layer_norms="none", some_other=False),
-        r"has use_sinks True, layer_norms 'none', which the model does not know: take it out if",
+        r"has use_sinks True, layer_norms 'none', which the model does not support: remove it if",
     ),
     "part of the angles": (
         lambda f: edit_config(f, partial_rotary_factor=0.5),
-        r"has partial_rotary_factor 0.5, and the model computes 1 only",
+        r"has partial_rotary_factor 0.5, but the model only supports 1",
     ),
     "an unknown key of the angles": (
         lambda f: edit_config(f, rope_scaling={"type": "linear", "factor": 2.0, "beta": 3}),
-        r"has rope_scaling.beta 3, which the model does not know",
+        r"has rope_scaling.beta 3, which the model does not support",
     ),
     "no factor": (
         lambda f: edit_config(f, rope_scaling={"type": "linear"}),
@@ -520,15 +521,16 @@ WRONG = {
         lambda f: edit_config(
             f, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, mlp_only_layers=[1]
         ),
-        r"has mlp_only_layers \[1\], and the model computes \[\] only",
+        r"has mlp_only_layers \[1\], but the model only supports \[\]",
     ),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
-        r"has quantization_config \{'quant_method': 'fp8'\}, and the model computes null only",
+        r"has quantization_config \{'quant_method': 'fp8'\}, but the model only supports null",
     ),
     "rotary angles": (
         lambda f: edit_config(f, rope_scaling={"type": "longrope", "factor": 2.0}),
-        r"has rope_scaling.type 'longrope', and the model computes 'default', 'llama3', 'linear',",
+        r"has rope_scaling.type 'longrope', but the model only supports 'default', 'llama3', "
+        r"'linear',",
     ),
     "half the angles": (
         lambda f: edit_config(f, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
@@ -540,11 +542,11 @@ WRONG = {
     ),
     "no JSON": (
         lambda f: (f / "config.json").write_text("{"),
-        r"config.json is damaged \(Expecting property name.*\): download it anew",
+        r"config.json is damaged \(Expecting property name.*\): download it again",
     ),
     "no object": (
         lambda f: (f / "config.json").write_text("[]"),
-        r"config.json is damaged \(it holds no object\): download it anew",
+        r"config.json is damaged \(it is not a JSON object\): download it again",
     ),
     "tensors": (
         lambda f: edit_tensors(
@@ -564,7 +566,7 @@ WRONG = {
         lambda f: edit_config(f, num_hidden_layers=1),
         r"(?s)  model.layers.1.input_layernorm.weight: not a tensor of this model\n.*give weights",
     ),
-    "cut off": (cut_off, r"model.safetensors is damaged \(.*\): download it anew"),
+    "cut off": (cut_off, r"model.safetensors is damaged \(.*\): download it again"),
 }
 
 

@@ -209,7 +209,7 @@ def test_adapters_lie_like_their_weights() -> None:
     ("tune", "message"),
     [
         ({"lora": ("layers.q",)}, r"tune: 'layers\.q' names no weight: use some of embed, layers"),
-        ({"lora": ("embed",)}, "tune: embed: adapters are for the matrices of products"),
+        ({"lora": ("embed",)}, "tune: embed: adapters are for matrices only"),
         ({"lora": ("layers.*_norm",)}, r"layers\.attn_norm, layers\.mlp_norm: adapters are for"),
         ({"lora": ("layers.wq",), "full": ("layers.*",)}, r"layers\.wq: both in lora and in full"),
         ({"full": ()}, "tune: nothing is trained: name weights in lora or full"),
@@ -237,7 +237,7 @@ def renamed(folder: Path, old: str, new: str) -> None:
     [
         (lambda f: changed(f, use_dora=True), "adapter_config.json has use_dora True: give adap"),
         (lambda f: changed(f, r=8), r"lora_A.weight: \(4, 32\) in the file, \(8, 32\) by adapter"),
-        (lambda f: changed(f, lora_alpha=None), "adapter_config.json is damaged .*: copy it anew"),
+        (lambda f: changed(f, lora_alpha=None), "adapter_config.json is damaged .*: copy it again"),
         (
             lambda f: renamed(f, "layers.1", "layers.2"),
             r"layers\.1\.self_attn\.q_proj\.lora_A.*missing",
@@ -289,7 +289,7 @@ def test_a_run_refers_to_its_base(
     weights["model.norm.weight"][0] += 1e-3
     save_file(weights, hub / hf.SINGLE, metadata={"format": "pt"})
     for use in (lambda: fit.fit(longer), lambda: trained.load(Path(run.folder))):
-        with pytest.raises(base.BaseChangedError, match="hub, are not those that the run began"):
+        with pytest.raises(base.BaseChangedError, match="hub, are not the run's original ones"):
             use()
     shutil.rmtree(hub)
     save_file({"x": torch.zeros(1)}, again / "adapter_model.safetensors")  # Not of the base.

@@ -87,7 +87,7 @@ def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
         told: list[str] = []
         reader = Reader(settings, tmp_path, say=told.append)
         assert reader.state(0) == alone.state(0)
-        assert told[-1].startswith(f"6 records are left out: cannot read line 76 of {file}: ")
+        assert told[-1].startswith(f"6 records are skipped: cannot read line 76 of {file}: ")
         assert f"line 78 of {file} has no field 'text'" in told[-1]
         assert "; and others, see " in told[-1]
         assert "data.skip_bad" not in told[-1]
@@ -104,7 +104,7 @@ def test_a_bad_record_is_an_error_unless_asked(tmp_path: Path, line: int) -> Non
 
 def test_nothing_but_bad_records(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", *[{"body": "b"}] * 3)
-    with pytest.raises(DataError, match=r"all 3 records are left out: line 1 of .*no field"):
+    with pytest.raises(DataError, match=r"all 3 records are skipped: line 1 of .*no field"):
         Reader(DataConfig((str(file),), vocab=300, skip_bad=True), tmp_path)
 
 

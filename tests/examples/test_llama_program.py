@@ -98,7 +98,7 @@ def test_a_later_setting_wins(tmp_path: Path) -> None:
         ("train.peak_lr=true", r"train\.peak_lr is True: give a number"),
         ("train.model.tied=1", r"train\.model\.tied is 1: give true or false"),
         ("train.model=tinny", r"train\.model is 'tinny': did you mean tiny\?"),
-        ("train=3", "train: 3 is no mapping: give keys with values"),
+        ("train=3", "train: 3 is not a mapping: give keys with values"),
         ("train.plan.policy=some", r"train\.plan\.policy is 'some': use one of full, attention"),
         ("data.batch=0", "data: batch is 0"),
         ("data.files=[1]", r"data\.files\[0\] is 1: give a text"),
@@ -119,7 +119,7 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
         config.read("nothing")
     file = tmp_path / "run.yaml"
     file.write_text("train: [")
-    with pytest.raises(SettingError, match=r"run\.yaml is not YAML; mend it: "):
+    with pytest.raises(SettingError, match=r"run\.yaml is not valid YAML; fix it: "):
         config.read(file)
     file.write_text("train: {step: 3}")
     with pytest.raises(SettingError, match=r"run\.yaml: there is no setting train\.step: did you"):

@@ -117,7 +117,7 @@ def test_killed_and_damaged(
     checkpoints = Path(killed.folder, "checkpoints")
     assert Checkpoints(checkpoints).steps() == [0, 2]
     flip(checkpoints / "2" / "__0_0.distcp")
-    with pytest.warns(UserWarning, match="step 2 is passed over: .* was changed"):
+    with pytest.warns(UserWarning, match="step 2 is skipped: .* was changed"):
         assert fit.fit(killed).ended == "done"
     assert curve(killed) == learned
     states = zip(xf.tree.leaves(saved(killed)), xf.tree.leaves(saved(whole)), strict=True)
