@@ -16,6 +16,7 @@ from . import (
     aot,
     complete,
     config,
+    curves,
     evaluate,
     fit,
     harness,
@@ -239,6 +240,21 @@ def export_command(argv: Sequence[str]) -> int:
     return 0
 
 
+def curves_command(argv: Sequence[str]) -> int:
+    """Draw the loss curves of several runs in one picture."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.llama curves", description=curves_command.__doc__
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="of runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("curves.png"), help="(default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    curves.draw(args.folders, args.out)
+    print(f"the curves are in {args.out}")
+    return 0
+
+
 def aot_command(argv: Sequence[str]) -> int:
     """Tell what a training step takes on TPUs, without any."""
     return aot.main(argv)
@@ -252,6 +268,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": serve_command,
     "import-hf": import_command,
     "export-hf": export_command,
+    "curves": curves_command,
     "aot": aot_command,
 }
 

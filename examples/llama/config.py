@@ -16,6 +16,7 @@ from .data_config import DataConfig
 from .options import SettingError
 from .recipe import Recipe
 from .sharding import AXES, Sharding
+from .trackers import Name as Tracker
 
 _PRESETS = Path(__file__).parent / "configs"
 _BEGIN, _END = "# All settings of this run, up to the end mark.\n", "# end\n"
@@ -82,6 +83,10 @@ class Run:
         eval_batches: how many batches of held-out data are evaluated, if there are as many.
         context: the longest sequence that other tools allow for an exported model; data.seq if
             that is longer.
+        trackers: where curves are shown besides: any of tensorboard, wandb and mlflow, of which the
+            latter two have to be installed.
+        samples: texts that the model continues at each evaluation, in samples.jsonl.
+        sample_tokens: how many tokens it adds to each.
         profile: numbers of steps to be recorded for xprof, such as [10, 11].
     """
 
@@ -98,10 +103,20 @@ class Run:
     eval_every: int = 250
     eval_batches: int = 16
     context: int = 0
+    trackers: tuple[Tracker, ...] = ("tensorboard",)
+    samples: tuple[str, ...] = ()
+    sample_tokens: int = 64
     profile: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "keep", "keep_every", "eval_every", "eval_batches"):
+        for name in (
+            "save_every",
+            "keep",
+            "keep_every",
+            "eval_every",
+            "eval_batches",
+            "sample_tokens",
+        ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingError(f"{name} is {value}: use 1 or more")
         if not 0 <= self.seed < 2**63:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import xfunc as xf
 
-from . import base, config, evaluate, hosts, options, train
+from . import base, config, evaluate, hosts, options, samples, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite, not_finite
@@ -100,7 +100,8 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             reader.tokenizer.save(folder / "tokenizer")
         size, fixed = _size(state.params), _size(frozen)
         rows, seq = run.data.batch, run.data.seq
-        with Log(folder, recipe, first, rows, seq, console) as log:
+        how: Any = {"names": run.trackers, "settings": options.plain(run)}
+        with Log(folder, recipe, first, rows, seq, console, **how) as log:
             beside = f" to train, beside a base of {fixed:,}" if fixed else ""
             log.say(f"{size:,} parameters{beside}; {reader}")
             if recipe.precision == "bfloat16":
@@ -228,6 +229,8 @@ class _Loop:
                         state.params, self.reader, self.recipe, run.eval_batches, self.frozen
                     )
                     self.log.held_out(step, held_out)
+                    if run.samples:
+                        self._sample(step, state)
                 interrupted = hosts.agree(interrupts.noted) and step < steps
                 if self._is_saved(step) or interrupted or late.hopeless:
                     late.read()
@@ -238,6 +241,16 @@ class _Loop:
         wrong, _ = not_finite(state.params)
         diverged = wrong or (held_out is not None and not math.isfinite(held_out))
         return Outcome(step, held_out, "diverged" if diverged else "done")
+
+    def _sample(self, step: int, state: State) -> None:
+        try:
+            texts = samples.write(
+                self.run, self.recipe, state.params, self.frozen, self.reader.tokenizer, step
+            )
+        except (ValueError, OSError) as error:  # Training does not end because of it.
+            self.log.say(f"step {step}: no samples: {error}")
+        else:
+            self.log.samples(step, texts)
 
     def _is_saved(self, step: int) -> bool:
         run = self.run

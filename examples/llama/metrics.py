@@ -6,17 +6,16 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
 import xfunc as xf
 
-from . import flops, hosts
+from . import flops, hosts, trackers
 from .recipe import Recipe
 from .train import Metrics
 
@@ -25,7 +24,7 @@ _LINES = 50  # that a run prints where there is no terminal
 
 
 class Log:
-    """Writes ``metrics.jsonl`` and ``tensorboard`` in a run's folder, and shows progress.
+    """Writes ``metrics.jsonl`` in a run's folder, tells trackers, and shows progress.
 
     Lines of steps after the first ones are of a run that was killed after its last checkpoint;
     they go, so that the curve has each step once. Of several processes the first one writes.
@@ -37,10 +36,21 @@ class Log:
         rows: of a batch.
         seq: tokens of a row.
         console: to print to.
+        names: of trackers.
+        settings: of the run, for these.
     """
 
     def __init__(
-        self, folder: Path, recipe: Recipe, first: int, rows: int, seq: int, console: Console
+        self,
+        folder: Path,
+        recipe: Recipe,
+        first: int,
+        rows: int,
+        seq: int,
+        console: Console,
+        *,
+        names: Sequence[trackers.Name] = ("tensorboard",),
+        settings: Mapping[str, Any] = {},
     ):
         self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
@@ -49,14 +59,14 @@ class Log:
             *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
         )
         self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
-        self._file = self._board = None
+        self._file, self._trackers = None, list[trackers.Tracker]()
         self._failure = ""
         if hosts.is_first():
+            self._trackers = trackers.begin(names, folder, first, settings)
             path = folder / "metrics.jsonl"
-            for text in cut(path, first):
+            for text in (*cut(path, first), *cut(folder / "samples.jsonl", first)):
                 self.say(text)
             self._file = path.open("a", encoding="utf-8")
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -64,7 +74,7 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        for writer in (self._file, self._board):
+        for writer in (self._file, *self._trackers):
             if writer is not None:
                 with self._going_on():
                     writer.close()
@@ -94,6 +104,13 @@ class Log:
         self.say(f"step {step}: held-out loss {loss:.4f}")
         self.pause()
 
+    def samples(self, step: int, texts: Sequence[str]) -> None:
+        """Tell of texts that the model made after a step."""
+        for tracker in self._trackers:
+            with self._going_on():
+                tracker.text(step, "samples", "\n\n".join(texts))
+        self.pause()
+
     def say(self, text: str) -> None:
         """Print a line."""
         self._console.print(text, soft_wrap=True)
@@ -120,23 +137,23 @@ class Log:
         return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._file is None or self._board is None:
+        if self._file is None:
             return
         # JSON has no infinities and no NaN.
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
         with self._going_on():
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()  # What does not get to the disk stays in the buffer, and gets there
-        with self._going_on():  # when there is room again.
-            for key, value in values.items():
-                self._board.add_scalar(key, value, step)
+        for tracker in self._trackers:  # when there is room again.
+            with self._going_on():
+                tracker.scalars(step, values)
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
         """Training does not end because what is told of it cannot be written."""
         try:
             yield
-        except OSError as error:
+        except Exception as error:  # Trackers raise what they like, such as when a network fails.
             if str(error) != self._failure:
                 self._failure = str(error)
                 self.say(f"metrics are not written, and training goes on: {error}")

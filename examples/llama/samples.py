@@ -1,0 +1,38 @@
+"""Texts that a model writes while it is trained."""
+
+import json
+from pathlib import Path
+
+from .complete import complete
+from .config import Run
+from .model import Params
+from .recipe import Recipe
+from .sampling import Settings
+from .tokenizer import Tokenizer
+from .trained import Trained
+
+_TEMPERATURE = 0.8
+
+
+def write(
+    run: Run, recipe: Recipe, params: Params, base: Params | None, known: Tokenizer, step: int
+) -> list[str]:
+    """Continue the prompts in `run.samples`, and add the texts to ``samples.jsonl``.
+
+    At each step the same numbers are drawn.
+    """
+    weights = Trained(run.folder, run, recipe, params, Path(run.folder), base).computing()
+    made = complete(
+        weights,
+        known,
+        run.samples,
+        run.sample_tokens,
+        Settings(_TEMPERATURE, seed=run.seed),
+        config=recipe.model,
+        plan=recipe.plan,
+    )
+    texts = [prompt + text for prompt, text in zip(run.samples, made, strict=True)]
+    with Path(run.folder, "samples.jsonl").open("a", encoding="utf-8") as file:
+        for text in texts:
+            file.write(json.dumps({"step": step, "text": text}, ensure_ascii=False) + "\n")
+    return texts

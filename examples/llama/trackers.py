@@ -1,0 +1,163 @@
+"""Where the curves of a run are shown besides the files in its folder."""
+
+import html
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from .options import SettingError
+
+Name = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class Tracker(Protocol):
+    """Takes what a run tells. What it raises is told, and the run goes on."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of a step, by name."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text of a step."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+def begin(
+    names: Sequence[Name], folder: Path, first: int, settings: Mapping[str, Any]
+) -> list[Tracker]:
+    """Trackers of these names.
+
+    A run that goes on where it stopped is the same run in all of them.
+
+    Args:
+        names: of trackers.
+        folder: the run's.
+        first: how many steps were made; curves go on from there.
+        settings: of the run, to be shown beside the curves.
+
+    Raises:
+        SettingError: a tracker is not installed.
+    """
+    try:
+        return [_KINDS[name](folder, first, settings) for name in names]
+    except ImportError as error:
+        raise SettingError(
+            f"trackers has one that is not there ({error}): install it with pip, or leave it out"
+        ) from error
+
+
+class TensorBoard:
+    """Files in ``tensorboard``."""
+
+    def __init__(self, folder: Path, first: int, settings: Mapping[str, Any]):
+        from torch.utils.tensorboard import SummaryWriter  # It takes a while to import.
+
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        for key, value in values.items():
+            self._board.add_scalar(key, value, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text, as it is and not as Markdown."""
+        self._board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._board.close()
+
+
+class WandB:
+    """Weights & Biases; ``WANDB_MODE=offline`` keeps it in the run's folder."""
+
+    def __init__(self, folder: Path, first: int, settings: Mapping[str, Any]):
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._wandb: Any = wandb
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "llama"),
+            name=folder.name,
+            dir=folder,
+            id=_kept(folder, "wandb", lambda: uuid.uuid4().hex[:12]),
+            resume="allow",
+            config=dict(settings),
+        )
+        # Steps that a killed run had made are told again, and wandb's own count never goes back.
+        self._run.define_metric("*", step_metric="step")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        self._run.log({"step": step, **values})
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text, as it is."""
+        self._run.log({"step": step, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._run.finish()
+
+
+class MLflow:
+    """MLflow, at ``MLFLOW_TRACKING_URI``, or in ``mlflow.db`` in the run's folder."""
+
+    def __init__(self, folder: Path, first: int, settings: Mapping[str, Any]):
+        import mlflow  # pyright: ignore[reportMissingImports]
+
+        known = os.environ.get("MLFLOW_TRACKING_URI")
+        place = known or f"sqlite:///{folder.absolute()}/mlflow.db"
+        # A server knows where its own files are; without one they would be in the current folder.
+        self._files = None if known else (folder.absolute() / "mlflow").as_uri()
+        self._entities: Any = mlflow.entities
+        self._client: Any = mlflow.MlflowClient(place)
+        self._run = _kept(folder, "mlflow", lambda: self._created(folder, settings))
+
+    def _created(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "llama")
+        found = self._client.get_experiment_by_name(name)
+        number = (
+            self._client.create_experiment(name, artifact_location=self._files)
+            if found is None
+            else found.experiment_id
+        )
+        run = self._client.create_run(number, run_name=folder.name).info.run_id
+        self._client.log_dict(run, dict(settings), "config.json")
+        return run
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        now = int(time.time() * 1000)
+        metrics = [self._entities.Metric(key, x, now, step) for key, x in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text."""
+        self._client.log_text(self._run, text, f"{name}/{step}.txt")
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._client.set_terminated(self._run)
+
+
+_KINDS: dict[Name, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def _kept(folder: Path, tracker: str, made: Any) -> str:
+    """The name that a tracker has for the run: the one in its folder, or a new one."""
+    file = folder / "trackers.json"
+    try:
+        known = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    if not isinstance(known, dict) or not isinstance(known.get(tracker), str):
+        known = (known if isinstance(known, dict) else {}) | {tracker: made()}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(known), "utf-8")
+        partial.replace(file)
+    return known[tracker]

@@ -1,0 +1,163 @@
+"""What runs tell: trackers, texts that they make on the way, and curves in one picture."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from examples.llama import curves, fit, trackers
+from examples.llama.config import Run
+from examples.llama.options import SettingError
+
+VALUES = {"loss": 2.5, "lr": 0.1}
+
+
+class Calls(list[Any]):
+    """Notes calls of any method."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self.append((name, args, kwargs))
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A module in the place of wandb's, that notes what it is told."""
+    begun: list[Any] = []
+
+    def init(**how: Any) -> Calls:
+        begun.append((how, Calls()))
+        return begun[-1][1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Html=str))  # type: ignore[arg-type]
+    return begun
+
+
+def test_a_run_that_goes_on_is_the_same_in_wandb(wandb: list[Any], tmp_path: Path) -> None:
+    for first in (0, 5):
+        [tracker] = trackers.begin(["wandb"], tmp_path, first, {"seed": 3})
+        tracker.scalars(first + 1, VALUES)
+        tracker.text(first + 1, "samples", "a < b")
+        tracker.close()
+    (how, calls), (again, _) = wandb
+    assert how["id"] == again["id"]
+    assert (how["resume"], how["config"], how["dir"]) == ("allow", {"seed": 3}, tmp_path)
+    assert [name for name, *_ in calls] == ["define_metric", "log", "log", "finish"]
+    assert calls[1][1] == ({"step": 1, **VALUES},)
+    assert calls[2][1] == ({"step": 1, "samples": "<pre>a &lt; b</pre>"},)
+    trackers.begin(["wandb"], tmp_path.parent, 0, {})
+    assert wandb[2][0]["id"] != how["id"]
+
+
+def test_a_run_that_goes_on_is_the_same_in_mlflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls, places = Calls(), []
+    run = SimpleNamespace(info=SimpleNamespace(run_id="r7"))
+
+    class Client:
+        def __init__(self, place: str):
+            places.append(place)
+
+        def get_experiment_by_name(self, name: str) -> None:
+            return None
+
+        def create_experiment(self, name: str, artifact_location: str) -> str:
+            assert artifact_location == (tmp_path / "mlflow").as_uri()
+            return "e1"
+
+        def create_run(self, number: str, run_name: str) -> Any:
+            calls.append(("create_run", (number, run_name), {}))
+            return run
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(calls, name)
+
+    entities = SimpleNamespace(Metric=lambda key, value, now, step: (key, value, step))
+    module: Any = SimpleNamespace(MlflowClient=Client, entities=entities)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    for first in (0, 5):
+        [tracker] = trackers.begin(["mlflow"], tmp_path, first, {"seed": 3})
+        tracker.scalars(first + 1, VALUES)
+        tracker.close()
+    assert places == [f"sqlite:///{tmp_path}/mlflow.db"] * 2
+    names = "create_run log_dict log_batch set_terminated log_batch set_terminated"
+    assert [name for name, *_ in calls] == names.split()
+    assert calls[2][1:] == (("r7",), {"metrics": [("loss", 2.5, 1), ("lr", 0.1, 1)]})
+
+
+def test_a_tracker_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SettingError, match=r"trackers has one that is not there \(.*wandb"):
+        trackers.begin(["wandb"], tmp_path, 0, {})
+
+
+def test_a_run_tells_its_trackers_and_writes_samples(
+    run_of: Callable[..., Run],
+    wandb: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """A tracker that fails is told of once, and does not end the run."""
+    run = run_of(
+        "a", "trackers=[wandb,tensorboard]", "samples=['the cat', 'dog']", "sample_tokens=5"
+    )
+    assert fit.fit(run).ended == "done"
+    told = [
+        json.loads(line)
+        for line in Path(run.folder, "samples.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert [(t["step"], t["text"][:3]) for t in told] == [
+        (4, "the"),
+        (4, "dog"),
+        (8, "the"),
+        (8, "dog"),
+    ]
+    [(_, calls)] = wandb
+    logged = [args[0] for name, args, _ in calls if name == "log"]
+    assert [x["step"] for x in logged if "loss" in x] == [*range(1, 9)]
+    assert [x["step"] for x in logged if "held_out_loss" in x] == [4, 8]
+    texts = [x["samples"] for x in logged if "samples" in x]
+    assert len(texts) == 2
+    assert told[3]["text"] in texts[1]
+    board = EventAccumulator(str(Path(run.folder, "tensorboard"))).Reload()
+    assert [event.step for event in board.Scalars("loss")] == [*range(1, 9)]
+    assert [event.step for event in board.Tensors("samples/text_summary")] == [4, 8]
+    capsys.readouterr()
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionResetError("no network")
+
+    sys.modules["wandb"].init = lambda **how: SimpleNamespace(  # type: ignore[attr-defined]
+        define_metric=lambda *a, **k: None, log=fails, finish=fails
+    )
+    more = run_of("b", "trackers=wandb", "train.steps=3")
+    assert fit.fit(more).ended == "done"
+    printed = capsys.readouterr().out
+    assert printed.count("metrics are not written, and training goes on: no network") == 1
+    assert len(curves.read(Path(more.folder)).losses) == 3
+
+    # Both in one picture.
+    curves.draw([Path(run.folder), Path(more.folder)], tmp_path / "both.png")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves(tmp_path: Path) -> None:
+    lines = [{"step": i, "loss": 4.0 / i} for i in range(1, 5)] + [{"step": 5, "loss": None}]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "held_out_loss": 1.5}])
+    (tmp_path / "metrics.jsonl").write_text(f'{text}[1]\n{{"step": 6, "lo', "utf-8")
+    found = curves.read(tmp_path)
+    assert found == (tmp_path.name, [1, 2, 3, 4], [4.0, 2.0, 4 / 3, 1.0], [4], [1.5])
+    assert curves.smoothed([3.0, 3.0]) == pytest.approx([3.0, 3.0])
+    assert curves.smoothed([0.0, 1.0])[1] == pytest.approx(1 / 1.98)
+    with pytest.raises(SettingError, match=r"curves\.nothing: Format 'nothing' is not supported"):
+        curves.draw([tmp_path], tmp_path / "curves.nothing")
+    with pytest.raises(SettingError, match=r"there is no .*: give the folder of a run"):
+        curves.read(tmp_path / "none")
+    (tmp_path / "metrics.jsonl").write_text("{}\n", "utf-8")
+    with pytest.raises(SettingError, match="has no losses: the run has made no steps"):
+        curves.read(tmp_path)
