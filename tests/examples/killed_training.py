@@ -24,6 +24,7 @@ from torch.distributed import checkpoint  # noqa: F401  (likewise)
 
 import xfunc as xf
 from examples.llama.checkpoints import Checkpoints
+from tests.support.day import DAY
 
 EVERY = 2  # steps between checkpoints
 
@@ -97,8 +98,8 @@ def told(pid: int, source: BinaryIO, kill_after: float | None) -> Iterator[list[
 
 
 def main(folder: Path, kills: int) -> None:
-    """Kill some lives, let one end, and compare with one that nobody disturbed."""
-    rng = random.Random(0)
+    """Kill some lives, at moments drawn each day, let one end, and compare with one undisturbed."""
+    rng = random.Random(DAY)
     lives = [[*told(*fork(folder / "killed", 10**6), rng.uniform(0, 0.3))] for _ in range(kills)]
     steps = 3 + max(what[1] for life in lives for what in life)
     lives.append([*told(*fork(folder / "killed", steps), None)])

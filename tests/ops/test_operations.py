@@ -57,6 +57,7 @@ def examined(name, *transforms, samples):
     return operations.examine(op, operations.Unit(name, dtype, transforms, samples))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT)
 def test_an_operation_and_its_derivative_are_those_of_eager_torch(name):

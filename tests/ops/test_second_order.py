@@ -64,6 +64,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivatives_along_a_line(name: str, way: str) -> None:

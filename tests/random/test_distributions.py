@@ -28,7 +28,7 @@ def evaluated(call: str) -> torch.Tensor:
     return eval(call, WIDE if "f64" in call else NAMES)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("call", RECORDED)
 def test_draws_what_jax_draws(call: str) -> None:
     want, got = torch.from_numpy(RECORDED[call]), evaluated(call).cpu()
