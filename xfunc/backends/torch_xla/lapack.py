@@ -164,7 +164,8 @@ def _eigh(operands: list[Tensor], results: list[Tensor], uplo: str) -> None:
 
 
 def _cholesky(operands: list[Tensor], results: list[Tensor], upper: bool) -> None:
-    factor, info = torch.linalg.cholesky_ex(operands[0], upper=upper)
+    with _one_thread(operands[0], 512):
+        factor, info = torch.linalg.cholesky_ex(operands[0], upper=upper)
     results[0].copy_(factor)
     if info.any():
         n = factor.shape[-1]
@@ -250,8 +251,9 @@ for _hermitian, _word in ((False, ""), (True, " hermitian")):
 
 @_register("lu")
 def _lu(operands: list[Tensor], results: list[Tensor]) -> None:
-    packed, pivots, _ = torch.linalg.lu_factor_ex(operands[0])
+    with _one_thread(operands[0], 512):
+        packed, pivots, _ = torch.linalg.lu_factor_ex(operands[0])
     results[0].copy_(packed)
     # Of NaN, LAPACK's may be anything.
     m, k = packed.shape[-2], pivots.shape[-1]
-    results[1].copy_(torch.minimum(torch.maximum(pivots, torch.arange(1, k + 1)), torch.tensor(m)))
+    torch.clamp(pivots, torch.arange(1, k + 1), torch.tensor(m), out=results[1])
