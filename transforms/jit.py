@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import torch
@@ -28,10 +27,7 @@ from xfunc.symbolic import limit, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.trace import tracing
-
-Nums = int | Sequence[int] | None
-Names = str | Sequence[str] | None
-
+from xfunc.transforms.named_arguments import Names, Nums, resolve
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,8 +153,8 @@ class Jit(Transform[P, R]):
         memory_limit: int | None = None,
         compiler: dict[str, Any] | None = None,
     ):
-        self._static = _resolve(fun, *static)
-        self._donate = _resolve(fun, *donate)
+        self._static = resolve(fun, *static)
+        self._donate = resolve(fun, *donate)
         self._in, self._out = shardings
         self._out_shardings: dict[Any, list[Any]] = {}
         self._is_sharded = self._in is not None or self._out is not None
@@ -380,41 +376,3 @@ class Jit(Transform[P, R]):
         elif self._limit is not None:
             text = f"{text}\n{self._limit.explain()}"
         return text.rstrip()
-
-
-def _resolve(
-    fun: Callable[..., Any], nums: Nums, names: Names
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions and names of arguments, each completed from the other by the signature."""
-    positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
-    called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    if not positions and not called:
-        return (), ()
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return positions, called
-    by_position = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for i in positions:
-        if not variadic and not -len(by_position) <= i < len(by_position):
-            fail(
-                ValueError,
-                f"{function_name(fun)} has {len(by_position)} positional parameters, but none at "
-                f"{i}",
-                "give positions of parameters of the function.",
-            )
-    positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
-    for n in called:
-        if n not in {p.name for p in parameters} and not keywords:
-            fail(
-                ValueError,
-                f"{function_name(fun)} has no parameter {n!r}",
-                f"its parameters are {', '.join(p.name for p in parameters)}.",
-            )
-    all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}
-    all_names = {*called, *(by_position[i] for i in positions if i < len(by_position))}
-    return tuple(sorted(all_positions)), tuple(sorted(all_names))

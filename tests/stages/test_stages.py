@@ -216,6 +216,7 @@ def test_serialize():
     assert torch.equal(again(x), compiled(x))
 
 
+@pytest.mark.torch_xla
 def test_targets_and_options():
     lowered = xf.jit(decorated).lower(SQUARE)
     with pytest.raises(ValueError, match=r"unknown target 'abacus'(.|\n)*Hint: leave it out"):
@@ -228,6 +229,7 @@ def test_targets_and_options():
 # -- profiles -------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch_xla
 def test_profile(tmp_path):
     fun = xf.jit(tower)
     args = torch.ones(4, 4), torch.ones(4, 4)
@@ -260,6 +262,7 @@ PERSISTENT = """if True:
 """
 
 
+@pytest.mark.torch_xla
 def test_the_cpu_client_cannot_load_what_it_compiled(tmp_path):
     """torch_xla's persistent cache fills, and every program in it is compiled again.
 

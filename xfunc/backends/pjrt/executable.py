@@ -26,6 +26,9 @@ from xfunc.backends.torch_xla.executable import failures
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
 
+_WITHIN = "jit(call)/call_exported/"
+"""What JAX puts before the names of operations; see NOTE [the way into JAX]."""
+
 _STABLEHLO = "1.9.0"
 """The version that programs are handed to JAX in: newer releases read older versions."""
 
@@ -103,6 +106,9 @@ class Executable:
         found = self._compiled.memory_analysis()
         sizes = {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}
         read = Module.from_bytes(module.as_serialized_hlo_module_proto())
+        for computation in read.proto.computations:
+            for i in computation.instructions:
+                i.metadata.op_name = i.metadata.op_name.removeprefix(_WITHIN)
         return Optimised(read, MemoryAnalysis(**sizes))
 
 

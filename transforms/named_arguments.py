@@ -1,0 +1,51 @@
+"""Arguments of a function by position or by name: the static and the donated ones of `jit`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xfunc.core.locations import function_name
+from xfunc.errors import fail
+
+Nums = int | Sequence[int] | None
+Names = str | Sequence[str] | None
+
+
+def resolve(
+    fun: Callable[..., Any], nums: Nums, names: Names
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions and names of arguments, each completed from the other by the signature."""
+    positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
+    called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if not positions and not called:
+        return (), ()
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return positions, called
+    by_position = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for i in positions:
+        if not variadic and not -len(by_position) <= i < len(by_position):
+            fail(
+                ValueError,
+                f"{function_name(fun)} has {len(by_position)} positional parameters, but none at "
+                f"{i}",
+                "give positions of parameters of the function.",
+            )
+    positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
+    for n in called:
+        if n not in {p.name for p in parameters} and not keywords:
+            fail(
+                ValueError,
+                f"{function_name(fun)} has no parameter {n!r}",
+                f"its parameters are {', '.join(p.name for p in parameters)}.",
+            )
+    all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}
+    all_names = {*called, *(by_position[i] for i in positions if i < len(by_position))}
+    return tuple(sorted(all_positions)), tuple(sorted(all_names))
