@@ -1,9 +1,9 @@
-"""What a training step takes on TPUs, found by compiling it without them.
+"""Memory and cost of a training step on TPUs, found by compiling it without them.
 
     python -m examples.llama aot --config llama3.1-405b-v6e-256 --topology v6e-256
 
-compiles the step that `fit` would run with the same settings on these chips, and says what it takes
-of each: memory, arithmetic and messages. With `--plan` it looks for the largest batch that fits.
+compiles the step that `fit` would run with the same settings on these chips, and reports memory,
+arithmetic and communication per chip. With `--plan` it looks for the largest batch that fits.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--plan finds the batch and prints a table: omit --batch and --json")
     if not args.plan and _is_bare(args) and not _sets(pairs, "data.batch"):
         parser.error("give --batch, or --plan to find the largest")
-    os.environ.setdefault("PJRT_DEVICE", "CPU")  # A TPU that is here is not needed.
+    os.environ.setdefault("PJRT_DEVICE", "CPU")  # A local TPU is not needed.
     width = None if sys.stdout.isatty() else 1000  # A file has room for names and lines.
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     given = dict(args.compiler_option)
@@ -147,7 +147,7 @@ def _is_bare(args: argparse.Namespace) -> bool:
 
 
 def _run(args: argparse.Namespace, pairs: Sequence[str]) -> Run:
-    """The settings, read as `fit` reads them."""
+    """The settings, read in the same way as by `fit`."""
     if not _is_bare(args):
         return config.read(args.config, pairs)
     policy = "offload" if _is_large(args.config) else "full"

@@ -1,4 +1,4 @@
-"""The settings of a run: what is trained on what, where it lies, and what is written when."""
+"""The settings of a run: model, data, sharding, and what is written when."""
 
 import dataclasses
 import math
@@ -25,14 +25,14 @@ _DEMO = Recipe(model.CONFIGS["demo-1m"], steps=1000, warmup=100)
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the devices are laid out.
+    """The mesh of devices.
 
     Attributes:
-        data: parts of the batch, each with a copy of the weights.
-        fsdp: parts of the batch over which the weights are divided too; -1: as many as there are
-            devices for.
+        data: parts of the batch, each with a replica of the weights.
+        fsdp: parts of the batch over which the weights are sharded too; -1: as many as the
+            remaining devices.
         tensor: devices that share each matrix product.
-        expert: parts of the batch over which experts are divided, and other weights too.
+        expert: parts of the batch over which experts, and other weights, are sharded.
     """
 
     data: int = 1
@@ -63,31 +63,30 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Run:
-    """All that decides what a run does.
+    """All settings of a run.
 
     Attributes:
-        folder: where it is kept: checkpoints, curves, these settings.
+        folder: where it is stored: checkpoints, metrics, these settings.
         train: the model, and how it is trained.
         data: what it is trained on.
-        mesh: how the devices are laid out.
-        base: a folder in Hugging Face's format with the weights that are not trained, see
-            `train.tune`, and that pairs are compared with, see `data.kind`; null: there are none.
+        mesh: the mesh of devices.
+        base: a folder in Hugging Face's format with the frozen weights (see `train.tune`), with
+            which pairs are also compared (see `data.kind`); null: none.
         seed: of the weights before the first step.
-        on_bad: what to do at a step whose loss or gradient is not finite, or is a spike, see
-            `train.spike`. `skip` leaves the weights as they were, `stop` saves and ends
-            too, `ignore` takes the step.
-        save_every: steps from one checkpoint to the next.
-        keep: how many checkpoints are kept, the newest ones.
-        keep_every: steps from one checkpoint that stays for good to the next; null: none does.
-        eval_every: steps from one evaluation on held-out data to the next.
-        eval_batches: how many batches of held-out data are evaluated, if there are as many.
-        context: the longest sequence that other tools allow for an exported model; data.seq if
-            that is longer.
-        trackers: where curves are shown besides: any of tensorboard, wandb and mlflow, of which the
-            latter two have to be installed.
+        on_bad: what to do at a step whose loss or gradient is not finite, or is a spike (see
+            `train.spike`). `skip` leaves the weights unchanged, `stop` also saves and ends the run,
+            `ignore` takes the step.
+        save_every: steps between checkpoints.
+        keep: the number of newest checkpoints to keep.
+        keep_every: steps between checkpoints that are never deleted; null: there are none.
+        eval_every: steps between evaluations on held-out data.
+        eval_batches: the maximum number of held-out batches to evaluate.
+        context: the maximum sequence length of an exported model in other tools; at least data.seq.
+        trackers: where metrics are also shown: any of tensorboard, wandb and mlflow; the latter two
+            must be installed.
         samples: texts that the model continues at each evaluation, in samples.jsonl.
         sample_tokens: how many tokens it adds to each.
-        profile: numbers of steps to be recorded for xprof, such as [10, 11].
+        profile: steps to profile for xprof, such as [10, 11].
     """
 
     folder: str = "runs/demo"
@@ -130,7 +129,7 @@ class Run:
             )
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
-        """What is compiled, for so many devices; if `abstract`, for some that need not be there."""
+        """The recipe to compile for this many devices; if `abstract`, they need not be present."""
         if self.train.plan.attention == "splash" and not abstract and xf.default_backend() == "cpu":
             raise SettingError(
                 "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
@@ -147,7 +146,7 @@ class Run:
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
-# What a run begins with whose weights are imported: small changes, on data that have to be named.
+# Defaults of a run with imported weights: small updates, on data that must be given.
 TUNING = Run(
     folder="runs/tuned",
     train=dataclasses.replace(_DEMO, peak_lr=2e-5, weight_decay=0.0),
@@ -156,7 +155,7 @@ TUNING = Run(
 
 
 def presets() -> list[str]:
-    """The names that `read` knows besides files."""
+    """The names that `read` accepts besides files."""
     return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
@@ -165,8 +164,8 @@ def read(source: str | Path | None = None, pairs: Iterable[str] = (), run: Run =
 
     Args:
         source: a file, or one of `presets`; None: no file.
-        pairs: what differs from that.
-        run: what differs from neither.
+        pairs: settings that override those.
+        run: the defaults.
 
     Raises:
         SettingError: there is no such file or key, or a value does not fit.

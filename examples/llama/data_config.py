@@ -1,4 +1,4 @@
-"""What a run reads."""
+"""The data of a run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,27 +8,27 @@ from .documents import PYTHON_DOCS, DataError
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read, and how much of it a step takes.
+    """What is read, and how much of it a step uses.
 
     Attributes:
-        kind: what a record is: `text`, a document, of which each token is learned; `chat`, a
-            conversation, of which the answers are; or `pairs`, two answers, of which one is
+        kind: what a record is: `text`, a document, every token of which is learned; `chat`, a
+            conversation, of which the answers are learned; or `pairs`, two answers, one of which is
             preferred.
         files: text, JSON lines and parquet files, folders of them, or patterns; `python-docs` is
             the language reference inside Python.
-        validation: files to evaluate on, given like `files`, all of which are trained on then;
+        validation: files to evaluate on, given like `files`, which are then all used for training;
             none: a part of the documents is held out.
-        template: a file with a chat template; null: that of the tokenizer.
-        field: what holds the text in JSON and parquet.
-        skip_bad: whether records that cannot be read, or have no text, are left out and told; else
+        template: a file with a chat template; null: the tokenizer's.
+        field: the field with the text in JSON and parquet.
+        skip_bad: whether to skip and report records that cannot be read or have no text; otherwise
             the first one is an error.
         tokenizer: a tokenizer.json, or a folder with one; None: one is trained on the data.
-        vocab: tokens of the one that is trained; null: as many as the model has.
-        batch: rows of a batch, of all hosts together.
-        seq: tokens of a row.
-        held_out: the part of the documents that is never trained on, without `validation`.
-        seed: of the order.
-        cache: a folder, which runs may share, for what is made of the data; None: the run's own.
+        vocab: tokens of a tokenizer trained on the data; null: as many as the model has.
+        batch: rows of a batch, over all hosts.
+        seq: tokens per row.
+        held_out: the fraction of the documents held out from training, if there is no `validation`.
+        seed: of the order of the data.
+        cache: a folder for the tokenized data, which runs may share; None: the run's own.
     """
 
     files: tuple[str, ...] = (PYTHON_DOCS,)

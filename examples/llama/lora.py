@@ -32,15 +32,16 @@ FULL, LORA, FROZEN = "full", "lora", "frozen"
 
 @dataclass(frozen=True)
 class Tune:
-    """Which weights are trained. By default all are; what no pattern names is frozen then.
+    """Which weights are trained. By default all are; with patterns, all weights that match none are
+    frozen.
 
     Attributes:
         lora: patterns of the weights that get adapters, such as layers.w*.
-        full: patterns of the weights that are trained themselves; null: all if none gets an
-            adapter, else none.
+        full: patterns of the weights that are trained directly; null: all if none gets an adapter,
+            otherwise none.
         rank: of the adapters.
-        alpha: what their product is multiplied by, once divided by the rank.
-        rank_stabilised: whether it is divided by the root of the rank instead.
+        alpha: their product is multiplied by this and divided by the rank.
+        rank_stabilised: whether to divide by the square root of the rank instead.
     """
 
     lora: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How a model is computed. Nothing here changes what is computed."""
+"""How a model is computed. Nothing here changes the result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from xfunc import checkpoint_policies
 
 from .sharding import Sharding
 
-# What the backward pass of a layer finds, and does not compute again. The input of each layer is
-# always kept, here or on the host; the model names it `layer_input`, and what attention leaves for
-# its own backward pass `attention`.
+# The values that the backward pass of a layer does not recompute. The input of each layer is always
+# kept, here or on the host; the model names it `layer_input`, and the residuals of attention
+# `attention`.
 POLICIES: dict[str, Callable[..., Any]] = {
     "full": checkpoint_policies.nothing_saveable,
     "attention": checkpoint_policies.save_only_these_names("attention"),
@@ -31,13 +31,13 @@ class Plan:
     """Choices that trade memory for time.
 
     Attributes:
-        policy: what a layer keeps for its backward pass.
-        attention: `dense` has all scores of a layer at a time, `blockwise` those of one block;
-            `splash` is the kernel that JAX has for TPUs.
+        policy: what a layer saves for its backward pass.
+        attention: `dense` computes all scores of a layer at once, `blockwise` those of one block at
+            a time; `splash` is JAX's kernel for TPUs.
         block: queries, and keys, of one block of attention.
-        loss_chunk: positions of a sequence whose logits are there at a time.
-        microbatches: parts of the batch whose gradients are found one after the other.
-        sharding: where weights and activations lie; None: all on one device.
+        loss_chunk: positions of a sequence whose logits are computed at a time.
+        microbatches: parts of the batch whose gradients are computed one after the other.
+        sharding: the shardings of weights and activations; None: all on one device.
     """
 
     policy: str = "full"

@@ -1,9 +1,9 @@
 """The largest batch that fits, found with as few compiles as it can be.
 
-What a program takes of a chip's memory grows by about as much with each row of the batch. So two
-compiles tell where the limit will be, and one or two more make sure. A mesh that does not reach the
-best batch so far is given up after one compile, at that batch; so are all policies that keep more
-than one that does not reach it.
+The memory of a program grows about linearly with the rows of the batch. So two compilations predict
+the limit, and one or two more confirm it. A mesh that does not reach the best batch so far is
+abandoned after one compilation, at that batch; so are all policies that keep more than one that
+does not reach it.
 """
 
 import math
@@ -31,7 +31,7 @@ class Mesh(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What one compile said.
+    """The result of one compilation.
 
     Attributes:
         mesh: what was tried.

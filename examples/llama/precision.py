@@ -1,8 +1,9 @@
 """In which dtypes weights are kept and a model is computed, and how updates reach the weights.
 
 bfloat16 has 8 significant bits: an update of less than 1/512 of a weight is lost when their sum is
-rounded to the nearest, however often it comes. Of `PRECISIONS` all but the last keep it. Optimizers
-compute in float32: `wide` makes the weights that they are given, `kept` puts away what they return.
+rounded to the nearest, however often it occurs. Of `PRECISIONS` all but the last keep it.
+Optimizers compute in float32: `wide` makes the weights that they are given, `kept` puts away what
+they return.
 """
 
 from dataclasses import dataclass

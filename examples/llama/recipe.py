@@ -33,36 +33,36 @@ class Recipe:
 
     Attributes:
         model: the sizes.
-        steps: the length of the schedule.
+        steps: the number of steps.
         plan: how the model is computed.
-        precision: what weights are kept in, and what is computed in. `float32`: all; `mixed`:
-            weights in float32, the model in bfloat16; `stochastic`, `compensated`: all in bfloat16
-            but the optimizer, whose updates are rounded at random, or whose rounding errors are
-            kept; `bfloat16`: the same without, where small updates are lost.
-        optimizer: what makes steps of gradients.
-        schedule: how the rate falls after `warmup` steps; `wsd`, it is stable, and falls in the
-            last steps, see `cooldown`; `constant`, it does not.
-        warmup: steps in which the rate rises to `peak_lr`.
-        peak_lr: the highest rate.
-        floor: the rate at the last step, as a part of the highest.
-        cooldown: the last part of the steps, in which the rate of `wsd` falls.
-        beta1: how much of its running mean of gradients `adamw` keeps from one step to the next.
-        beta2: how much of that of their squares.
-        eps: what `adamw` adds to the root of that before it divides.
-        weight_decay: what a step takes off each weight, as a part of it, times the rate.
-        decay_norms: whether it does from the scales of norms too.
-        decay_embeddings: whether it does from embeddings too; with them, where these are tied,
-            from the matrix that makes logits.
-        clip: the most that the norm of all gradients together may be.
-        router_balance: what the unevenness of experts' loads counts in the loss of training.
-        router_size: what the size of routers' logits does.
-        tune: which weights are trained, and by which adapters.
-        dpo_beta: how much more likely than the base makes it an answer of a pair has to become, or
-            less, for the loss of pairs; see `data.kind`.
-        pairs: whether what is trained on are pairs of answers, one of which is preferred.
-        skip_bad: whether a step changes nothing whose loss or gradient is not finite or a spike.
-        spike: how many standard deviations above the mean of the last 50 or so the loss or the norm
-            of the gradient has to be for a spike; null: however high, it is none.
+        precision: dtypes of the weights and the computation. `float32`: everything; `mixed`:
+            weights in float32, the model in bfloat16; `stochastic`, `compensated`: everything in
+            bfloat16 except the optimizer, whose updates are rounded at random, or whose rounding
+            errors are kept; `bfloat16`: the same, but small updates are lost.
+        optimizer: `adamw` or `adafactor`.
+        schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
+            in the last steps, see `cooldown`; `constant`: it does not fall.
+        warmup: steps in which the learning rate rises to `peak_lr`.
+        peak_lr: the highest learning rate.
+        floor: the learning rate at the last step, as a fraction of the highest.
+        cooldown: the fraction of the steps, at the end, in which the learning rate of `wsd` falls.
+        beta1: the decay of `adamw`'s running mean of gradients.
+        beta2: the decay of its running mean of squared gradients.
+        eps: added by `adamw` to the square root of that mean before dividing.
+        weight_decay: the fraction of each weight that a step subtracts, times the learning rate.
+        decay_norms: whether weight decay applies to the scales of norms too.
+        decay_embeddings: whether it applies to embeddings too, and so, if these are tied, to the
+            output matrix.
+        clip: the maximum global norm of the gradients.
+        router_balance: the weight of the load-balancing loss of experts in training.
+        router_size: the weight of the loss for large router logits.
+        tune: which weights are trained, and with which adapters.
+        dpo_beta: the strength of the penalty for moving away from the base, in the loss of pairs;
+            see `data.kind`.
+        pairs: whether to train on pairs of answers, one of which is preferred.
+        skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
+        spike: a loss or gradient norm this many standard deviations above the mean of about the
+            last 50 counts as a spike; null: nothing does.
     """
 
     model: model.Config

@@ -1,10 +1,9 @@
-"""How the model lies on a mesh, in one place.
+"""All shardings of the model in one place.
 
-The mesh has four axes, of which any may be 1. Over ``data`` the batch is divided and the weights
-are not (data parallel); over ``fsdp`` the batch and the weights are (fully sharded data parallel);
-over ``tensor`` each matrix product is (tensor parallel); over ``expert`` the batch is, the experts
-of models that have them, and other weights as over ``fsdp``. What moves between the devices follows
-from that; XLA writes it.
+The mesh has four axes, of which any may be 1. Over ``data`` only the batch is sharded (data
+parallel); over ``fsdp`` the batch and the weights are (fully sharded data parallel); over
+``tensor`` each matrix product is (tensor parallel); over ``expert`` the batch is, the experts of
+models that have them, and other weights as over ``fsdp``. XLA derives the communication from that.
 """
 
 import math
@@ -18,17 +17,17 @@ import xfunc as xf
 from xfunc import NamedSharding, P
 
 AXES = ("data", "fsdp", "tensor", "expert")
-_ROWS = ("data", "fsdp", "expert")  # the axes that divide a batch
-_FSDP = ("fsdp", "expert")  # those that divide weights which are gathered where they are used
+_ROWS = ("data", "fsdp", "expert")  # the axes that shard a batch
+_FSDP = ("fsdp", "expert")  # those that shard weights, which are gathered where they are used
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A mesh of the axes `AXES`, and how each kind of array lies on it.
+    """A mesh of the axes `AXES`, and the sharding of each kind of array.
 
-    The stacked weights are ``[layers, out, in]``. Maps into attention and the feed-forward part
-    are divided over ``tensor`` by what they make, maps out of them by what they take, so that
-    what lies between never moves.
+    The stacked weights are ``[layers, out, in]``. Maps into attention and the feed-forward part are
+    sharded over ``tensor`` by their outputs, maps out of them by their inputs, so that the values
+    in between are never communicated.
     """
 
     mesh: xf.AbstractMesh
@@ -63,9 +62,9 @@ class Sharding:
         return NamedSharding(self.mesh, spec)
 
     def constrain(self, x: Tensor, spec: P) -> Tensor:
-        """The same values, to lie as a spec of this object says.
+        """The same values, constrained to a spec of this object.
 
-        A dimension that its axes do not divide, such as few heads of keys, is left whole.
+        A dimension that is not a multiple of its axes, such as a few heads of keys, is not sharded.
         """
         return xf.with_sharding_constraint(x, self.on_mesh(self.fitting(x, spec)))
 

@@ -10,7 +10,7 @@ ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than those of the first training.
+    """Scaling of rotary frequencies for contexts longer than in pretraining.
 
     Attributes:
         factor: how many times longer.
@@ -83,20 +83,20 @@ class Config:
         kv_heads: of keys and values in each layer.
         tied: whether the output matrix is the embedding matrix.
         rope_theta: the base of rotary frequencies.
-        norm_eps: what norms add to a mean square.
-        rope_scaling: how rotary frequencies are stretched; null: not at all.
+        norm_eps: added by norms to a mean square.
+        rope_scaling: scaling of rotary frequencies; null: none.
         family: what else the model is made of.
         head_size: features of a head; null: hidden / heads.
         qkv_bias: whether maps to queries, keys and values have biases.
         out_bias: whether the map out of attention has one.
         mlp_bias: whether maps of the feed-forward part have biases.
         activation: of the feed-forward part.
-        window: how many tokens a token sees, itself among them; null: all before it.
-        full_layers: numbers of the layers that see all tokens in spite of `window`.
+        window: how many tokens a token attends to, including itself; null: all before it.
+        full_layers: numbers of the layers that attend to all tokens despite `window`.
         local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
             as in others.
-        query_scale: scores are divided by the root of this; null: of the size of a head.
-        score_cap: scores s of attention become cap * tanh(s / cap); null: they stay.
+        query_scale: scores are divided by the square root of this; null: of the head size.
+        score_cap: attention scores s become cap * tanh(s / cap); null: they are unchanged.
         logit_cap: the same for logits.
         experts: of which the feed-forward part is made; null: it is one, for all tokens.
     """

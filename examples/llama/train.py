@@ -1,4 +1,4 @@
-"""One training step and evaluation: what is compiled."""
+"""One training step and evaluation: the compiled functions."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What a step has to tell; left on the device until somebody reads it."""
+    """The metrics of a step, which stay on the device until they are read."""
 
     loss: Float[Tensor, ""]
     grad_norm: Float[Tensor, ""]
@@ -54,7 +54,7 @@ class Metrics(NamedTuple):
 def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
     """The state before the first step, on the device: the same weights in every precision.
 
-    On a mesh, let each device make its part: ``xf.jit(lambda: init(recipe),
+    On a mesh, let each device create its shard: ``xf.jit(lambda: init(recipe),
     out_shardings=shardings(recipe))()``. The weights of which some are frozen are not drawn, and
     for these there are `lora.trained` and `start`.
     """
@@ -95,7 +95,7 @@ def train_step(
     new = State(params, opt, guard, compensation)
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
-        new = new._replace(guard=guard)  # Where spikes go on, they are none before long.
+        new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
     else:
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step shall find it as this one did.
@@ -108,7 +108,7 @@ def gradient(
 ) -> tuple[Float[Tensor, ""], Params]:
     """The mean loss of a batch and its gradient, found for one part of the batch after another."""
     plan, count = recipe.plan, target_count(batch, recipe)
-    params = recipe.numbers.computing(params)  # Once: what devices gather is in this dtype, too.
+    params = recipe.numbers.computing(params)  # Once, so that devices also gather in this dtype.
     parts = plan.microbatches
     of_part = xf.value_and_grad(loss)
     if parts == 1:
@@ -247,7 +247,7 @@ def _on(a: Any, sharding: NamedSharding) -> xf.ShapeDtypeStruct:
 
 
 def _beside(name: str, part: Any, placed: Any, sharding: Sharding) -> Any:
-    """A part of the optimizer's state, each leaf of which lies like its weight."""
+    """A part of the optimizer state, each leaf sharded like its weight."""
     whole = sharding.on_mesh(P())
     if not isinstance(part, dict):
         return _on(part, whole)

@@ -1,8 +1,8 @@
 """The order of NaN; and operations on dtypes on which XLA ends the process, which are refused.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
-Comparison: .LT.C64"), and booleans no products with a sum beside. Eager torch refuses most of them
-too; here it is by name.
+Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuses most of these too;
+    here the error names the operation.
 """
 
 from __future__ import annotations

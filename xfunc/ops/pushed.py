@@ -1,4 +1,4 @@
-"""Operations whose derivative in forward mode, as torch 2.9 has it, is not that of reverse mode.
+"""Operations whose forward-mode derivative in torch 2.9 differs from the reverse-mode one.
 
 NOTE [slopes at ties]: where two operands are equal, `fmax`, `clamp` with tensors and others have a
 slope on either side. torch's formulas in forward mode take another one than those in reverse mode,

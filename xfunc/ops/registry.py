@@ -1,15 +1,16 @@
 """The table of kernels, and how they get into torch's dispatcher.
 
-NOTE [kernels for the dispatcher]: a kernel registered for the key XLA stands below everything that
+NOTE [kernels for the dispatcher]: a kernel registered for the key XLA is below everything that
 transforms an operation: autograd's formulas, the batching rules of torch.func, and the operations
 that torch composes of others in C++ all find it, whether a program is traced or not. In place of a
 missing kernel, torch_xla has a fallback that computes on the host, which a trace must refuse.
 
-NOTE [which way to replace an operation]: from the user's call down to the device, what is highest
-serves most, and what is lowest is met most often:
+NOTE [which way to replace an operation]: from the user's call down to the device, higher levels
+cover more (derivatives, batching), and lower levels are reached by more callers:
 
 - a function in `xfunc.torchlib.replacements` runs in place of a torch function that traced code
-  calls, before autograd and torch.func see it: for what other torch functions can say as well;
+  calls, before autograd and torch.func see it: for operations that other torch functions can
+  express;
 - a `composition` replaces an operation's own derivative and batching rule by those of the
   operations that it is composed of, wherever it is called;
 - a `differentiable` function brings its own derivative: where torch's formula is wrong on
@@ -231,7 +232,7 @@ def _einsum() -> Kernel:
 
 
 def _chosen(name: str, function: Kernel) -> Kernel:
-    """A composition that serves for some arguments."""
+    """A composition that is used for some arguments."""
     rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:

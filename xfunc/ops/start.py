@@ -1,4 +1,4 @@
-"""`start`: what is done with the kernels once torch_xla is loaded."""
+"""`start`: registers the kernels once torch_xla is loaded."""
 
 from __future__ import annotations
 

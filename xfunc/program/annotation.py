@@ -1,4 +1,4 @@
-"""Primitives that hand values on unchanged and tell XLA's partitioner something about them."""
+"""Primitives that return values unchanged and annotate them for XLA's partitioner."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Tie(Annotation):
     """Two values that are sharded alike; see `xfunc.hlo.spmd.annotations`.
 
     Attributes:
-        automatic: whether xfunc ties them by itself. What becomes of the derivatives of these is
-            decided where they are computed.
+        automatic: whether xfunc ties them automatically. What becomes of the derivatives of these
+            is decided where they are computed.
     """
 
     automatic: bool = False

@@ -1,8 +1,8 @@
 """Applying primitives, so that every transform of torch.func finds its rule.
 
 A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
-(`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nobody watches
-the arguments that is one HLO call; otherwise it goes through one of three
+(`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nothing watches
+the arguments, that is one HLO call; otherwise it goes through one of three
 ``torch.autograd.Function`` (`xfunc.program.autograd_functions`), whose rules apply primitives
 again, so that grad of grad, vmap of grad, jvp of grad and so on compose without further code.
 
@@ -65,7 +65,7 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
             return list(apply(PairFunction, application, *args))[: len(primitive.outputs)]
     rule = _rule_of(primitive)
     if rule is not None:
-        # What is below the innermost level that watches it sees what the rule does, as in JAX.
+        # Levels below the innermost one that watches it see the operations of the rule, as in JAX.
         if any(map(functorch.watched_here, args)):
             return list(functorch.apply_here(rule, args))[: len(primitive.outputs)]
         return list(functorch.apply_here(_Below(primitive), args))

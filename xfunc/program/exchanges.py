@@ -1,4 +1,5 @@
-"""What devices, or the examples of a batch, make of the values of all of them: one class for each.
+"""The operations in which devices, or the examples of a batch, combine their values: one class
+each.
 
 All but the maximum are linear in the values of all devices together, and are differentiated as
 such:
@@ -51,7 +52,9 @@ class Exchange:
         return shape
 
     def transposed(self) -> Exchange | None:
-        """What takes a cotangent of the result to one of the argument; None: it is not linear."""
+        """The transpose, from a cotangent of the result to one of the argument; None: it is not
+        linear.
+        """
         return self
 
     def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:

@@ -2,10 +2,10 @@
 
 JAX lowers the function to HLO, which becomes part of the program that is being traced.
 
-NOTE [JAX lowers in a process of its own]: on a host with TPUs, JAX wants the TPU as soon as it
-lowers anything, even for another platform, and torch_xla has it. JAX without the TPU refuses to
-lower kernels there, unless it finds no libtpu either. So it is started where none of this matters,
-and what it does to its environment is lost with it.
+NOTE [JAX lowers in a process of its own]: on a host with TPUs, JAX claims the TPU as soon as it
+lowers anything, even for another platform, but torch_xla already holds it. JAX without the TPU
+refuses to lower kernels there, unless it finds no libtpu either. So it is started where none of
+this matters, and what it does to its environment is lost with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from xfunc.trace.lowering import Lowering
 def call_jax(
     fun: str, *args: Tensor | None, platform: str, **static: bool | int | float | str
 ) -> tuple[Tensor, ...]:
-    """What a function of JAX returns, as part of the function that is being traced.
+    """The results of a JAX function, as part of the function that is being traced.
 
     It has no derivative and no batch rule: give it a derivative with `custom_vjp`. On a mesh, call
     it in a `shard_map`. JAX is started once for each kind of arguments; what it makes of them is

@@ -1,4 +1,4 @@
-"""The pair of a primitive whose own `vjp` serves as its backward pass."""
+"""The pair of a primitive whose own `vjp` is its backward pass."""
 
 from __future__ import annotations
 

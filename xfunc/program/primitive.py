@@ -1,4 +1,4 @@
-"""What `xfunc.program.bind` can apply: the protocols of primitives and of their two passes."""
+"""The protocols of primitives, which `xfunc.program.bind` applies, and of their two passes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Rule:
     """
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        """What is run below the level: the outputs, and what else is to be kept."""
+        """Runs below the level: returns the outputs, and other values to keep."""
         raise NotImplementedError
 
     def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -103,7 +103,7 @@ class Primitive(Protocol):
         return False
 
     def below_gradient(self) -> Primitive:
-        """What the levels below a gradient see of it, if it `has_rule`."""
+        """The operations that levels below a gradient see, if it `has_rule`."""
         return self
 
     @property
@@ -116,7 +116,7 @@ class Primitive(Protocol):
         ...
 
     def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
-        """The two passes for gradients with respect to the inputs marked; None: `vjp` serves."""
+        """The two passes for gradients with respect to the marked inputs; None: `vjp` is used."""
         return None
 
     def vjp(

@@ -1,8 +1,8 @@
 """Programs: pure flat functions with their HLO, and the programs derived from them.
 
-A `Program` is made by running a Python function on placeholders. What its captures were is found
-out by that first run; afterwards they are explicit inputs (*closure conversion*), so that every
-program derived from it differentiates and batches them like arguments.
+A `Program` is made by running a Python function on placeholders. The first run discovers its
+captures; afterwards they are explicit inputs (*closure conversion*), so that every program derived
+from it differentiates and batches them like arguments.
 
 The derived programs are traced on demand from the same Python function, and kept:
 
@@ -133,7 +133,7 @@ class Joint:
         return self._memo[key]
 
     def as_program(self) -> Program:
-        """The joint function as a program of its own."""
+        """The joint function as a separate program."""
         if "program" not in self._memo:
             n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
 
@@ -159,7 +159,7 @@ class Joint:
 
 
 class Program:
-    """A pure flat function ``(*tensors) -> list of tensors`` and what was derived from it.
+    """A pure flat function ``(*tensors) -> list of tensors`` and the programs derived from it.
 
     Attributes:
         name: of the user's function.
@@ -183,7 +183,7 @@ class Program:
         self._traced = False
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
-        self._derived = derived  # A derived program has no captures of its own.
+        self._derived = derived  # A derived program has no captures.
         self._around = ambient.key()  # wherever it is traced again
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: Lowering | None = None

@@ -1,11 +1,11 @@
 """Varying types in what is traced: the primitives behind the marks of `xfunc.hlo.spmd.vma`.
 
-NOTE [gradients by type]: in the function that a device runs, transposed collectives are those of a
-function of all devices' arrays. For a value that does not vary this hands on cotangents of which
-each device has a part: their sum is the cotangent. Where no program looks that is as good as any
-other form, and needs no knowledge of types. Where a program does look, at the beginning and the end
-of a `grad` or a `vjp` and around the backward rule of a `custom_vjp`, the form changes: a cotangent
-of what does not vary comes in as a share for each device (`share`), and goes out summed (`total`).
+NOTE [gradients by type]: in the function that a device runs, collectives are transposed as
+functions of all devices' arrays. For a value that does not vary, each device then has a part of the
+cotangent: their sum is the cotangent. Where no user code sees it, this form is as good as any
+other, and needs no types. Where user code does see it, at the beginning and the end of a `grad` or
+a `vjp` and around the backward rule of a `custom_vjp`, the form changes: the cotangent of a value
+that does not vary comes in as a share for each device (`share`), and goes out summed (`total`).
 That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here sums come once, at
 the end.
 """
@@ -46,7 +46,7 @@ def witness(x: Tensor) -> Tensor:
 
 
 def total(ct: Tensor, of: Tensor) -> Tensor:
-    """A cotangent, of which each device has a part, in the form in which programs see it.
+    """A cotangent, of which each device has a part, in the form that user code sees.
 
     Args:
         ct: the cotangent.
