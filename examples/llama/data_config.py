@@ -28,6 +28,10 @@ class DataConfig:
         seq: tokens per row.
         held_out: the fraction of the documents held out from training, if there is no `validation`.
         seed: of the order of the data.
+        dynamic: whether a row is one document, or a part of one, and batches are of rows of similar
+            length, as wide as the longest; otherwise rows of `seq` tokens are packed with several.
+        memory_limit: bytes that a step with `dynamic` may hold on a device: beyond that, values are
+            recomputed for the backward pass; null: no limit.
         cache: a folder for the tokenized data, which runs may share; None: the run's own.
     """
 
@@ -43,11 +47,19 @@ class DataConfig:
     seq: int = 128
     held_out: float = 0.1
     seed: int = 0
+    dynamic: bool = False
+    memory_limit: int | None = None
     cache: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("seq", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
+        if self.dynamic and self.kind == "pairs":
+            raise DataError("dynamic is for rows of one document, and pairs are two: leave it out")
+        if self.memory_limit is not None and (self.memory_limit < 1 or not self.dynamic):
+            raise DataError(
+                f"memory_limit is {self.memory_limit}: use a number of bytes, with data.dynamic"
+            )
         if not 0 < self.held_out < 1:
             raise DataError(f"held_out is {self.held_out}: use a part between 0 and 1")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from .finite import check_finite, not_finite
 from .interrupts import Interrupts
 from .lora import Tune
 from .metrics import Log
-from .model import Params
+from .model import Batch, Params
 from .options import SettingError
 from .owner import owned
 from .precision import LOSSY, PRECISIONS
@@ -29,6 +30,8 @@ from .recipe import Recipe
 from .restored import restore
 from .train import Metrics, State
 
+_BUCKETS = 8  # lengths to compile for, with data.dynamic
+_COMPILATION = 64  # what one takes: so many steps of the longest rows
 _HOPELESS = 50  # bad steps in a row, after which it will not get better
 _ENDINGS = {
     "done": "step {} is the last one, and saved",
@@ -100,7 +103,11 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             reader.tokenizer.save(folder / "tokenizer")
         size, fixed = _size(state.params), _size(frozen)
         rows, seq = run.data.batch, run.data.seq
-        how: Any = {"names": run.trackers, "settings": options.plain(run)}
+        how: Any = {
+            "names": run.trackers,
+            "settings": options.plain(run),
+            "counted": run.data.dynamic,
+        }
         with Log(folder, recipe, first, rows, seq, console, **how) as log:
             beside = f" to train, beside a base of {fixed:,}" if fixed else ""
             log.say(f"{size:,} parameters{beside}; {reader}")
@@ -213,13 +220,13 @@ class _Loop:
     def go(self, first: int, state: State) -> Outcome:
         run, steps, step, held_out = self.run, self.recipe.steps, first, None
         late = _Late(self.log, patience=1 if run.on_bad == "stop" else _HOPELESS)
+        make_step = self._dynamic_step() if run.data.dynamic else self._step
         batches = prefetch(self.reader.batch, range(first, steps))
         with contextlib.closing(batches), Interrupts() as interrupts:
             for step, batch in enumerate(batches, first + 1):
                 with self._recording(step, state):
                     started = time.thread_time()  # What the thread spends, without what it waits.
-                    batch = evaluate.put(batch, self.recipe)
-                    state, metrics = train.train_step(state, batch, self.frozen, recipe=self.recipe)
+                    state, metrics = make_step(state, batch)
                     host_ms = (time.thread_time() - started) * 1e3
                 late.add(step, metrics, host_ms)
 
@@ -251,6 +258,25 @@ class _Loop:
             self.log.say(f"step {step}: no samples: {error}")
         else:
             self.log.samples(step, texts)
+
+    def _step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        batch = evaluate.put(batch, self.recipe)
+        return train.train_step(state, batch, self.frozen, recipe=self.recipe)
+
+    def _dynamic_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        """For batches of any width: they stay on the host, where they are padded."""
+        data = self.run.data
+        buckets = xf.buckets(
+            [*self.reader.widths(), data.seq],
+            n=_BUCKETS,
+            compile_cost=_COMPILATION * data.seq,
+            calls=self.recipe.steps,
+        )
+        step = train.dynamic_step(self.recipe, data.seq, buckets, data.memory_limit)
+        self.log.say(
+            f"a batch is padded to the next of {', '.join(map(str, buckets))} tokens a row"
+        )
+        return lambda state, batch: step(state, batch, self.frozen)
 
     def _is_saved(self, step: int) -> bool:
         run = self.run

@@ -38,6 +38,7 @@ class Log:
         console: to print to.
         names: of trackers.
         settings: of the run, for these.
+        counted: whether rates are of the tokens that had a target; else of all places of a batch.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Log:
         *,
         names: Sequence[trackers.Name] = ("tensorboard",),
         settings: Mapping[str, Any] = {},
+        counted: bool = False,
     ):
         self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
+        self._counted, self._tokens = counted, deque[float](maxlen=_WINDOW)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
@@ -88,7 +91,7 @@ class Log:
             host_ms: what the host spent on launching it.
         """
         found = Metrics(*(x.item() for x in xf.device_get(metrics)))
-        values = found._asdict() | {"host_ms": host_ms} | self._speed()
+        values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used
         self._write(step, values)
@@ -118,17 +121,18 @@ class Log:
     def pause(self) -> None:
         """Leave out of the rate what comes before the next step."""
         self._times.clear()
+        self._tokens.clear()
 
-    def _speed(self) -> dict[str, float]:
+    def _speed(self, tokens: float) -> dict[str, float]:
         """Tokens a second, and the part of the chips' peak that is, where they are known."""
         self._times.append(time.perf_counter())
         if len(self._times) == 1:
             return {}
-        seconds = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        rate = self._rows * self._seq / seconds
+        self._tokens.append(tokens if self._counted else self._rows * self._seq)
+        rate = sum(self._tokens) / (self._times[-1] - self._times[0])
         mfu = self._chip and flops.utilisation(
             self._recipe.model,
-            self._seq,
+            math.ceil(sum(self._tokens) / len(self._tokens) / self._rows),
             tokens_per_second=rate,
             chips=xf.device_count(),
             chip=self._chip,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .binning import Whole
+from .by_length import ByLength, joined
 from .corpus import Part
 from .data_config import DataConfig
 from .documents import DataError
@@ -51,7 +52,7 @@ class Reader:
     ) -> None:
         self.tokenizer, self._corpus = prepare(config, Path(folder), vocab, say)
         train, held_out, _ = self._corpus
-        if config.kind == "text" and len(train.tokens) < config.seq:
+        if config.kind == "text" and not config.dynamic and len(train.tokens) < config.seq:
             raise DataError(
                 f"the {len(train.tokens)} tokens to train on do not fill one row of {config.seq}: "
                 f"use more text, or a smaller seq"
@@ -64,7 +65,9 @@ class Reader:
                 else "data.validation has no text: give other files"
             )
         self.config, self._rows, self._position = config, np.arange(config.batch), Position()
-        self._train, self._held_out = (_rows(config, part) for part in (train, held_out))
+        self._train, self._held_out = _rows(config, train), _packed(config, held_out)
+        if not self._train.rows:
+            raise DataError("no document to train on has two tokens: use more text")
         self.held_out_batches = -(-self._held_out.rows // config.batch)
 
     def __str__(self) -> str:
@@ -82,7 +85,12 @@ class Reader:
         parts = [
             self._train.batch(int(number), places[epochs == number]) for number in np.unique(epochs)
         ]
-        return _batch(map(np.concatenate, zip(*parts, strict=True)))
+        return _batch(joined(parts))
+
+    def widths(self) -> list[int]:
+        """How wide batches are that `config.dynamic` makes, as many as an epoch has."""
+        assert isinstance(self._train, ByLength)
+        return self._train.widths()
 
     def held_out(self, number: int) -> Batch:
         """One of the `held_out_batches`; rows of the last may be empty."""
@@ -109,7 +117,8 @@ class Reader:
             DataChangedError: the data, or their order, is another and need not be; or the
                 tokenizer is, whose numbers the model has learned.
         """
-        now, step, position = self._made_of(), state["step"], Position.of(state)
+        unset = {key: None for key in ("kind", "dynamic") if state.get(key)}
+        now, step, position = unset | self._made_of(), state["step"], Position.of(state)
         was = {key: state.get(key) for key in now}
         differ = [key for key in now if was[key] != now[key]]
         changed = "; ".join(f"{key} was {was[key]}, is {now[key]}" for key in differ)
@@ -134,7 +143,9 @@ class Reader:
         """What decides the batches of steps."""
         kind = self.config.kind
         return {
-            **({} if kind == "text" else {"kind": kind}),  # Earlier versions knew no others.
+            # Earlier versions knew no others.
+            **({} if kind == "text" else {"kind": kind}),
+            **({"dynamic": True} if self.config.dynamic else {}),
             "text": self._corpus.fingerprint,
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
@@ -147,7 +158,13 @@ class Reader:
         return _NAMES[self.config.kind]
 
 
-def _rows(config: DataConfig, part: Part) -> Stream | Whole:
+def _rows(config: DataConfig, part: Part) -> Stream | Whole | ByLength:
+    if config.dynamic:
+        return ByLength(part, config.seq, config.batch, config.seed)
+    return _packed(config, part)
+
+
+def _packed(config: DataConfig, part: Part) -> Stream | Whole:
     if config.kind == "text":
         return Stream(part, config.seq, config.seed)
     return Whole(part, config.seq, 2 if config.kind == "pairs" else 1, config.seed)

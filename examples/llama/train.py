@@ -103,6 +103,33 @@ def train_step(
     return new, Metrics(mean, norm, lr, model.target_count(batch), bad)
 
 
+@functools.cache
+def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int | None) -> Any:
+    """`train_step` for rows of any length up to `seq`: a program for each bucket of lengths.
+
+    Args:
+        recipe: how it is trained.
+        seq: tokens of the longest row.
+        buckets: the lengths to compile for.
+        limit: bytes that a step may hold on a device; None: as many as it takes.
+    """
+
+    def step(state: State, batch: Batch, base: Params | None) -> tuple[State, Metrics]:
+        if recipe.plan.sharding is not None:
+            where = recipe.plan.sharding
+            batch = xf.with_sharding_constraint(batch, where.on_mesh(where.batch))
+        return train_step(state, batch, base, recipe=recipe)
+
+    length = xf.Dim("S", max=seq)
+    return xf.jit(
+        step,
+        donate_argnums=0,
+        dynamic_shapes=(None, (None, length), None),
+        buckets=[*buckets],
+        memory_limit=limit,
+    )
+
+
 def gradient(
     params: Params, batch: Batch, recipe: Recipe, base: Params | None = None
 ) -> tuple[Float[Tensor, ""], Params]:
