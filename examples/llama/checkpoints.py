@@ -57,13 +57,15 @@ class Checkpoints:
         """The newest step, or None."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, extra: dict[str, Any], *, at_once: bool = False) -> None:
         """Begin to save; the state may be donated or changed from now on.
 
         Args:
             step: how many steps made the state.
             state: a tree of tensors and Python numbers.
             extra: what JSON can hold, such as the position in the data.
+            at_once: whether to wait until it is written: then the host never holds more than one
+                array of the state.
 
         Raises:
             CheckpointWriteError: the save before failed; this one was not begun.
@@ -79,9 +81,11 @@ class Checkpoints:
         if _is_first():
             self._clean()
         self._damaged.clear()
-        self._pending = xf.sharding.save_checkpoint_async(
-            self.folder / str(step), state, {_STEP: step, "extra": extra}
-        )
+        path, noted = self.folder / str(step), {_STEP: step, "extra": extra}
+        if at_once:
+            xf.sharding.save_checkpoint(path, state, noted)
+        else:
+            self._pending = xf.sharding.save_checkpoint_async(path, state, noted)
 
     def wait(self) -> None:
         """Wait until nothing is being saved.

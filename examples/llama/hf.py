@@ -1,10 +1,11 @@
 """Weights in Hugging Face's format: a folder with `config.json` and safetensors files.
 
 Files are read and written one tensor at a time, so that the host needs to hold the model once at
-most: `load` with shardings holds one stack of layers, `save` one file.
+most: `load` with shardings holds a tensor, and what the system keeps of one file; `save` one file.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -55,8 +56,8 @@ def load(
     Args:
         folder: holds `config.json` and `model.safetensors`, or several files and their index.
         dtype: of the parameters; None: as stored.
-        shardings: a tree like the parameters, such as `Sharding.params` makes: each weight is put
-            on the devices before the next one is read. None: CPU tensors.
+        shardings: a tree like the parameters, such as `Sharding.params` makes: each tensor is put
+            on the devices before the next one is read, file by file. None: CPU tensors.
 
     Raises:
         FileNotFoundError: files are missing; all are listed.
@@ -82,10 +83,56 @@ def load(
         if shardings is None:
             return config, xf.tree.map(read, names, shapes)
 
-        def put(name: str, shape: xf.ShapeDtypeStruct, sharding: xf.NamedSharding) -> Tensor:
-            return xf.device_put(read(name, shape), sharding)
+        def begun(name: str, shape: xf.ShapeDtypeStruct, place: xf.NamedSharding) -> _Placed:
+            first = _parts(name, shape.shape)[0].name
+            return _Placed(shape.shape, dtype or stored[first][:0].dtype, place)
 
-        return config, xf.tree.map(put, names, shapes, shardings)
+        placed = xf.tree.map(begun, names, shapes, shardings)
+    _fill(folder, names, placed)
+    return config, xf.tree.map(lambda weight: weight.value, placed)
+
+
+class _Placed:
+    """A weight on the devices that is filled part by part."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, place: xf.NamedSharding):
+        self.shape, self._dtype, self._place = shape, dtype, place
+        self.value: Any = None
+
+    def fill(self, part: Tensor, at: tuple[int, ...]) -> None:
+        """Take a part of it, or all."""
+        spec = xf.P(*tuple(self._place.spec)[len(at) :])
+        found = xf.device_put(part.to(self._dtype), xf.NamedSharding(self._place.mesh, spec))
+        if not at:
+            self.value = found
+            return
+        if self.value is None:
+            make = functools.partial(torch.zeros, self.shape, dtype=self._dtype)
+            self.value = xf.jit(lambda: make(), out_shardings=self._place)()
+        self.value = _filled(self._place)(self.value, found, *map(torch.tensor, at))
+        xf.block_until_ready(self.value)  # Else parts wait in memory for their turn.
+
+
+@functools.cache
+def _filled(place: xf.NamedSharding) -> Any:
+    """A function that puts a part into a stack, in the stack's own memory."""
+
+    def fill(stack: Tensor, part: Tensor, *at: Tensor) -> Tensor:
+        return xf.at(stack)[at].set(part)
+
+    return xf.jit(fill, donate_argnums=0, out_shardings=place)
+
+
+def _fill(folder: Path, names: Any, placed: Any) -> None:
+    """Fill weights from one file after the other, so that none is in memory with another."""
+    pairs = zip(xf.tree.leaves(names), xf.tree.leaves(placed), strict=True)
+    wanted = {part.name: (w, part.at) for name, w in pairs for part in _parts(name, w.shape)}
+    for path in _paths(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if name in wanted:
+                    weight, at = wanted[name]
+                    weight.fill(file.get_tensor(name), at)
 
 
 class _Part(NamedTuple):
@@ -108,10 +155,7 @@ def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
 
 def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """What a folder's files hold, by name: slices, which are read when they are indexed."""
-    paths = [folder / SINGLE]
-    if (folder / INDEX).exists():
-        files = read_json(folder / INDEX).get("weight_map", {}).values()
-        paths = [folder / name for name in sorted(set(files))]
+    paths = _paths(folder)
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(
             f"there is no {', '.join(missing)}: download the whole folder, with safetensors files"
@@ -124,6 +168,13 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
             raise FormatError(f"{path} is damaged ({error}): download it again") from None
         found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     return found
+
+
+def _paths(folder: Path) -> list[Path]:
+    if not (folder / INDEX).exists():
+        return [folder / SINGLE]
+    files = read_json(folder / INDEX).get("weight_map", {}).values()
+    return [folder / name for name in sorted(set(files))]
 
 
 def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: Any) -> None:

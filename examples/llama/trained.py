@@ -183,7 +183,7 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
     with Checkpoints(folder / "checkpoints") as checkpoints:
         run = options.plain(trained.run)
         extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
-        checkpoints.save(0, start(trained.params), extra)
+        checkpoints.save(0, start(trained.params), extra, at_once=True)
     if (source / "tokenizer.json").exists():
         tokenizer.load(source).save(folder / "tokenizer")
     config.write(trained.run, folder / "config.yaml")
