@@ -257,7 +257,7 @@ def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
         return varying(local.module, parameters, every, not region.is_whole)
     except DivergenceError as e:
         what = "a loop" if e.choice == "while" else "a branch"
-        collective = f"communicates over {_names(e.axes)} ({e.opcode}) inside of {what}"
+        collective = f"communicates over {_names(e.axes)} ({e.opcode}) inside {what}"
         if not e.opcode:
             collective = f"has {what} in a region that XLA divides further, and may communicate in"
         problem = (
