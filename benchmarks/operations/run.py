@@ -17,7 +17,7 @@ import torch
 
 import xfunc as xf
 
-from .cases import DTYPES, Case, arrays, entries, full_name, samples_of
+from .cases import DTYPES, Case, arrays, entries, full_name, is_smooth, samples_of
 from .compare import WITHOUT_DERIVATIVE, compare
 from .transforms import TRANSFORMS, forward_inputs, inputs
 
@@ -110,14 +110,14 @@ def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple
         except Exception as error:
             yield transform, "absent", f"{type(error).__name__}: {error}"
     found = _run(case, tuple(expected))
-    exact = _exact(op, sample, expected) if _is_rough(case) else {}
-    again = _again(case, expected)
     for transform, theirs in expected.items():
         status, result = found[transform]
         if status == "right":
             derivative = TRANSFORMS[transform].differentiates
-            better, other = exact.get(transform), again.get(transform)
-            problem = compare(full_name(op), result, theirs, better, other, derivative)
+            problem = compare(full_name(op), result, theirs, derivative=derivative)
+            if problem is not None:
+                more = _exact(op, sample, transform), _again(case, transform, theirs)
+                problem = compare(full_name(op), result, theirs, *more, derivative)
             status, result = ("right", "") if problem is None else ("wrong", problem)
         yield transform, status, result
 
@@ -152,44 +152,37 @@ def _run(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
     return {t: ("right", found[t]) for t in transforms}
 
 
-def _is_rough(case: Case) -> bool:
-    return any(t.dtype in (torch.bfloat16, torch.float16) for t in case.tensors)
-
-
-def _exact(op: Any, sample: Any, transforms: Iterable[str]) -> dict[str, Any]:
+def _exact(op: Any, sample: Any, transform: str) -> Any:
     """What eager torch finds in float64 for the same inputs, where it can."""
-    wide = sample.transform(lambda x: _widened(x) if isinstance(x, torch.Tensor) else x)
-    found = {}
-    for transform in transforms:
-        try:
-            case = Case(op, wide)
-            found[transform] = TRANSFORMS[transform].theirs(case, _given(case, transform))
-        except Exception:
-            continue
-    return found
+    try:
+        wide = sample.transform(lambda x: _widened(x) if isinstance(x, torch.Tensor) else x)
+        case = Case(op, wide)
+        return TRANSFORMS[transform].theirs(case, _given(case, transform))
+    except Exception:
+        return None
 
 
-def _again(case: Case, transforms: dict[str, Any]) -> dict[str, Any]:
+def _again(case: Case, transform: str, theirs: Any) -> Any:
     """What eager torch finds in another way, where it has one."""
-    found = {}
-    for transform in transforms:
-        other = TRANSFORMS[transform].otherwise
-        if other is not None:
-            try:
-                made = other(case, _given(case, transform))
-            except Exception:
-                continue
-            # Of some operations, torch takes the derivative in forward mode for zero.
-            theirs = arrays(transforms[transform])
-            if any(a.any() for a in arrays(made)) or not all(a.isfinite().all() for a in theirs):
-                found[transform] = made
-    return found
+    other = TRANSFORMS[transform].otherwise
+    if other is None:
+        return None
+    try:
+        made = other(case, _given(case, transform))
+    except Exception:
+        return None
+    # Of some operations, torch takes the derivative in forward mode for zero.
+    known = any(a.any() for a in arrays(made))
+    return made if known or not all(a.isfinite().all() for a in arrays(theirs)) else None
+
+
+_WIDE = {torch.complex64: torch.complex128}
 
 
 def _widened(x: torch.Tensor) -> torch.Tensor:
-    if x.dtype not in (torch.bfloat16, torch.float16):
+    if not is_smooth(x):
         return x
-    return x.detach().double().requires_grad_(x.requires_grad)
+    return x.detach().to(_WIDE.get(x.dtype, torch.float64)).requires_grad_(x.requires_grad)
 
 
 def work() -> None:

@@ -48,6 +48,32 @@ PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+COMPLEX_FACTORS: dict[str, Callable[..., torch.Tensor]] = {
+    "addmm": lambda z, f, g: torch.addmm(z, z, z, beta=f, alpha=g),
+    "addmv": lambda z, f, g: torch.addmv(z[0], z, z[1], beta=f, alpha=g),
+    "addr": lambda z, f, g: torch.addr(z, z[0], z[1], beta=f, alpha=g),
+    "addbmm": lambda z, f, g: torch.addbmm(z, z[None], z[None], beta=f, alpha=g),
+    "baddbmm": lambda z, f, g: torch.baddbmm(z[None], z[None], z[None], beta=f, alpha=g),
+    "addcmul": lambda z, f, g: torch.addcmul(z * f, z, z, value=g),
+    "addcdiv": lambda z, f, g: torch.addcdiv(z * f, z, z + 3, value=g),
+    "lerp": lambda z, f, g: torch.lerp(z * f, z, g),
+    "add": lambda z, f, g: torch.add(z * f, z, alpha=g),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_FACTORS)
+def test_complex_factors(name: str) -> None:
+    z = torch.tensor([[1 + 2j, -0.5j], [0.25, 3 - 1j]])
+
+    def f(z: torch.Tensor) -> torch.Tensor:
+        return COMPLEX_FACTORS[name](z, 0.5 + 1j, 2 - 1j)
+
+    torch.testing.assert_close(xf.device_get(xf.vmap(f)(z[None])), f(z)[None])
+    torch.testing.assert_close(
+        xf.device_get(xf.jvp(f, (z,), (z,))), torch.func.jvp(f, (z,), (z,)), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_factors_of_products_of_integers_are_integers_in_a_batch_too(name: str) -> None:
     f, batch = PRODUCTS[name], torch.stack([I, 2 * I, -I])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 
 import torch
 
@@ -14,6 +14,7 @@ from xfunc.ops.registry import batched, composition, kernel
 from xfunc.torchlib.unbatched import covariance
 
 Tensor = torch.Tensor
+Factor = int | float | complex
 
 
 def _solve(body: ComputationBuilder, a: Value, b: Value, **options: bool) -> Value:
@@ -191,33 +192,33 @@ def trace(x: Tensor) -> Tensor:
 
 @kernel("addmm")
 @batched("addmm")  # torch's rule does not make `alpha` and `beta` integers.
-def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("addmv")
 @batched("addmv")
-def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("baddbmm")
 @batched("baddbmm")
-def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
 @kernel("addbmm")
 @batched("addbmm")
-def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if not math.isfinite(alpha):  # It meets each product by itself: inf - inf is NaN.
+def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
+    if not cmath.isfinite(alpha):  # It meets each product by itself: inf - inf is NaN.
         return _plus(x, (a @ b * alpha).sum(0), beta, 1)
     return _plus(x, (a @ b).sum(0, dtype=a.dtype), beta, alpha)
 
 
-def _plus(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+def _plus(x: Tensor, product: Tensor, beta: Factor, alpha: Factor) -> Tensor:
     if not (product.is_floating_point() or product.is_complex()):
-        beta, alpha = int(beta), int(alpha)
+        beta, alpha = int(beta.real), int(alpha.real)
     product = product if alpha == 1 else product * alpha
     if beta == 0:  # Even of NaN.
         return product
