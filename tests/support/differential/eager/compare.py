@@ -165,7 +165,7 @@ def _reruns(source: str) -> Iterator[list[Tensor]]:
     """The results of plain torch with other rounding."""
     wide = [_wider(source), _wider(_moved(source, 1))]
     moved = [_moved(source, n) for n in (1, -1, 2, 3)]
-    moved.append(source.replace("torch.tanh(", "xf.less_tanh("))
+    moved.append(re.sub(r"torch\.tanh\(|(\w+)\.tanh\((?=\))", r"xf.less_tanh(\1", source))
     for text, dtype in [*((t, torch.float64) for t in wide), *((t, torch.float32) for t in moved)]:
         with contextlib.suppress(Exception), _default(dtype):
             yield tree.tree_leaves(_plain(text))
