@@ -15,6 +15,7 @@ import torch
 
 import xfunc as xf
 from tests.support import processes
+from xfunc.backends import active
 
 Found = tuple[Path, list[dict[str, Any]]]
 
@@ -139,3 +140,15 @@ def test_one_process() -> None:
     with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
         xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
     xf.distributed.shutdown()
+
+
+def test_it_is_too_late_when_the_backend_has_started() -> None:
+    before = active.runtime().name
+    xf.config.set_backend("pjrt")
+    xf.block_until_ready(xf.jit(torch.sin)(torch.ones(2)))
+    try:
+        with pytest.raises(RuntimeError, match=r"initialize failed(.|\n)*Hint: call it at the sta"):
+            xf.distributed.initialize("localhost:1", 1, 0)
+    finally:
+        xf.config.set_backend(before)
+    assert not xf.distributed.is_initialized()

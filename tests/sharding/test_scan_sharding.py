@@ -112,7 +112,14 @@ VARIANTS: dict[str, Callable[[Tree, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# Of unrolled steps, jaxlib 0.7.1 shards the gradient of a vector over the other axis.
+TIED = [
+    pytest.param(name, marks=[pytest.mark.torch_xla] * name.startswith("unroll"))
+    for name in VARIANTS
+]
+
+
+@pytest.mark.parametrize("name", TIED)
 def test_stacked_gradients_lie_as_their_weights(name: str) -> None:
     step = xf.value_and_grad(decoder_loss(VARIANTS[name]))
     found = step(ON_MESH, X_ON_MESH)
