@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import sys
-from typing import Any
 
 import torch
 
@@ -104,7 +103,7 @@ class Axes:
         return first.apply(exchange, x)
 
 
-def axes_of(name: str, axis_name: Any) -> Axes:
+def axes_of(name: str, axis_name: object) -> Axes:
     """The axes of these names, for the collective `name`.
 
     Raises:

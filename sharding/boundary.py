@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from xfunc import tree
@@ -11,20 +11,20 @@ from xfunc.sharding.prefix import is_sharding, shardings_of
 from xfunc.stages.staging import Staged
 
 
-def hashable(shardings: Any) -> Hashable:
+def hashable(shardings: object) -> Hashable:
     """A tree of shardings, by value."""
     leaves, structure = tree.flatten(shardings, is_sharding)
     return tuple(leaves), structure
 
 
-def in_order(shardings: Any, args: tuple[Any, ...], name: str) -> list[Any]:
+def in_order(shardings: object, args: tuple[object, ...], name: str) -> list[Any]:
     """The sharding of each leaf of the arguments of a function, or None."""
     found = shardings_of(shardings, args, "in_shardings", f"the arguments of {name}")
     return [s for s, _ in found]
 
 
 def as_arguments(
-    args: tuple[Any, ...], wanted: list[Any], staged: Staged, kwargs: dict[str, Any]
+    args: tuple[object, ...], wanted: Sequence[object], staged: Staged, kwargs: Mapping[str, object]
 ) -> tuple[Any, ...]:
     """The arguments, sharded."""
     leaves, structure = tree.flatten(args)
@@ -38,12 +38,12 @@ def as_arguments(
 
 
 def constrained(
-    fun: Callable[..., Any], wanted: Callable[[tuple[Any, ...]], list[Any]], out: Any
+    fun: Callable[..., object], wanted: Callable[[tuple[object, ...]], list[object]], out: object
 ) -> Callable[..., Any]:
     """The function, with its positional arguments and its result sharded."""
     from xfunc.sharding.constraint import with_sharding_constraint
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         leaves, structure = tree.flatten(args)
         leaves = [
             x if s is None else with_sharding_constraint(x, s)

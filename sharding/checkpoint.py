@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xfunc.sharding.storage import Stored
 
 
-def save_checkpoint(path: str | os.PathLike[str], x: Any, extra: Any = None) -> None:
+def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = None) -> None:
     """Write a tree of tensors to a new folder.
 
     Each part of a sharded tensor is written once, by a process that holds it; the tensor is never
@@ -60,7 +60,9 @@ def save_checkpoint(path: str | os.PathLike[str], x: Any, extra: Any = None) -> 
     _write(job, lambda name: fetch(tensors[name], job.targets[name]), None)
 
 
-def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = None) -> Future[None]:
+def save_checkpoint_async(
+    path: str | os.PathLike[str], x: object, extra: object = None
+) -> Future[None]:
     """Do as `save_checkpoint`, but write the files in a thread.
 
     It returns when the tensors are copied to the host, which waits for the program that computes
@@ -90,7 +92,7 @@ def save_checkpoint_async(path: str | os.PathLike[str], x: Any, extra: Any = Non
     return _pending
 
 
-def load_checkpoint(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
+def load_checkpoint(path: str | os.PathLike[str], target: object, *, partial: bool = False) -> Any:
     """Read the tree of tensors in a folder that `save_checkpoint` wrote.
 
     Only the parts of a sharded tensor that this process's devices hold are read, whatever its
@@ -168,7 +170,7 @@ class _Job:
 
 
 def _job(
-    name: str, path: str | os.PathLike[str], x: Any, extra: Any
+    name: str, path: str | os.PathLike[str], x: object, extra: object
 ) -> tuple[_Job, dict[str, torch.Tensor]]:
     """Look at everything that a save is given, and wait for the one before."""
     folder = _folder(path)
@@ -189,7 +191,7 @@ def _job(
     return _Job(folder, targets, keys, text, user_location()), tensors
 
 
-def _json(extra: Any) -> bytes:
+def _json(extra: object) -> bytes:
     try:
         return json.dumps(extra, indent=1).encode()
     except (TypeError, ValueError) as error:

@@ -40,7 +40,7 @@ class Leaf:
         return ".".join(map(str, self.keys))
 
 
-def leaves_of(x: Any, label: str) -> list[Leaf]:
+def leaves_of(x: object, label: str) -> list[Leaf]:
     """The leaves of a tree that messages call `label`."""
     values, structure = tree.flatten(x)
     found: dict[str, Leaf] = {}
@@ -112,7 +112,7 @@ def result_of(value: Any, loaded: torch.Tensor) -> Any:
     return type(value)(loaded.item()) if type(value) in _NUMBERS else loaded
 
 
-def check_outside(name: str, x: Any) -> None:
+def check_outside(name: str, x: object) -> None:
     """Raise inside a traced function."""
     wrapped = any(isinstance(t, torch.Tensor) and functorch.is_wrapped(t) for t in tree.leaves(x))
     if tracing.current() is not None or wrapped:
@@ -124,7 +124,7 @@ def check_outside(name: str, x: Any) -> None:
 
 
 def check_fits(
-    stored: Mapping[str, Any],
+    stored: Mapping[str, object],
     leaves: list[Leaf],
     targets: Mapping[str, Target],
     partial: bool = False,

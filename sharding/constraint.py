@@ -32,7 +32,7 @@ from xfunc.trace import tracing
 _NAME = "with_sharding_constraint"
 
 
-def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+def with_sharding_constraint(x: object, shardings: object) -> Any:
     """The same tree, sharded as given.
 
     Inside a program XLA chooses the sharding of each value; this fixes it, and that of the value's
@@ -91,7 +91,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
     return bind(Constraint((aval_of(x),), sharding), [x])[0]
 
 
-def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
+def _checked(x: Any, sharding: object, label: str) -> NamedSharding:
     what = f"{_NAME}: {label}"
     found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
     check_shape(found, tuple(x.shape), what)
@@ -104,7 +104,7 @@ def _checked(x: Any, sharding: Any, label: str) -> NamedSharding:
     return found
 
 
-def device_put(x: Any, sharding: Any = None) -> Any:
+def device_put(x: object, sharding: object = None) -> Any:
     """The tree with every tensor on the device, or sharded over the devices of a mesh.
 
     Args:
@@ -124,7 +124,7 @@ def device_put(x: Any, sharding: Any = None) -> Any:
     return structure.unflatten([_put(*pair) for pair in zip(leaves, wanted, strict=True)])
 
 
-def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
+def _put(leaf: object, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     sharding, path = wanted
     t = _tensor(leaf, path)
     if sharding is None:
@@ -143,7 +143,7 @@ def _put(leaf: Any, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor:
     return _differentiable_put(t, sharding) if t.requires_grad else placement.divided(t, sharding)
 
 
-def _tensor(leaf: Any, path: str) -> torch.Tensor:
+def _tensor(leaf: object, path: str) -> torch.Tensor:
     if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
         fail(
             TypeError,

@@ -139,7 +139,7 @@ class AbstractMesh:
     def __hash__(self) -> int:
         return self._hash
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self.__dict__:
             raise AttributeError(f"a {type(self).__name__} cannot be changed")
         super().__setattr__(name, value)
@@ -174,7 +174,7 @@ class Mesh(AbstractMesh):
     """
 
     def __init__(
-        self, devices: Any, axis_names: str | Sequence[str], *, _layout: Layout | None = None
+        self, devices: object, axis_names: str | Sequence[str], *, _layout: Layout | None = None
     ):
         ids = np.asarray(devices)
         if ids.dtype.kind not in "iu":
@@ -217,7 +217,7 @@ def check_devices(mesh: AbstractMesh) -> None:
 def make_mesh(
     axis_shapes: Sequence[int],
     axis_names: str | Sequence[str],
-    devices: Any = None,
+    devices: object = None,
     *,
     dcn_axes: Mapping[str, int] | None = None,
 ) -> Mesh:

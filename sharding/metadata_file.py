@@ -60,7 +60,7 @@ def read_metadata(folder: Path) -> tuple[Metadata, dict[str, ShapeDtypeStruct | 
             raise damaged(folder, METADATA, f"cannot be read ({error})") from error
 
 
-def _shape(stored: Any) -> ShapeDtypeStruct | None:
+def _shape(stored: object) -> ShapeDtypeStruct | None:
     if not isinstance(stored, TensorStorageMetadata):
         return None
     return ShapeDtypeStruct(tuple(stored.size), stored.properties.dtype)

@@ -11,13 +11,13 @@ from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 
 
-def is_sharding(x: Any) -> bool:
+def is_sharding(x: object) -> bool:
     """Whether `x` is a leaf of a tree of shardings."""
     return x is None or isinstance(x, (NamedSharding, PartitionSpec))
 
 
 def shardings_of(
-    prefix: Any, x: Any, what: str, label: str
+    prefix: object, x: object, what: str, label: str
 ) -> list[tuple[NamedSharding | None, str]]:
     """For each leaf of `x`, its sharding (None: unspecified) and its key path.
 
@@ -40,14 +40,14 @@ def shardings_of(
     ]
 
 
-def broadcast(prefix: Any, x: Any, what: str, label: str) -> list[Any]:
+def broadcast(prefix: object, x: object, what: str, label: str) -> list[Any]:
     """For each leaf of `x`, the leaf of `prefix` that it lies under."""
     found: list[Any] = []
     _walk(prefix, x, what, label, found)
     return found
 
 
-def _walk(prefix: Any, x: Any, what: str, path: str, found: list[Any]) -> None:
+def _walk(prefix: Any, x: Any, what: str, path: str, found: list[object]) -> None:
     if is_sharding(prefix):
         found += [prefix] * tree.structure(x).num_leaves
         return
@@ -70,7 +70,7 @@ def _one_level(x: Any) -> tuple[list[Any], tree.Structure]:
     return optree.tree_flatten(x, lambda y: y is not x, namespace=tree.NAMESPACE)
 
 
-def _kind(x: Any) -> str:
+def _kind(x: object) -> str:
     if tree.structure(x).num_leaves == 1 and not isinstance(x, (tuple, list, dict)):
         return "a leaf"
     if isinstance(x, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resol
 
 def make_array_from_process_local_data(
     sharding: NamedSharding | PartitionSpec,
-    local_data: Any,
+    local_data: object,
     global_shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """A sharded tensor, of which each process gives the part that its devices hold.

@@ -14,7 +14,7 @@ from xfunc.stages.checks import arrays, as_tensors
 from xfunc.trace import tracing
 
 
-def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+def shard_as(a: object, b: object) -> tuple[Any, Any]:
     """The same two values, with the same sharding, whichever XLA chooses.
 
     If XLA knows or infers the sharding of one, the other gets the same sharding. It is enough to

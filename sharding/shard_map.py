@@ -37,8 +37,8 @@ _NO_SPECS: Any = object()
 def shard_map(
     f: Fun | None = None,
     mesh: AbstractMesh | None = None,
-    in_specs: Any = _NO_SPECS,
-    out_specs: Any = _NO_SPECS,
+    in_specs: object = _NO_SPECS,
+    out_specs: object = _NO_SPECS,
     axis_names: Collection[str] | None = None,
     check_vma: bool = True,
     check_rep: bool | None = None,
@@ -109,8 +109,8 @@ class ShardMapped(Transform[..., Any]):
         self,
         fun: Fun,
         mesh: AbstractMesh | None,
-        in_specs: Any,
-        out_specs: Any,
+        in_specs: object,
+        out_specs: object,
         axis_names: Collection[str] | None,
         check_vma: bool,
     ):
@@ -123,7 +123,7 @@ class ShardMapped(Transform[..., Any]):
         super().__init__(fun, options, "shard_map")
         self._body = Staged(fun, value=Part(fun, "shard_map"))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if not is_eager():
             return super().__call__(*args, **kwargs)
         # One thread cannot run the collective work of all devices one operation at a time.
@@ -133,7 +133,7 @@ class ShardMapped(Transform[..., Any]):
         host = next((d for d in given if d.type == "cpu"), None)
         return out if host is None else tree.map(lambda t: t.to(host), out)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> Any:
         name = f"shard_map of {function_name(self.fun)}"
         if kwargs:
             fail(
@@ -158,7 +158,7 @@ class ShardMapped(Transform[..., Any]):
             wrt = tuple(differentiable(x) and is_tracked(x) for x in leaves)
         types = tuple(specs)
 
-        def typed(*args: Any) -> Any:
+        def typed(*args: object) -> Any:
             with typed_arguments(types):
                 return self.fun(*args)
 
@@ -251,14 +251,14 @@ class ShardMapped(Transform[..., Any]):
         return specs
 
 
-def _spec(given: Any, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+def _spec(given: object, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
     """The spec of an array, which it fits."""
     spec = _checked(given, label, region, name)
     check_shape(NamedSharding(region.mesh, spec), tuple(x.shape), f"{name}{label}")
     return spec
 
 
-def _out_spec(given: Any, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+def _out_spec(given: object, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
     spec = _checked(given, label, region, name)
     if len(spec) > len(x.shape):
         fail(
@@ -271,7 +271,7 @@ def _out_spec(given: Any, x: Any, label: str, region: Region, name: str) -> Part
     return spec
 
 
-def _checked(given: Any, label: str, region: Region, name: str) -> PartitionSpec:
+def _checked(given: object, label: str, region: Region, name: str) -> PartitionSpec:
     what = f"{name}the spec of {label} is {given!r}"
     if isinstance(given, NamedSharding) and given.mesh == region.mesh:
         given = given.spec

@@ -46,7 +46,7 @@ class PartitionSpec(tuple[Entry, ...]):
 
     UNCONSTRAINED = _Unconstrained()
 
-    def __new__(cls, *entries: Any) -> PartitionSpec:
+    def __new__(cls, *entries: object) -> PartitionSpec:
         return super().__new__(cls, map(_entry, entries))
 
     @property
@@ -84,7 +84,7 @@ class PartitionSpec(tuple[Entry, ...]):
 P = PartitionSpec
 
 
-def _entry(x: Any) -> Entry:
+def _entry(x: object) -> Entry:
     if x is None or isinstance(x, (str, _Unconstrained)):
         return x
     if isinstance(x, (tuple, list)) and all(isinstance(n, str) for n in x):
@@ -117,7 +117,7 @@ class NamedSharding:
     Source: ``jax.sharding.NamedSharding``.
     """
 
-    def __init__(self, mesh: AbstractMesh, spec: PartitionSpec | Sequence[Any]):
+    def __init__(self, mesh: AbstractMesh, spec: PartitionSpec | Sequence[object]):
         if not isinstance(mesh, AbstractMesh):
             fail(
                 ShardingError,
@@ -226,7 +226,7 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
             )
 
 
-def resolve_sharding(x: Any, what: str) -> NamedSharding:
+def resolve_sharding(x: object, what: str) -> NamedSharding:
     """A sharding, or a spec on the mesh in use."""
     if isinstance(x, NamedSharding):
         return x

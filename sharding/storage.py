@@ -168,7 +168,7 @@ def _top(item: WriteItem) -> str:
     return item.index.fqn.partition(".")[0]
 
 
-def _save_tensor(part: Any, file: manifest.SummedFile) -> None:
+def _save_tensor(part: object, file: manifest.SummedFile) -> None:
     try:
         torch.save(part, file)
     except RuntimeError as error:  # torch's own error for a full disk is not informative.
@@ -198,7 +198,7 @@ class Stored(dcp.FileSystemReader):
         if self._sums is None and saver == _SAVER:
             raise manifest.damaged(folder, MANIFEST, "is missing")
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -7,7 +7,7 @@ import html
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ Table = tuple[str, tuple[tuple[str, ...], ...]]  # Which part it shows, and its 
 _COLOURS = "#dbeafe #fde68a #dcfce7 #fbcfe8 #ede9fe #fed7aa #cffafe #e5e7eb".split()
 
 
-def visualize_sharding(x: Any, sharding: Any = None) -> Picture:
+def visualize_sharding(x: object, sharding: object = None) -> Picture:
     """Show which devices hold which part of an array.
 
     A script prints the picture. An interactive session shows the value of an expression by itself,
@@ -60,7 +60,7 @@ def visualize_sharding(x: Any, sharding: Any = None) -> Picture:
     return picture
 
 
-def _of_tensor(x: Any) -> NamedSharding:
+def _of_tensor(x: object) -> NamedSharding:
     """The sharding of a tensor."""
     if not isinstance(x, torch.Tensor):
         fail(
@@ -78,7 +78,7 @@ def _of_tensor(x: Any) -> NamedSharding:
     return found
 
 
-def _shape(x: Any) -> tuple[int, ...]:
+def _shape(x: object) -> tuple[int, ...]:
     given = getattr(x, "shape", x)
     given = (given,) if isinstance(given, (int, np.integer)) else given
     if isinstance(given, Sequence) and all(

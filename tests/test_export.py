@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,8 @@ def test_static_arguments_and_captures_are_part_of_the_program():
 
 
 def test_without_arguments_and_without_results():
-    for fun in (lambda: torch.arange(3.0), lambda: None, lambda x: {"a": None}):
+    functions: tuple[Any, ...] = (lambda: torch.arange(3.0), lambda: None, lambda x: {"a": None})
+    for fun in functions:
         args = [torch.ones(2)] * fun.__code__.co_argcount
         loaded = xf.export.deserialize(xf.export.serialize(xf.jit(fun).lower(*args)))
         equal(loaded(*args), fun(*args))

@@ -50,7 +50,7 @@ class At:
     def __init__(self, x: Tensor):
         self._x = x
 
-    def __getitem__(self, index: Any) -> Place:
+    def __getitem__(self, index: object) -> Place:
         return Place(self._x, index)
 
 
@@ -63,7 +63,7 @@ class Place:
     the indices; here they have no effect, except in `apply`.
     """
 
-    def __init__(self, x: Tensor, index: Any, find_mask: bool = False):
+    def __init__(self, x: Tensor, index: object, find_mask: bool = False):
         self._x, self._index = x, index
         self._where, self._arrays = positions(index, tuple(x.shape), find_mask)
 
@@ -119,7 +119,7 @@ class Place:
         zero = torch.zeros((), dtype=self._x.dtype)
         return Indexed(fun, self._where, kind, _mode_of(options))(self._x, self._arrays, zero)
 
-    def get(self, *, fill_value: Any = None, **options: Unpack[Options]) -> Tensor:
+    def get(self, *, fill_value: object = None, **options: Unpack[Options]) -> Tensor:
         """``x[index]``; indices out of bounds are clipped, or with ``mode="fill"`` filled.
 
         They are filled with `fill_value`; by default NaN, the smallest signed integer, the largest
@@ -225,7 +225,7 @@ class Indexed(Transform[..., Any]):
         moved = x.movedim(self._where.arrays, tuple(range(len(self._where.arrays))))
         return moved.reshape(-1, *moved.shape[len(self._where.arrays) :])
 
-    def _write(self, x: Tensor, places: Tensor | None, valid: Any, values: Tensor) -> Tensor:
+    def _write(self, x: Tensor, places: Tensor | None, valid: Tensor, values: Tensor) -> Tensor:
         if places is None:
             if self._kind.startswith("apply"):
                 return self.fun(x).to(x.dtype)

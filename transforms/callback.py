@@ -110,13 +110,13 @@ def io_callback(
 class HostFunction(Transform[..., Any]):
     """``arguments -> results`` of a callback."""
 
-    def __init__(self, callback: Fun, results: Any, method: str | None, kind: str):
+    def __init__(self, callback: Fun, results: object, method: str | None, kind: str):
         leaves, self._out_tree = tree.flatten(results)
         self._outputs = tuple(_aval(x, kind) for x in leaves)
         self._method, self._kind = method, kind
         super().__init__(callback, (self._outputs, self._out_tree, method, kind), kind)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: Any, **kwargs: object) -> Any:
         args, kwargs = as_tensors((args, kwargs))
         leaves, structure = tree.flatten((args, kwargs))
         labels = [*labels_in(args, "arguments"), *labels_in(kwargs, "keyword arguments")]
@@ -253,7 +253,7 @@ def _host(
     return host_calls.host_call(body, function, operands, result, side_effect=effect)
 
 
-def _aval(x: Any, kind: str) -> Aval:
+def _aval(x: object, kind: str) -> Aval:
     if isinstance(x, (Tensor, ShapeDtypeStruct)):
         return Aval(tuple(x.shape), x.dtype)
     fail(

@@ -21,7 +21,7 @@ from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.trace import tracing
 
 
-def checkpoint_name(x: Any, name: str) -> Any:
+def checkpoint_name(x: object, name: str) -> Any:
     """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
 
     The name belongs to the value; the value itself is unchanged, whether it is kept or not. Outside

@@ -89,11 +89,11 @@ class Choice(Transform[..., Any]):
         self.__name__ = f"{kind} of " + ", ".join(function_name(f) for f in self._in_order(funs))
         self._branches = [Staged(f, value=Part(f, "branch")) for f in funs]
 
-    def _in_order(self, xs: Sequence[Any]) -> Sequence[Any]:
+    def _in_order(self, xs: Sequence[object]) -> Sequence[Any]:
         """As the user wrote them: the function for true comes first."""
         return xs[::-1] if self._kind == "cond" else xs
 
-    def apply(self, which: Any, *operands: Any) -> Any:
+    def apply(self, which: object, *operands: object) -> Any:
         name = self.__name__
         index = self._index(as_tensors(which))
         operands = as_tensors(operands)
@@ -144,7 +144,7 @@ class Choice(Transform[..., Any]):
                 hint="return the same structure, shapes and dtypes from every branch.",
             )
 
-    def _eager(self, index: Tensor, operands: tuple[Any, ...]) -> Any:
+    def _eager(self, index: Tensor, operands: tuple[object, ...]) -> Any:
         """What `disable_jit` does."""
         if functorch.is_batched(index):
             results = [tree.flatten(as_tensors(f(*operands))) for f in self._funs]

@@ -101,7 +101,7 @@ class CustomJvp(CustomFunction[P, R]):
         def primal(*xs: Any) -> Any:
             return self._primal_fun(*self._whole(xs, nondiff))
 
-        def push(xs: Any, dots: Any) -> Any:
+        def push(xs: object, dots: Any) -> Any:
             return self._push(nondiff, xs, dots, smooth, structure)
 
         if is_eager():
@@ -132,7 +132,7 @@ class CustomJvp(CustomFunction[P, R]):
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
     def _push(
-        self, nondiff: Any, xs: Any, dots: Sequence[Tensor], smooth: list[int], structure: Any
+        self, nondiff: Any, xs: object, dots: Sequence[Tensor], smooth: list[int], structure: Any
     ) -> Any:
         """The rule: outputs, and the tangents of those that are floating."""
         full = [torch.zeros_like(x) for x in tree.leaves(xs)]

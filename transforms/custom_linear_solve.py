@@ -34,7 +34,7 @@ Solver = Callable[[Fun, Any], Any]
 
 def custom_linear_solve(
     matvec: Fun,
-    b: Any,
+    b: object,
     solve: Solver,
     transpose_solve: Solver | None = None,
     symmetric: bool = False,

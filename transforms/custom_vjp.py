@@ -131,7 +131,7 @@ class CustomVjp(CustomFunction[P, R]):
         )  # fmt: skip
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
-    def _pair(self, out: Any) -> Any:
+    def _pair(self, out: object) -> Any:
         if is_pair(out):
             return out
         fail(
@@ -141,7 +141,7 @@ class CustomVjp(CustomFunction[P, R]):
             "return (output, residuals).",
         )
 
-    def _gradients(self, cts: Any, like: tuple[Any, ...]) -> list[Tensor]:
+    def _gradients(self, cts: object, like: tuple[object, ...]) -> list[Tensor]:
         """One gradient for each floating leaf of the arguments."""
         name = f"{self.__name__}: the backward rule {function_name(self._rules[1])}"
         if not is_sequence(cts) or len(cts) != len(like):

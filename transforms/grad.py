@@ -103,7 +103,7 @@ class ValueAndGrad(Transform[..., Any]):
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> Any:
         name = self.__name__
         args, kwargs, nums = chosen(self._argnums, args, kwargs, name)
         leaves, structure = tree.flatten([args[i] for i in nums])
@@ -142,7 +142,7 @@ class ValueAndGrad(Transform[..., Any]):
             return ((value, aux), result) if self._has_aux else (value, result)
         return (result, aux) if self._has_aux else result
 
-    def _scalar(self, value: Any) -> Tensor:
+    def _scalar(self, value: object) -> Tensor:
         if type(value) is float:
             value = torch.full((), value)
         if not isinstance(value, Tensor):

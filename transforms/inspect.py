@@ -13,7 +13,7 @@ from xfunc.symbolic.abstract import is_symbolic, symbolic_hlo, symbolic_result
 from xfunc.symbolic.fit import SymbolicModule
 
 
-def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
     Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
@@ -30,7 +30,7 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return stages.trace(Staged(fun), args, kwargs).out_info
 
 
-def make_hlo(fun: Callable[..., Any]) -> Callable[..., Any]:
+def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     """A function that returns the HLO of `fun` for given arguments; ``print`` shows it.
 
     Arguments with a `Dim` in their shapes give the HLO of all sizes: ``f32[B,S-1,4096]``.
@@ -42,7 +42,7 @@ def make_hlo(fun: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fun)
-    def make(*args: Any, **kwargs: Any) -> Module | SymbolicModule:
+    def make(*args: object, **kwargs: object) -> Module | SymbolicModule:
         if is_symbolic(args, kwargs):
             return symbolic_hlo(fun, args, kwargs)
         return stages.trace(Staged(fun, arrays_only=True), args, kwargs).lower().module

@@ -77,7 +77,7 @@ class Jacobian(Transform[..., Any]):
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: Any, **kwargs: object) -> Any:
         args, kwargs, nums = chosen(self._argnums, args, kwargs, self.__name__)
         leaves, structure = tree.flatten([args[i] for i in nums])
         check_floating(leaves, labels_of(self.fun, args, nums), self.__name__)
@@ -114,7 +114,7 @@ def _basis(x: Tensor) -> Tensor:
     return torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *x.shape)
 
 
-def _forward(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
+def _forward(flat: Callable[..., object], leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
     columns: list[list[Tensor]] = []
     aux: Any = ()
     # Aux does not depend on the tangent. Not -1: for an output that does not either, torch reads

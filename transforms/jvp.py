@@ -69,14 +69,14 @@ class Jvp(Transform[..., Any]):
         self._has_aux = has_aux
         super().__init__(fun, has_aux, "jvp")
 
-    def apply(self, primals: Any, tangents: Any) -> Any:
+    def apply(self, primals: object, tangents: object) -> Any:
         primals, tangents = as_tensors(primals), as_tensors(tangents)
         found = push(self.fun, primals, tangents, self.__name__, self._has_aux)
         return found if self._has_aux else found[:2]
 
 
 def push(
-    fun: Fun, primals: Any, tangents: Any, name: str, has_aux: bool = False
+    fun: Fun, primals: object, tangents: object, name: str, has_aux: bool = False
 ) -> tuple[Any, Any, Any]:
     """`jvp` inside a trace: outputs, their tangents, aux."""
     leaves, structure = tree.flatten(primals)
@@ -125,7 +125,7 @@ def _has_tangent(x: Tensor) -> bool:
 
 
 def tangents_of(
-    leaves: list[Any], structure: tree.Structure, tangents: Any, name: str
+    leaves: list[Tensor], structure: tree.Structure, tangents: object, name: str
 ) -> list[Tensor | None]:
     """The tangent of each leaf, None for those that are not floating; checked."""
     if tree.structure(tangents) != structure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -46,7 +46,7 @@ def closure_convert(
     moved = [i for i, c in enumerate(inside) if differentiable(c)]
     n, like = len(args), tree.unflatten(structure, [aval_of(x) for x in leaves])[0]
 
-    def converted(*args_and_consts: Any) -> Any:
+    def converted(*args_and_consts: object) -> Any:
         given, consts = args_and_consts[:n], args_and_consts[n:]
         if len(consts) != len(moved):
             fail(
@@ -91,7 +91,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any
     avals = [x if isinstance(x, ShapeDtypeStruct) else aval_of(as_tensors(x)) for x in leaves]
     _check_linear(fun, avals, tree.structure((primals, {})))
 
-    def transposed(ct: Any) -> tuple[Any, ...]:
+    def transposed(ct: object) -> tuple[Any, ...]:
         where = next((x.device for x in tree.leaves(ct) if isinstance(x, torch.Tensor)), None)
         zeros = [torch.zeros(a.shape, dtype=a.dtype, device=where) for a in avals]
         return vjp(fun, *tree.unflatten(structure, zeros))[1](ct)
@@ -99,7 +99,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any
     return transposed
 
 
-def _check_linear(fun: Fun, avals: list[Any], structure: tree.Structure) -> None:
+def _check_linear(fun: Fun, avals: Sequence[object], structure: tree.Structure) -> None:
     """Raise unless the derivative is the same everywhere."""
     entry, _ = Staged(fun, value=Part(fun, "linear")).find(structure, avals_of(avals))
     program, n = entry.program, len(avals)

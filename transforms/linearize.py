@@ -170,11 +170,11 @@ def _watched(dots: list[Tensor]) -> bool:
 class _EagerLinear:
     """The linear function under `disable_jit`."""
 
-    def __init__(self, fun: Fun, primals: tuple[Any, ...], has_aux: bool, name: str):
+    def __init__(self, fun: Fun, primals: tuple[object, ...], has_aux: bool, name: str):
         self._fun, self._primals, self._has_aux, self._name = fun, primals, has_aux, name
 
-    def __call__(self, *tangents: Any) -> Any:
-        def value(*args: Any) -> Any:
+    def __call__(self, *tangents: object) -> Any:
+        def value(*args: object) -> Any:
             return split_aux(self._fun(*args), self._fun, self._has_aux, self._name)[0]
 
         return push(value, as_tensors(self._primals), as_tensors(tangents), self._name)[1]

@@ -63,7 +63,7 @@ class _BatchedMap(Transform[..., Any]):
         self._batch_size = batch_size
         super().__init__(f, batch_size, "map")
 
-    def apply(self, xs: Any) -> Any:
+    def apply(self, xs: object) -> Any:
         xs, b = as_tensors(xs), self._batch_size
         leaves = tree.leaves(xs)
         lengths = {x.shape[0] if x.ndim else None for x in leaves}

@@ -41,7 +41,7 @@ class Positions:
 
 
 def positions(
-    index: Any, shape: tuple[int, ...], find_mask: bool
+    index: object, shape: tuple[int, ...], find_mask: bool
 ) -> tuple[Positions, list[Tensor]]:
     """The static part of an index into an array of a shape, and its arrays.
 
@@ -105,11 +105,11 @@ def positions(
     ), found
 
 
-def _entries(index: Any) -> Sequence[Any]:
+def _entries(index: object) -> Sequence[Any]:
     return cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
 
 
-def _is_slice(e: Any) -> TypeGuard[slice[Any, Any, Any]]:
+def _is_slice(e: object) -> TypeGuard[slice[Any, Any, Any]]:
     return isinstance(e, slice)
 
 
@@ -132,7 +132,7 @@ def _entry(e: Any) -> Any:
     )
 
 
-def _is_mask(e: Any) -> bool:
+def _is_mask(e: object) -> bool:
     return isinstance(e, Tensor) and e.dtype is torch.bool
 
 

@@ -15,7 +15,7 @@ from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in
 
 
-def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """The leaves of a tree in one vector, and the function that makes such trees of vectors.
 
     Args:
@@ -39,7 +39,7 @@ def ravel_pytree(pytree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     # torch.cat rejects an empty list, and has its own promotion rules.
     vector = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
-    def unravel(v: Any) -> Any:
+    def unravel(v: object) -> Any:
         if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
             what = short(v) if isinstance(v, Tensor) else f"{shown(v)} (a {type(v).__name__})"
             fail(

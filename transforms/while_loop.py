@@ -77,7 +77,7 @@ class WhileLoop(Transform[..., Any]):
         self._cond = Staged(cond, value=Part(cond, "while cond"))
         self._body = Staged(body, value=Part(body, "while body"))
 
-    def apply(self, init: Any) -> Any:
+    def apply(self, init: object) -> Any:
         name = f"while_loop of {function_name(self._body_fun)}"
         init = as_tensors(init)
         carry, carry_tree = tree.flatten(init)
@@ -118,7 +118,7 @@ class WhileLoop(Transform[..., Any]):
             "compare (x < y), and reduce with .any() or .all().",
         )
 
-    def _loop(self, value: Any, structure: tree.Structure, name: str) -> Any:
+    def _loop(self, value: object, structure: tree.Structure, name: str) -> Any:
         """The plain Python loop of `disable_jit`."""
         while True:
             again = as_tensors(self._cond_fun(value))

@@ -22,7 +22,7 @@ from xfunc.trace import effects, tracing
 __all__ = ["MaxTraces", "assert_max_traces", "callback", "nans", "print"]
 
 
-def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Call ``fun(*args, **kwargs)`` with the values that traced arguments have in each run.
 
     `fun` receives tensors on the CPU in place of traced ones, and everything else unchanged; its
@@ -46,7 +46,7 @@ def callback(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     )
 
 
-def print(fmt: str, *args: Any, **kwargs: Any) -> None:
+def print(fmt: str, *args: object, **kwargs: object) -> None:
     """Print ``fmt.format(*args, **kwargs)`` with the values that traced arguments have in each run.
 
     See `callback` for when and how often.
@@ -77,7 +77,7 @@ class _Any:
     def __getattr__(self, name: str) -> _Any:
         return self
 
-    def __getitem__(self, key: Any) -> _Any:
+    def __getitem__(self, key: object) -> _Any:
         return self
 
 
@@ -102,7 +102,7 @@ def nans(enable: bool = True) -> Iterator[None]:
         staging.inspect_results(before)
 
 
-def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:
+def assert_max_traces(fun: Callable[..., object], n: int) -> MaxTraces:
     """Raise an AssertionError if `fun` has been traced more than `n` times.
 
     The count is that of `trace_count`. It is checked at once; again at the end of the block, if
@@ -118,11 +118,11 @@ def assert_max_traces(fun: Callable[..., Any], n: int) -> MaxTraces:
 class MaxTraces(Wrapper):
     """What `assert_max_traces` returns."""
 
-    def __init__(self, fun: Callable[..., Any], n: int):
+    def __init__(self, fun: Callable[..., object], n: int):
         self.fun, self.options, self._n, self._runs = fun, n, n, 0
         functools.update_wrapper(self, fun, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if tracing.current() is not None:
             self._runs += 1
             _check(self.fun, self._runs, self._n)
@@ -131,12 +131,12 @@ class MaxTraces(Wrapper):
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             _check(self.fun, trace_count(self.fun), self._n)
 
 
-def _check(fun: Callable[..., Any], made: int, n: int) -> None:
+def _check(fun: Callable[..., object], made: int, n: int) -> None:
     if made > n:
         fail(
             AssertionError,

@@ -104,7 +104,7 @@ def sync_global_devices(name: str) -> None:
         )
 
 
-def process_allgather(x: Any, tiled: bool = False) -> Any:
+def process_allgather(x: object, tiled: bool = False) -> Any:
     """The values of all processes, on the host of each.
 
     Of a tensor on the devices of several processes: its whole value. Of one on the host, which each
@@ -130,7 +130,7 @@ def process_allgather(x: Any, tiled: bool = False) -> Any:
     return tree.unflatten(structure, found)
 
 
-def broadcast_one_to_all(x: Any, is_source: bool | None = None) -> Any:
+def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
     """The values of one process, on the host of each.
 
     Args:
@@ -160,11 +160,11 @@ def broadcast_one_to_all(x: Any, is_source: bool | None = None) -> Any:
     return tree.unflatten(structure, own)
 
 
-def _on_host(leaf: Any) -> torch.Tensor:
+def _on_host(leaf: object) -> torch.Tensor:
     return torch.as_tensor(leaf).detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _is_of_all(leaf: Any) -> bool:
+def _is_of_all(leaf: object) -> bool:
     """Whether a leaf is a tensor that lies on devices of other processes too."""
     several = runtime().process_count() > 1
     return several and isinstance(leaf, torch.Tensor) and is_on_devices(leaf)

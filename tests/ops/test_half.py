@@ -4,6 +4,8 @@ The judge is float64. Sums in the narrow dtypes themselves would be wrong by far
 allowed: 256 + 1 is 256 in bfloat16, and 70,000 is no number of float16.
 """
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,7 +195,8 @@ def test_sums_in_loops_and_branches(dtype):
     def either(rows):
         return xf.cond(rows[0, 0] > 2, lambda r: r.amax(1), lambda r: r.sum(1), rows)
 
-    for function in (scanned, while_, either, xf.vmap(torch.sum)):
+    functions: tuple[Any, ...] = scanned, while_, either, xf.vmap(torch.sum)
+    for function in functions:
         assert ulps(xf.device_get(xf.jit(function)(rows)), exact, dtype) <= 0.75
 
 

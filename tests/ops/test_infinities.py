@@ -1,5 +1,6 @@
 """What is multiplied by nothing stays nothing, and what is multiplied by zero does not."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -236,7 +237,8 @@ def test_products_and_quotients_of_complex_and_real_numbers(
 def test_a_real_number_added_to_a_complex_one_leaves_the_imaginary_part(r: float) -> None:
     """As in JAX and numpy; eager torch multiplies by an `alpha` of 1 + 0j, and gives NaN."""
     z = torch.tensor([1 + 2j, -0.5j])
-    for f in (lambda z, r: z + r, lambda z, r: z - r, lambda z, r: r - z, torch.add):
+    sums: tuple[Any, ...] = (operator.add, operator.sub, lambda z, r: r - z, torch.add)
+    for f in sums:
         for number in (r, torch.tensor(r), torch.full((2,), r)):
             got = xf.device_get(xf.jit(f)(z, number))
             assert got.imag.abs().tolist() == z.imag.abs().tolist()

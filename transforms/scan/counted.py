@@ -109,7 +109,7 @@ class _Loop:
         dims = (self._spec.length, *shape.dims) if role[0] == "ys" else shape.dims
         return comp.zeros(Shape(shape.dtype, dims))
 
-    def _ordered(self, state: Sequence[Any]) -> list[Any]:
+    def _ordered(self, state: Sequence[object]) -> list[Any]:
         """The state in the order of the results."""
         rest = iter(state[len(self._spec.carries) :])
         return [state[i] if kind == "carry" else next(rest) for kind, i in self._spec.results]
@@ -135,7 +135,7 @@ class _Loop:
         out = entry.while_(condition, step, init)
         return [entry.get_tuple_element(out, 1 + i) for i in range(n)]
 
-    def _step(self, comp: Any, k: Any, state: list[Any], fixed: list[Any]) -> list[Any]:
+    def _step(self, comp: Any, k: Any, state: Sequence[object], fixed: list[Any]) -> list[Any]:
         """The state after step k of a computation."""
         spec, n_xs = self._spec, len(self._used_xs)
         if spec.reverse:

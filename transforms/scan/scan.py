@@ -96,7 +96,7 @@ class ScanTransform(Transform[..., Any]):
         super().__init__(fun, (length, self._reverse, (type(unroll), unroll), policy), "scan")
         self._body = Staged(fun, value=Part(fun, "scan"))
 
-    def apply(self, init: Any, xs: Any) -> Any:
+    def apply(self, init: object, xs: Any) -> Any:
         name = f"scan of {function_name(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
@@ -201,7 +201,7 @@ class ScanTransform(Transform[..., Any]):
         )
         return ys_tree
 
-    def _loop(self, init: Any, xs: Any, length: int) -> Any:
+    def _loop(self, init: object, xs: object, length: int) -> Any:
         """The plain Python loop of `disable_jit`."""
         steps = range(length - 1, -1, -1) if self._reverse else range(length)
         carry, ys = init, list[Any]()

@@ -65,7 +65,7 @@ def request_for(
     labels: Sequence[str],
     donated: frozenset[int],
     topology: Topology,
-    options: dict[str, Any],
+    options: dict[str, object],
 ) -> Request:
     """The request to compile a module; what is compiled takes flat inputs in their order.
 

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -51,7 +52,7 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _devices(name: str, options: dict[str, Any]) -> list[Any]:
+def _devices(name: str, options: Mapping[str, object]) -> list[Any]:
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(name, "tpu", **options).devices
@@ -99,7 +100,7 @@ def _donate(module: Any, donated: list[int], ir: Any) -> None:
     main.arg_attrs = ir.ArrayAttr.get(attributes)
 
 
-def _numbers(stats: Any) -> dict[str, int]:
+def _numbers(stats: object) -> dict[str, int]:
     names = (name for name in dir(stats) if name.endswith("_in_bytes"))
     return {name: getattr(stats, name) for name in names}
 
@@ -113,7 +114,7 @@ def _description(dump: str) -> bytes:
         return file.read()
 
 
-def _write(path: str, report: dict[str, Any], executable: bytes, description: bytes) -> None:
+def _write(path: str, report: Mapping[str, object], executable: bytes, description: bytes) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("report.json", json.dumps(report))
         archive.writestr("executable", executable)

@@ -66,12 +66,12 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return runtime().to_device(tensor)
 
 
-def device_get(x: Any) -> Any:
+def device_get(x: object) -> Any:
     """The tree with every tensor copied to the host."""
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)
 
 
-def block_until_ready(x: Any) -> Any:
+def block_until_ready(x: object) -> Any:
     """Wait until everything that was launched has run; returns `x`."""
     runtime().block()
     return x

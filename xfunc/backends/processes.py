@@ -57,7 +57,7 @@ def _free_address(host: str) -> str:
         return f"{host}:{s.getsockname()[1]}"
 
 
-def _from_first(value: Any) -> Any:
+def _from_first(value: object) -> Any:
     found = [value]
     distributed.broadcast_object_list(found, 0)
     return found[0]
@@ -91,7 +91,7 @@ def stop() -> None:
     client.leave()
 
 
-def gathered(value: Any) -> list[Any]:
+def gathered(value: object) -> list[Any]:
     """What each process says, in their order."""
     count = active.runtime().process_count()
     if count == 1:

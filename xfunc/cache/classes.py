@@ -152,7 +152,7 @@ def _kept(states: dict[Hashable, State], value: Hashable) -> State:
 _walks: list[Callable[[], Any]] = []
 
 
-def walk_with(walk: Callable[[], Any]) -> None:
+def walk_with(walk: Callable[[], object]) -> None:
     """Let this walk take the values of what stands in classes; it asks for their states too."""
     _walks[:] = [walk]
 

@@ -115,7 +115,7 @@ def _static(old: Any, new: Any, names: Sequence[str]) -> Iterator[str]:
             yield f"the static argument {label} went from {values[0]} to {values[1]}"
 
 
-def difference(old: Any, new: Any, path: str = "") -> str:
+def difference(old: object, new: object, path: str = "") -> str:
     """The first place where two values differ, and both values there."""
     if isinstance(old, State) and isinstance(new, State):
         return difference(old.value, new.value, path)
@@ -128,11 +128,11 @@ def difference(old: Any, new: Any, path: str = "") -> str:
     return f"{_plain(old)} -> {_plain(new)}{place}"
 
 
-def _shown(x: Any) -> str:
+def _shown(x: object) -> str:
     return short(x) if isinstance(x, Aval) else _plain(x)
 
 
-def _plain(x: Any) -> str:
+def _plain(x: object) -> str:
     """A value of `xfunc.cache.identity` as the user knows it."""
     if isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], type):
         kind, content = x

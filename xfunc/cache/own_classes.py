@@ -28,7 +28,7 @@ class Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -63,7 +63,7 @@ def _function_value(walk: Any, x: types.FunctionType, cells: Iterable[Any]) -> H
     )
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: object) -> Any:
     found = watch.content(cell)
     return Ellipsis if found is MISSING else found
 
@@ -92,7 +92,7 @@ def _tuple(walk: Any, x: tuple[Any, ...]) -> Hashable:
     return (type(x), walk.all(x))
 
 
-def _dict(walk: Any, x: dict[Any, Any]) -> Hashable:
+def _dict(walk: Any, x: dict[object, object]) -> Hashable:
     items = [part for item in x.items() for part in item]
     factory = getattr(x, "default_factory", None)
     return (type(x), walk.place(x, None, items), walk.value(factory))
@@ -108,7 +108,7 @@ def _array(walk: Any, x: np.ndarray) -> Hashable:
     return (type(x), x.shape, x.strides, x.dtype.str, x.tobytes())
 
 
-def _bytes(walk: Any, x: Any) -> Hashable:
+def _bytes(walk: object, x: object) -> Hashable:
     return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
 
 
@@ -120,7 +120,7 @@ def _cached(walk: Any, x: Any) -> Hashable:
     return ("cached", walk.value(x.__wrapped__), walk.state(x))
 
 
-def _atom(walk: Any, x: Any) -> Hashable:
+def _atom(walk: object, x: object) -> Hashable:
     base = next(b for b in (str, bytes, int, float, complex) if isinstance(x, b))
     shown_as: Any = base.__repr__  # Its own class may show it otherwise.
     return (base, shown_as(x))

@@ -31,7 +31,7 @@ class CacheInfo(NamedTuple):
 class FunctionCache:
     """The programs of one function."""
 
-    def __init__(self, name: str, root: Any):
+    def __init__(self, name: str, root: object):
         self.name, self.root = name, root
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
@@ -57,7 +57,7 @@ class FunctionCache:
         self.misses += 1
         self.last_miss = self._why(key, names)
 
-    def add(self, key: Hashable, entry: Any, guards: Iterable[Guard] = ()) -> None:
+    def add(self, key: Hashable, entry: object, guards: Iterable[Guard] = ()) -> None:
         """Keep an entry; the least recently used one makes room."""
         known = self.entries.get(key)
         if guards or type(known) is Guarded:
@@ -93,7 +93,7 @@ _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.Order
 _guard = threading.Lock()
 
 
-def cache_of(fun: Any) -> FunctionCache:
+def cache_of(fun: object) -> FunctionCache:
     """The cache of a function, shared by all functions of the same skeleton."""
     key = skeleton(fun)
     with _guard:
@@ -109,7 +109,7 @@ def cache_of(fun: Any) -> FunctionCache:
         return found
 
 
-def _code(fun: Any) -> Any:
+def _code(fun: object) -> Any:
     return getattr(fun, "__code__", fun)
 
 
@@ -131,7 +131,7 @@ def clear_with_caches(clear: Callable[[], None]) -> None:
     _also_cleared.append(clear)
 
 
-def trace_count(fun: Any) -> int:
+def trace_count(fun: object) -> int:
     """How often the Python code of `fun` was run to trace it.
 
     `fun` may be a function or any transform of it: the count is that of the transformed function

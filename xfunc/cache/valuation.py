@@ -69,7 +69,7 @@ class Walk:
         self._slots: dict[int, int] = {}
         self._alive: list[Any] = []
 
-    def value(self, x: Any) -> Hashable:
+    def value(self, x: object) -> Hashable:
         kind = type(x)
         if kind in _ATOMS:
             return (kind, x)
@@ -125,10 +125,10 @@ class Walk:
         kinds = [k for c in states for k in c.kinds]
         return watch.Watch([*self.things, *things], kinds, namespaces)
 
-    def all(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
+    def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])
 
-    def state(self, x: Any) -> Hashable:
+    def state(self, x: object) -> Hashable:
         """The attributes of an object, by value."""
         named = getattr(x, "__dict__", None) or {}
         slots = watch.all_slots(type(x))
@@ -142,7 +142,7 @@ class Walk:
         finally:
             self.refuses = before
 
-    def _attribute(self, v: Any) -> Hashable:
+    def _attribute(self, v: object) -> Hashable:
         kind = type(v)
         if kind in _ATOMS:
             return ((kind, v),)
@@ -151,7 +151,7 @@ class Walk:
         return (self.value(v),)
 
     def place(
-        self, owner: Any, label: str | None, contents: Iterable[Any], attribute: bool = False
+        self, owner: object, label: str | None, contents: Iterable[object], attribute: bool = False
     ) -> Hashable:
         """The value of what stands in a place that could be changed."""
         mark = volatile.mark_of(owner, label)
@@ -167,12 +167,12 @@ class Walk:
 class StateWalk(Walk):
     """A visit of an object's attributes, where tensors and modules count by identity."""
 
-    def value(self, x: Any) -> Hashable:
+    def value(self, x: object) -> Hashable:
         if isinstance(x, torch.nn.Module):
             return Same(x)
         return super().value(x)
 
-    def value_apart(self, x: Any) -> Hashable:
+    def value_apart(self, x: object) -> Hashable:
         """The value of something whatever was met before, so that it changes only with itself."""
         self._seen.clear()
         return self.value(x)
@@ -189,17 +189,17 @@ class ContentWalk(StateWalk):
             self.classes[cls] = None
         return Same(cls)
 
-    def same(self, x: Any) -> Hashable:
+    def same(self, x: object) -> Hashable:
         """The identity of something."""
         return Same(x)
 
 
-def is_atom(x: Any) -> bool:
+def is_atom(x: object) -> bool:
     """Whether an object cannot change, nor consist of others."""
     return type(x) in (*_ATOMS, float, complex)
 
 
-def _as_it_is(x: Any) -> Hashable:
+def _as_it_is(x: object) -> Hashable:
     """What tells whether a place still holds the same: identity, or the value of an atom."""
     return (type(x), repr(x)) if is_atom(x) else id(x)
 
@@ -280,16 +280,16 @@ def _wrapper(walk: Walk, x: Any) -> Hashable:
     return (type(x), x.options, inside)
 
 
-def _member(walk: Walk, x: Any) -> Hashable:
+def _member(walk: Walk, x: object) -> Hashable:
     return (Same(x), walk.class_state(type(x)), walk.state(x))
 
 
-def _subclass(rule: Callable[[Walk, Any], Hashable], walk: Walk, x: Any) -> Hashable:
+def _subclass(rule: Callable[[Walk, object], Hashable], walk: Walk, x: object) -> Hashable:
     """Of a class derived from one of Python's own, with attributes and methods beside."""
     return (walk.class_state(type(x)), rule(walk, x), walk.state(x))
 
 
-def _by_hash(walk: Walk, x: Any) -> Hashable:
+def _by_hash(walk: Walk, x: object) -> Hashable:
     try:
         hash(x)
     except TypeError:
@@ -297,7 +297,7 @@ def _by_hash(walk: Walk, x: Any) -> Hashable:
     return (type(x), x)
 
 
-def _as_pickled(walk: Walk, x: Any) -> Hashable:
+def _as_pickled(walk: Walk, x: object) -> Hashable:
     """What an immutable object consists of; see NOTE [equality is not enough]."""
     try:
         parts = x.__reduce_ex__(4)
@@ -306,7 +306,7 @@ def _as_pickled(walk: Walk, x: Any) -> Hashable:
     return (type(x), parts if isinstance(parts, str) else walk.all(parts[:3]))
 
 
-def _refused(walk: Walk, x: Any) -> Hashable:
+def _refused(walk: Walk, x: object) -> Hashable:
     if not walk.refuses:
         return Same(x)
     fail(

@@ -39,7 +39,7 @@ class Mark:
 class _Changed:
     """An object with places that were changed, and their marks."""
 
-    def __init__(self, owner: Any):
+    def __init__(self, owner: object):
         self.marks: dict[str | None, Mark] = {}
         self.held: Any = None
         try:
@@ -60,7 +60,7 @@ def _forget(key: int) -> None:
     _changed.pop(key, None)
 
 
-def mark_of(owner: Any, label: str | None) -> Mark | None:
+def mark_of(owner: object, label: str | None) -> Mark | None:
     """What a place counts as; None: by value."""
     found = _changed.get(id(owner))
     return None if found is None else found.marks.get(label)
@@ -76,7 +76,7 @@ def count() -> int:
     return len(_changed)
 
 
-def mark(places: Mapping[Place, Any]) -> None:
+def mark(places: Mapping[Place, object]) -> None:
     """Let places no longer count by value; their objects are given."""
     for (key, label), owner in places.items():
         if key not in _changed:

@@ -52,7 +52,7 @@ def mesh() -> Any:
     return _thread.around.mesh
 
 
-def set_mesh(new: Any) -> Any:
+def set_mesh(new: object) -> Any:
     """Have this mesh in use from now on; the one before."""
     return restore(_thread.around._replace(mesh=new)).mesh
 
@@ -66,7 +66,7 @@ def known_meshes() -> list[Any]:
     return [*([] if mesh() is None else [mesh()]), *_known]
 
 
-def note_mesh(new: Any) -> None:
+def note_mesh(new: object) -> None:
     """A sharding was made for this mesh."""
     if not _known or _known[0] is not new:
         _known[:] = [new, *(m for m in _known if m != new)][:_MOST_KNOWN]
@@ -77,7 +77,7 @@ def region() -> Any:
     return _thread.around.region
 
 
-def set_region(new: Any) -> Any:
+def set_region(new: object) -> Any:
     """Be in this manual region from now on; the one before."""
     return restore(_thread.around._replace(region=new)).region
 
@@ -87,7 +87,7 @@ def named_axes() -> tuple[Any, ...]:
     return _thread.around.named_axes
 
 
-def set_named_axes(new: tuple[Any, ...]) -> None:
+def set_named_axes(new: tuple[object, ...]) -> None:
     """Have these named axes from now on."""
     restore(_thread.around._replace(named_axes=new))
 
@@ -120,7 +120,7 @@ def override() -> Override | None:
     return _thread.around.override
 
 
-def policy_for(own: Any) -> Any:
+def policy_for(own: object) -> Any:
     """The policy of a checkpoint or scan that was given `own`."""
     override = _thread.around.override
     if override is None:

@@ -30,7 +30,7 @@ class ShapeDtypeStruct:
             self,
             shape: Sequence[int | SymbolicSize],
             dtype: torch.dtype,
-            sharding: Any = None,
+            sharding: object = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class ShapeDtypeStruct:
             raise TypeError("an array without axes has no length")
         return self.shape[0]
 
-    def update(self, **fields: Any) -> ShapeDtypeStruct:
+    def update(self, **fields: object) -> ShapeDtypeStruct:
         """The same with another shape, dtype or sharding."""
         return dataclasses.replace(self, **fields)
 

@@ -74,7 +74,7 @@ class Guarded:
                 return found
         return None
 
-    def add(self, program: Any, guards: Iterable[Guard]) -> None:
+    def add(self, program: object, guards: Iterable[Guard]) -> None:
         """Keep a program for the present state."""
         guards = tuple(dict.fromkeys(guards))
         programs = self._groups.setdefault(guards, {})

@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import types
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import optree
@@ -136,7 +136,7 @@ def is_of_user(cls: type) -> bool:
     return module_is_of_user(sys.modules.get(cls.__module__), cls.__module__)
 
 
-def module_is_of_user(module: Any, name: str) -> bool:
+def module_is_of_user(module: object, name: str) -> bool:
     """Whether a Python module is of the user's program; None: it is not imported as others are."""
     if module is None:
         return name != "builtins"

@@ -51,7 +51,7 @@ def _encode(x: Any, what: str) -> Any:
     )
 
 
-def decode(written: Any) -> tree.Structure:
+def decode(written: object) -> tree.Structure:
     """The structure that `encode` wrote; named tuples are of new classes of the same names."""
     return tree.structure(_decode(written))
 

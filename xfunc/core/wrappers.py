@@ -26,7 +26,7 @@ class Part(Wrapper):
     Its programs are kept apart from those of the function itself.
     """
 
-    def __init__(self, fun: Callable[..., Any], role: Hashable):
+    def __init__(self, fun: Callable[..., object], role: Hashable):
         self.fun, self.options = fun, role
         self.__wrapped__ = fun  # for its signature
         self.__qualname__ = function_name(fun)
@@ -35,10 +35,10 @@ class Part(Wrapper):
 class Bundle(Wrapper):
     """Several functions that count as one: their values together. The first gives the name."""
 
-    def __init__(self, funs: Iterable[Callable[..., Any]]):
+    def __init__(self, funs: Iterable[Callable[..., object]]):
         self.funs = tuple(funs)
         self.fun, self.options = self.funs[0], len(self.funs)
         self.__qualname__ = function_name(self.fun)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise TypeError("several functions at once cannot be called")

@@ -51,7 +51,7 @@ def register(
     _writers[kind], _readers[format] = write, read
 
 
-def serialize(lowered: Any) -> bytes:
+def serialize(lowered: object) -> bytes:
     """A lowered function as the bytes of a file, for `deserialize`.
 
     Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.

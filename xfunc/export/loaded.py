@@ -56,7 +56,7 @@ class Exported:
             of each `Dim`, an int64; its results are to be cut to their shapes. () of one shape.
     """
 
-    def __init__(self, header: Mapping[str, Any], hlo: bytes, stablehlo: bytes):
+    def __init__(self, header: Mapping[str, object], hlo: bytes, stablehlo: bytes):
         self._describe(header, read_avals(header["input_avals"]))
         self.stablehlo = stablehlo
         self.buckets: tuple[tuple[dict[str, int], bytes], ...] = ()
@@ -79,7 +79,7 @@ class Exported:
         """The result as a tree of `ShapeDtypeStruct`."""
         return tree.unflatten(self._outputs, self._lowering.outputs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         Raises:
@@ -98,7 +98,7 @@ class Exported:
     def _run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._lowering.apply([placed(x) for x in tensors])
 
-    def _tensor(self, x: Any) -> torch.Tensor:
+    def _tensor(self, x: object) -> torch.Tensor:
         trace = tracing.current()
         if not isinstance(x, torch.Tensor):
             x = torch.tensor(x, dtype=NUMBERS[type(x)], device="cpu" if trace is None else None)
@@ -115,7 +115,7 @@ class Exported:
     def _is_like(self, x: Any, want: Aval) -> bool:
         return (tuple(x.shape), x.dtype) == (tuple(want.shape), want.dtype)
 
-    def _check(self, args: Any, kwargs: Any) -> None:
+    def _check(self, args: object, kwargs: object) -> None:
         got = _by_path(args, kwargs)
         want = _by_path(*self._expected)
         lines = [f"  {p}: missing" for p in want if p not in got]
@@ -145,7 +145,7 @@ def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
     return found
 
 
-def _not_an_array(where: str, x: Any) -> Any:
+def _not_an_array(where: str, x: object) -> Any:
     fail(
         TypeError,
         f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",

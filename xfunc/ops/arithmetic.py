@@ -12,7 +12,6 @@ remainder the dividend, as XLA and JAX have it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -199,7 +198,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 # -- bounds ---------------------------------------------------------------------------------------
 
 
-def _clamped(x: Tensor, least: Any, most: Any) -> Tensor:
+def _clamped(x: Tensor, least: object, most: object) -> Tensor:
     given = [x, *(b for b in (least, most) if b is not None)]
     x, *bounds = together(*given)
     if least is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._decomp import decomposition_table
 
@@ -76,12 +74,12 @@ def pdist(x: Tensor, p: float = 2) -> Tensor:
 
 
 @composition("max_pool2d")
-def max_pool2d(x: Tensor, *args: Any) -> Tensor:
+def max_pool2d(x: Tensor, *args: object) -> Tensor:
     return torch.ops.aten.max_pool2d_with_indices(x, *args)[0]
 
 
 @composition("max_pool3d")
-def max_pool3d(x: Tensor, *args: Any) -> Tensor:
+def max_pool3d(x: Tensor, *args: object) -> Tensor:
     return torch.ops.aten.max_pool3d_with_indices(x, *args)[0]
 
 

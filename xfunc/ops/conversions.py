@@ -56,7 +56,7 @@ def to_copy(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-    **options: Any,
+    **options: object,
 ) -> Tensor:
     if x.device.type == "xla":
         leaves = device is not None and device.type != "xla"
@@ -96,7 +96,7 @@ def _filling(name: str, at: int) -> None:
     """An operation that puts a number into an array; torch_xla 2.9 takes 0.5 for False."""
 
     @bare(name)
-    def run(*args: Any, **options: Any) -> Tensor:
+    def run(*args: object, **options: object) -> Tensor:
         dtype = args[0].dtype if isinstance(args[0], Tensor) else options.get("dtype")
         if dtype is torch.bool:  # As a whole number: torch_xla 2.9 uploads a boolean.
             args = (*args[:at], int(bool(args[at])), *args[at + 1 :])

@@ -223,7 +223,7 @@ def conj_physical(x: Tensor) -> Tensor:
 
 @bare("_efficientzerotensor")
 def absent(
-    size: list[int], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
 ) -> Tensor:
     # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
     # zeros on the host and transfer them.
@@ -246,7 +246,7 @@ def linspace(
     steps: int,
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
+    layout: object = None,
     device: Any = None,
     pin_memory: bool | None = None,
 ) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from xfunc.ops.registry import below
 Emit = Callable[..., Value]
 
 
-def instruction(emit: Emit, *inputs: torch.Tensor, **options: Any) -> Any:
+def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
     """Apply ``emit(body, *values, **options)``, which adds instructions to a computation.
 
     Args:
@@ -48,7 +48,7 @@ def _as_int64(body: ComputationBuilder, x: Value) -> Value:
 
 @functools.lru_cache(4096)
 def _computation(
-    emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, Any], ...]
+    emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
 ) -> tuple[Any, bool]:
     b = Builder(emit.__name__)
     body = b.computation(emit.__name__)
@@ -83,7 +83,7 @@ def loop(
     length: int,
     state: Sequence[torch.Tensor],
     held: Sequence[torch.Tensor] = (),
-    **options: Any,
+    **options: object,
 ) -> tuple[torch.Tensor, ...]:
     """``for k in range(length): state = step(k, *state, *held, **options)``, as one HLO loop.
 
@@ -106,7 +106,11 @@ def loop(
 
 @functools.lru_cache(4096)
 def _loop(
-    step: Step, length: int, avals: tuple[Aval, ...], n: int, options: tuple[tuple[str, Any], ...]
+    step: Step,
+    length: int,
+    avals: tuple[Aval, ...],
+    n: int,
+    options: tuple[tuple[str, object], ...],
 ) -> Any:
     index = Aval((), torch.int64)
     module, inputs = _lowered(step, (index, *avals), n, dict(options))
@@ -135,7 +139,7 @@ def _loop(
 
 
 def composite(
-    operation: str, step: Step, *inputs: torch.Tensor, **options: Any
+    operation: str, step: Step, *inputs: torch.Tensor, **options: object
 ) -> tuple[torch.Tensor, ...]:
     """``step(*inputs, **options)``, as a composite: see `xfunc.hlo.composite`.
 
@@ -152,7 +156,7 @@ def composite(
 
 @functools.lru_cache(4096)
 def _composite(
-    operation: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, Any], ...]
+    operation: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
 ) -> Any:
     module, inputs = _lowered(step, avals, None, dict(options))
     b = Builder(operation)
@@ -165,7 +169,7 @@ def _composite(
 
 
 def _lowered(
-    step: Step, avals: Sequence[Aval], n: int | None, options: dict[str, Any]
+    step: Step, avals: Sequence[Aval], n: int | None, options: Mapping[str, object]
 ) -> tuple[Module, list[int]]:
     """The HLO of a step, and which input each of its parameters is.
 

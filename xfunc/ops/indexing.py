@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -336,6 +335,6 @@ def isin(
 
 
 @kernel("embedding")
-def embedding(weight: Tensor, index: Tensor, *rest: Any, **options: Any) -> Tensor:
+def embedding(weight: Tensor, index: Tensor, *rest: object, **options: object) -> Tensor:
     # As with index_select: see `scalars`.
     return original("embedding")(weight, index + 0, *rest, **options)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ def group_norm(
     return out, mean.squeeze(-1), scale.squeeze(-1)
 
 
-def _derived(composed: Kernel, norm: Kernel, x: Tensor, *rest: Any) -> Three:
+def _derived(composed: Kernel, norm: Kernel, x: Tensor, *rest: object) -> Three:
     if functorch.differentiates_pushes((x, *rest)):  # See NOTE [derivatives of derivatives].
         norm = composed
     if x.dtype not in HALF:

@@ -11,7 +11,7 @@ therefore computed on float32 as a whole, here. Sums by themselves are left to
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ _ELEMENTWISE = """
 """
 
 
-def narrow_dtype(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
+def narrow_dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype | None:
     """bfloat16 or float16, if that is what an operation returns; else None."""
     said = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
     if said:
@@ -85,7 +85,7 @@ def widened(name: str, function: Kernel) -> Kernel:
     exact = name in _EXACT
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         dtype = narrow_dtype(args, kwargs)
         if dtype is None:
             return function(*args, **kwargs)
@@ -101,7 +101,7 @@ def widened(name: str, function: Kernel) -> Kernel:
     return run
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: object) -> Any:
     if isinstance(x, torch.Tensor) and x.is_floating_point():
         return x.to(torch.float32)
     return torch.float32 if isinstance(x, torch.dtype) else x
@@ -114,11 +114,11 @@ def _round(x: Any, dtype: torch.dtype, tensor: bool = False) -> Any:
     return number(x, dtype) if tensor and x is not None else x
 
 
-def _rounded(x: Any, dtype: torch.dtype) -> Any:
+def _rounded(x: object, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
-def none_is_narrow(*args: Any) -> bool:
+def none_is_narrow(*args: object) -> bool:
     """Whether no tensor among these is of narrow numbers."""
     return not any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
 

@@ -71,50 +71,50 @@ def add() -> None:
 def _with_one_nan(name: str, function: Kernel) -> Kernel:
     """XLA takes a NaN whose sign is set, as x86 processors make them, for the least of numbers."""
 
-    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(x: torch.Tensor, *args: object, **kwargs: object) -> Any:
         x = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
         return function(x, *args, **kwargs)
 
     return run
 
 
-def _first_complex(*args: Any) -> torch.dtype | None:
+def _first_complex(*args: object) -> torch.dtype | None:
     dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
     return next((d for d in dtypes if d.is_complex), None)
 
 
-def _first_bool(*args: Any) -> torch.dtype | None:
+def _first_bool(*args: torch.Tensor) -> torch.dtype | None:
     dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
     return next((d for d in dtypes if d is torch.bool), None)
 
 
-def _only_integers(*args: Any) -> torch.dtype | None:
+def _only_integers(*args: object) -> torch.dtype | None:
     dtypes = [a.dtype for a in args if isinstance(a, torch.Tensor)]
     return None if any(d.is_floating_point or d.is_complex for d in dtypes) else dtypes[0]
 
 
-def _first_floating(*args: Any) -> torch.dtype | None:
+def _first_floating(*args: object) -> torch.dtype | None:
     dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
     return next((d for d in dtypes if d.is_floating_point), None)
 
 
-def _complex_mean(*args: Any) -> torch.dtype | None:
+def _complex_mean(*args: object) -> torch.dtype | None:
     return _first_complex(*args) if "mean" in args[-2:] else None
 
 
-def _no_complex(*args: Any) -> bool:
+def _no_complex(*args: object) -> bool:
     return _first_complex(*args) is None
 
 
-def _some_floating(*args: Any) -> bool:
+def _some_floating(*args: object) -> bool:
     return _only_integers(*args) is None
 
 
-def _none_floating(*args: Any) -> bool:
+def _none_floating(*args: object) -> bool:
     return _first_floating(*args) is None
 
 
-def _no_bool(*args: Any) -> bool:
+def _no_bool(*args: torch.Tensor) -> bool:
     return _first_bool(*args) is None
 
 
@@ -128,7 +128,7 @@ def _refusing(
     refused: Callable[..., torch.dtype | None], why: str
 ) -> Callable[[str, Kernel], Kernel]:
     def decorate(name: str, function: Kernel) -> Kernel:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             dtype = refused(*args)
             if dtype is None:
                 return function(*args, **kwargs)

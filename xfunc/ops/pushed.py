@@ -28,7 +28,7 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _is_pushed(*args: Any, **kwargs: Any) -> bool:
+def _is_pushed(*args: Tensor, **kwargs: object) -> bool:
     return any(
         isinstance(a, Tensor) and forward_ad.unpack_dual(a, level=0).tangent is not None
         for a in args
@@ -102,11 +102,11 @@ def _exp_added(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ..
     return most, a[1] * below + b[1] * above
 
 
-def _is_nested(*args: Any, **kwargs: Any) -> bool:
+def _is_nested(*args: object, **kwargs: object) -> bool:
     return functorch.differentiates_pushes(args)
 
 
-def _is_pushed_within(*args: Any, **kwargs: Any) -> bool:
+def _is_pushed_within(*args: Any, **kwargs: object) -> bool:
     return _is_pushed(*args) and functorch.differentiates_pushes(args)
 
 

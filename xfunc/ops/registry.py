@@ -159,24 +159,24 @@ def surround(
 def original(name: str) -> Kernel:
     """torch_xla's own kernel of an operation for which there is one of ours."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return below(_originals[name], *args, **kwargs)
 
     return call
 
 
-def theirs(name: str, *args: Any, **kwargs: Any) -> Any:
+def theirs(name: str, *args: object, **kwargs: object) -> Any:
     """Call torch_xla's own kernel from one that is `bare`."""
     return _originals[name](*args, **kwargs)
 
 
-def above(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+def above(function: Kernel, *args: object, **kwargs: object) -> Any:
     """Call a kernel that is written with views: see the note on them."""
     with _level(excluded=False):
         return _unwrap(function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()}))
 
 
-def below(function: Kernel, *args: Any, **kwargs: Any) -> Any:
+def below(function: Kernel, *args: object, **kwargs: object) -> Any:
     """Call something of torch_xla in a kernel: see NOTE [kernels are written with views]."""
     raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
     with _level(excluded=True):
@@ -223,7 +223,7 @@ def _einsum() -> Kernel:
     composed = torch.library.get_kernel("aten::einsum", "AutogradOther")
     fused = torch.library.get_kernel("aten::einsum", "AutogradXLA")
 
-    def run(equation: str, tensors: list[torch.Tensor], **options: Any) -> Any:
+    def run(equation: str, tensors: list[torch.Tensor], **options: object) -> Any:
         inner = composed if any(t.is_complex() or t.dtype is torch.bool for t in tensors) else fused
         keys = _XLA if inner is composed else _AUTOGRAD
         return inner.call_boxed(keys, equation, tensors, **options)
@@ -235,7 +235,7 @@ def _chosen(name: str, function: Kernel) -> Kernel:
     """A composition that is used for some arguments."""
     rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
 
-    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(keys: Any, *args: object, **kwargs: object) -> Any:
         tensors = (a for a in args if isinstance(a, torch.Tensor))
         if when(*args, **kwargs) and any(map(is_watched_at_this_level, tensors)):
             return function(*args, **kwargs)
@@ -247,13 +247,15 @@ def _chosen(name: str, function: Kernel) -> Kernel:
 def _composite(name: str) -> Kernel:
     inner = torch.library.get_kernel(name, "AutogradOther")  # where the composition is, untouched
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: torch.Tensor, **kwargs: object) -> Any:
         return inner.call_boxed(_XLA, *args, **kwargs)
 
     return run
 
 
-def _derived(function: Kernel, formula: Kernel, keys: Any, *args: Any, **kwargs: Any) -> Any:
+def _derived(
+    function: Kernel, formula: Kernel, keys: object, *args: object, **kwargs: object
+) -> Any:
     return function(functools.partial(formula, keys), *args, **kwargs)
 
 
@@ -272,7 +274,7 @@ def _theirs(name: str) -> Kernel:
     call = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed
     places = tensor_places(name)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: object) -> Any:
         for k in places:
             if k >= len(args):
                 break
@@ -294,7 +296,7 @@ def _on_device(x: torch.Tensor) -> torch.Tensor:
     return torch.full((), x.item(), dtype=x.dtype, device="xla")
 
 
-def _scalar(x: bool | float | complex, others: Sequence[Any]) -> torch.Tensor:
+def _scalar(x: bool | float | complex, others: Sequence[object]) -> torch.Tensor:
     """A number as an array, of a dtype that does not change what torch's arithmetic returns."""
     first = next(a for a in others if isinstance(a, torch.Tensor))
     return torch.full((), x, dtype=torch.result_type(first, x), device=first.device)
@@ -307,7 +309,7 @@ def _functionalised(name: str, function: Kernel) -> Kernel:
         return function
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         if unless is not None and unless(*args):
             return theirs(name, *args, **kwargs)
         return above(function, *args, **kwargs)
@@ -329,7 +331,7 @@ class _level:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_LEVEL, self._before)
 
 
-def _wrap(x: Any) -> Any:
+def _wrap(x: object) -> Any:
     if isinstance(x, torch.Tensor):
         if x.ndim == 0 and x.is_cpu:
             return _on_device(x)
@@ -341,7 +343,7 @@ def _wrap(x: Any) -> Any:
     return x
 
 
-def _unwrap(x: Any) -> Any:
+def _unwrap(x: object) -> Any:
     if isinstance(x, torch.Tensor):
         if not torch._is_functional_tensor(x):
             return x

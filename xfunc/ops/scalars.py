@@ -30,7 +30,7 @@ _REDUCING = """
 def _lifted(name: str) -> Kernel:
     inner = original(name)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         if any(isinstance(a, torch.Tensor) and not a.ndim for a in args[:1]):
             args = tuple(_vector(a) for a in args)
             kwargs = {k: _vector(v) for k, v in kwargs.items()}
@@ -43,11 +43,11 @@ def _lifted(name: str) -> Kernel:
     return run
 
 
-def _vector(x: Any) -> Any:
+def _vector(x: object) -> Any:
     return x.reshape(1) if isinstance(x, torch.Tensor) and not x.ndim else x
 
 
-def _is_right(x: Any, *rest: Any) -> bool:
+def _is_right(x: object, *rest: object) -> bool:
     return not isinstance(x, torch.Tensor) or x.ndim > 0
 
 
@@ -71,14 +71,14 @@ def _reduced(name: str) -> Kernel:
     return run
 
 
-def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any) -> bool:
+def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: object) -> bool:
     return x.ndim > 0 and bool(dim) and x.is_floating_point()
 
 
 # NOTE [means of complex numbers]: torch_xla 2.9 knows means and variances of real numbers only.
 
 
-def _mean(x: torch.Tensor, dim: Any, *rest: Any, dtype: Any = None) -> torch.Tensor:
+def _mean(x: torch.Tensor, dim: Any, *rest: Any, dtype: object = None) -> torch.Tensor:
     return torch.complex(*(p.mean(dim, *rest) for p in (x.real, x.imag)))
 
 
@@ -86,12 +86,12 @@ def _variance(x: torch.Tensor, dim: Any, **options: Any) -> torch.Tensor:
     return sum((p.var(dim, **options) for p in (x.real, x.imag)), x.real.new_zeros(()))
 
 
-def _deviation(x: torch.Tensor, dim: Any, **options: Any) -> torch.Tensor:
+def _deviation(x: torch.Tensor, dim: object, **options: object) -> torch.Tensor:
     return _variance(x, dim, **options).sqrt()
 
 
 def _with_mean(function: Kernel) -> Kernel:
-    def run(x: torch.Tensor, dim: Any, *, keepdim: bool = False, **options: Any) -> Any:
+    def run(x: torch.Tensor, dim: object, *, keepdim: bool = False, **options: object) -> Any:
         return function(x, dim, keepdim=keepdim, **options), _mean(x, dim, keepdim)
 
     return run
@@ -132,7 +132,9 @@ for _name in _REDUCING:
 def _by_index(name: str) -> Kernel:
     lifted = _lifted(name)
 
-    def run(x: torch.Tensor, dim: int, index: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    def run(
+        x: torch.Tensor, dim: int, index: torch.Tensor, *rest: torch.Tensor, **options: object
+    ) -> Any:
         # torch_xla 2.9 ends the process on an index that is one of several results (of a sort).
         return lifted(x, dim, index + 0, *rest, **options)
 

@@ -9,8 +9,6 @@ torch's kernels broadcast the two; those of torch_xla 2.9 fail.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xfunc.ops.registry import kernel, kernels, original
@@ -24,13 +22,13 @@ _POINTWISE = """
 """.split()
 
 
-def _of_one_shape(grad: Tensor, *operands: Any) -> bool:
+def _of_one_shape(grad: Tensor, *operands: object) -> bool:
     return all(x.shape == grad.shape for x in operands if isinstance(x, Tensor))
 
 
 def _broadcasting(name: str) -> None:
     @kernel(name, unless=_of_one_shape)
-    def backward(*operands: Any, **options: Any) -> Tensor:
+    def backward(*operands: object, **options: object) -> Tensor:
         shape = torch.broadcast_shapes(*(x.shape for x in operands if isinstance(x, Tensor)))
         return original(name)(
             *(x.expand(shape).contiguous() if isinstance(x, Tensor) else x for x in operands),

@@ -27,7 +27,7 @@ from xfunc.torchlib.batching import at_dim
 from xfunc.trace import tracing
 
 
-def alive(args: Sequence[Any]) -> list[Any]:
+def alive(args: Sequence[object]) -> list[Any]:
     """Tensors without the wrappers of levels of torch.func that have ended.
 
     A pullback of torch.func.vjp runs when the level it belongs to is over.
@@ -72,7 +72,7 @@ class PrimitiveFunction(torch.autograd.Function):
         return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
+    def vmap(info: object, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
         outputs, dims = primitive.batch(tuple(in_dims[1:]), _size(info), args)
         return tuple(outputs), tuple(dims)
 
@@ -139,7 +139,7 @@ class PairFunction(torch.autograd.Function):
         return (None, *placed(n, pair.wrt, grads))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, application: Application, *args: Tensor) -> Any:
+    def vmap(info: object, in_dims: Any, application: Application, *args: Tensor) -> Any:
         # See NOTE [vmap below grad].
         n = _size(info)
         pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
@@ -166,11 +166,11 @@ class _BackwardFunction(torch.autograd.Function):
         return tuple(application.pair.backward(args, residuals, flat[n:]))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: object, output: Any) -> None:
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def backward(ctx: Any, *cts: Any) -> Any:
+    def backward(ctx: Any, *cts: object) -> Any:
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod

@@ -121,7 +121,7 @@ def differentiations(args: Sequence[Tensor]) -> int:
     return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
 
 
-def or_zeros(x: Tensor | None, aval: Any) -> Tensor:
+def or_zeros(x: Tensor | None, aval: object) -> Tensor:
     """A tangent or a cotangent; None is zero."""
     return zeros(aval) if x is None else x
 

@@ -78,7 +78,7 @@ def vary_like(x: Tensor, like: Tensor) -> Tensor:
     return bind(Linear("cast", checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
 
 
-def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
+def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
     """`functorch.vjp`, whose cotangents are those that programs see."""
     out, pull, aux = functorch.vjp(fun, *primals)
     if not checked():

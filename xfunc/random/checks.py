@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-def as_key(key: Any, name: str) -> Tensor:
+def as_key(key: object, name: str) -> Tensor:
     """A key, checked."""
     if isinstance(key, Tensor) and key.dtype is torch.int32 and tuple(key.shape) == (2,):
         return key
@@ -33,7 +32,7 @@ def as_key(key: Any, name: str) -> Tensor:
     fail(TypeError, f"{name} was given {what}, which is no key", hint)
 
 
-def as_shape(shape: Any, name: str) -> tuple[int, ...]:
+def as_shape(shape: object, name: str) -> tuple[int, ...]:
     """A shape, checked."""
     if isinstance(shape, Sequence) and all(hasattr(d, "__index__") for d in shape):
         dims = tuple(map(operator.index, shape))
@@ -43,7 +42,7 @@ def as_shape(shape: Any, name: str) -> tuple[int, ...]:
     fail(TypeError, f"{name} was given the shape {shape!r}", hint)
 
 
-def numbers(dtype: torch.dtype, *values: Any) -> list[Tensor]:
+def numbers(dtype: torch.dtype, *values: object) -> list[Tensor]:
     """Tensors as they are; Python numbers in a dtype, rounded once."""
     return [v if isinstance(v, Tensor) else torch.tensor(v, dtype=dtype) for v in values]
 
@@ -97,7 +96,7 @@ def drawn(
     key: Tensor,
     shape: Shape,
     dtype: Dtype,
-    **options: Any,
+    **options: object,
 ) -> Tensor:
     """What a program draws, of a floating dtype, when the arguments have been checked."""
     key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)

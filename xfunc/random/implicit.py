@@ -12,6 +12,7 @@ the check that hands them over, and what they call is seen in turn.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -70,7 +71,7 @@ class implicit:
             self._mode = _Outside(self)
             self._mode.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._mode is not None:
             self._mode.__exit__(*error)
         tracing.set_implicit(self._before)
@@ -82,7 +83,7 @@ class implicit:
         self._draws += 1
         return fold_in(self._key, self._draws - 1)
 
-    def draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """What a function that draws returns; NotImplemented, if it is not covered."""
         if isinstance(func, types.FunctionType) and "has_torch_function" in func.__globals__:
             return _body_of(func)(*args, **kwargs)
@@ -107,7 +108,9 @@ class _Outside(TorchFunctionMode):
     def __init__(self, context: implicit):
         self._context = context
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         draws = (
             torch_functions.kind_of(func) is torch_functions.Kind.RANDOM

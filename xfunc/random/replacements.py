@@ -134,7 +134,7 @@ def _rrelu(
     return input * torch.where(input >= 0, 1.0, _uniform(new(), input, lower, upper))
 
 
-def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: object) -> Tensor:
     return input.copy_(_rrelu(new, input, *args, **kwargs))
 
 
@@ -155,13 +155,13 @@ def _finish(x: Tensor, like: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
     return x.requires_grad_() if kwargs.get("requires_grad") else x
 
 
-def _rand(new: NextKey, *size: Any, **kwargs: Any) -> Tensor:
+def _rand(new: NextKey, *size: object, **kwargs: Any) -> Tensor:
     return _finish(
         continuous.uniform(new(), _sizes(size, kwargs), kwargs.get("dtype")), None, kwargs
     )
 
 
-def _randn(new: NextKey, *size: Any, **kwargs: Any) -> Tensor:
+def _randn(new: NextKey, *size: object, **kwargs: Any) -> Tensor:
     return _finish(
         continuous.normal(new(), _sizes(size, kwargs), kwargs.get("dtype")), None, kwargs
     )
@@ -177,7 +177,7 @@ def _randn_like(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
     return _finish(continuous.normal(new(), _like(input), dtype), input, kwargs)
 
 
-def _randint(new: NextKey, *args: Any, **kwargs: Any) -> Tensor:
+def _randint(new: NextKey, *args: object, **kwargs: Any) -> Tensor:
     given = list(args)
     size = kwargs["size"] if "size" in kwargs else given.pop()
     low, high = _range(given, kwargs)
@@ -185,7 +185,7 @@ def _randint(new: NextKey, *args: Any, **kwargs: Any) -> Tensor:
     return _finish(_integers(new(), size, low, high, dtype), None, kwargs)
 
 
-def _randint_like(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _randint_like(new: NextKey, input: Tensor, *args: object, **kwargs: Any) -> Tensor:
     low, high = _range(list(args), kwargs)
     dtype = kwargs.get("dtype") or input.dtype
     return _finish(_integers(new(), input.shape, low, high, dtype), input, kwargs)
@@ -202,7 +202,7 @@ def _randperm(new: NextKey, n: int, **kwargs: Any) -> Tensor:
 
 
 def _normal_of(
-    new: NextKey, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
+    new: NextKey, mean: object = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
 ) -> Tensor:
     tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     if not tensors:
@@ -213,7 +213,7 @@ def _normal_of(
 
 
 def _multinomial(
-    new: NextKey, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
+    new: NextKey, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: object
 ) -> Tensor:
     del kwargs
     batch = tuple(input.shape[:-1])
@@ -223,20 +223,20 @@ def _multinomial(
     return drawn.movedim(0, -1).to(input.device)
 
 
-def _poisson(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
+def _poisson(new: NextKey, input: Tensor, **kwargs: object) -> Tensor:
     del kwargs
     drawn = counts.poisson(new(), input.detach().float(), dtype=torch.int64)
     return drawn.to(input.device, input.dtype)
 
 
-def _binomial(new: NextKey, count: Tensor, prob: Tensor, **kwargs: Any) -> Tensor:
+def _binomial(new: NextKey, count: Tensor, prob: Tensor, **kwargs: object) -> Tensor:
     del kwargs
     dtype = torch.promote_types(count.dtype, torch.float32)
     n, p = count.detach().to(dtype), prob.detach().to(dtype)
     return binomial(new(), n, p, dtype=dtype).to(count.device, count.dtype)
 
 
-def _bernoulli_of(new: NextKey, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+def _bernoulli_of(new: NextKey, input: Tensor, p: object = None, **kwargs: object) -> Tensor:
     del kwargs
     return _bernoulli(new(), input if p is None else p, input)
 
@@ -247,7 +247,7 @@ def _bernoulli_of(new: NextKey, input: Tensor, p: Any = None, **kwargs: Any) -> 
 def _in_place(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A method that fills a tensor with what `sample` draws like it."""
 
-    def method(new: NextKey, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def method(new: NextKey, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         kwargs.pop("generator", None)
         named = {{"from": "low", "to": "high"}.get(k, k): v for k, v in kwargs.items()}
         return x.copy_(sample(new(), x, *args, **named))
@@ -255,7 +255,7 @@ def _in_place(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
-def _fill_bernoulli(key: Tensor, x: Tensor, p: Any = 0.5) -> Tensor:
+def _fill_bernoulli(key: Tensor, x: Tensor, p: object = 0.5) -> Tensor:
     return _bernoulli(key, p, x)
 
 

@@ -73,7 +73,7 @@ def prepare(
     return made, tuple(fixed)
 
 
-def as_outputs(name: str, outs: Sequence[Any], structure: tree.Structure) -> list[torch.Tensor]:
+def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> list[torch.Tensor]:
     """The leaves that a traced function returned, as traced tensors."""
     made: list[torch.Tensor] = []
     for i, o in enumerate(outs):
@@ -104,7 +104,7 @@ def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def arguments_of(
-    staged: Staged, leaves: list[Any], structure: tree.Structure
+    staged: Staged, leaves: list[object], structure: tree.Structure
 ) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
     """Tensors or avals of the leaves, and those leaves that are neither, by position."""
     abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]

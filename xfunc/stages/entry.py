@@ -130,7 +130,9 @@ class _Donated(torch.Tensor):
     """A tensor whose buffer a program has taken over."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: object, types: object, args: object = (), kwargs: object = None
+    ) -> Any:
         if getattr(func, "__name__", "") == "__repr__":
             return "<donated tensor>"
         fail(

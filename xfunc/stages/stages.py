@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,9 +146,9 @@ class Lowered:
 
 def trace(
     staged: Staged,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shardings: Sequence[Any] | None = None,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shardings: Sequence[object] | None = None,
     options: Options = PLAIN,
 ) -> Traced:
     """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s.
@@ -187,7 +187,7 @@ def _sharding(x: Any, given: Any, what: str) -> Any:
 
 
 def _tiles(
-    entry: Entry, avals: Sequence[Aval], leaves: Sequence[Any], held: Sequence[torch.Tensor]
+    entry: Entry, avals: Sequence[Aval], leaves: Sequence[object], held: Sequence[torch.Tensor]
 ) -> tuple[Tiles | None, ...]:
     """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]

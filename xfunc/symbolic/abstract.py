@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from xfunc import tree
@@ -19,13 +19,13 @@ from xfunc.symbolic.fit import NoFit, SymbolicModule, fit, fit_sizes
 from xfunc.symbolic.polynomial import Env, Size, value
 
 
-def is_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_symbolic(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether some argument has a size that is not known yet."""
     return any(_symbols(x) for x in tree.leaves((args, kwargs)))
 
 
 def symbolic_hlo(
-    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    fun: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> SymbolicModule:
     """The HLO of a function for all sizes."""
 
@@ -40,7 +40,9 @@ def symbolic_hlo(
         _refuse(fun, error)
 
 
-def symbolic_result(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def symbolic_result(
+    fun: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Any:
     """The result of a function for all sizes, as a tree of `ShapeDtypeStruct`."""
     box = _box(args, kwargs)
     results: list[Any] = []
@@ -62,17 +64,17 @@ def symbolic_result(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return tree.unflatten(structure, made)
 
 
-def _symbols(x: Any) -> list[Any]:
+def _symbols(x: object) -> list[Any]:
     if not isinstance(x, ShapeDtypeStruct):
         return []
     return [d for d in x.shape if isinstance(d, SymbolicSize)]
 
 
-def _box(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Box:
+def _box(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Box:
     return Box(merged(d for x in tree.leaves((args, kwargs)) for d in _symbols(x)))
 
 
-def _at(trees: Any, env: Env) -> Any:
+def _at(trees: object, env: Env) -> Any:
     """Arguments at sizes."""
 
     def at(x: Any) -> Any:
@@ -85,7 +87,7 @@ def _at(trees: Any, env: Env) -> Any:
     return tree.unflatten(structure, [at(x) for x in leaves])
 
 
-def _refuse(fun: Callable[..., Any], error: NoFit) -> NoReturn:
+def _refuse(fun: Callable[..., object], error: NoFit) -> NoReturn:
     fail(
         ShapeError,
         f"{function_name(fun)} is not one program for all sizes: {explained(error)}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -128,8 +128,8 @@ def _difficulty(size: Polynomial) -> int:
 def declare(
     function: str,
     spec: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     names: Sequence[str],
     labels: Sequence[str],
 ) -> Declared:
@@ -175,7 +175,7 @@ def declare(
     return Declared(function, tuple(labels), dims, Box(ranges))
 
 
-def _walk(spec: Any, x: Any, found: list[Any], where: str) -> None:
+def _walk(spec: Any, x: Any, found: list[object], where: str) -> None:
     """Add the declared dimensions of each leaf."""
     leaves = tree.leaves(x)
     if spec is None:
@@ -200,7 +200,7 @@ def _is_dims(spec: Any) -> bool:
     return plain and any(isinstance(d, SymbolicSize) for d in entries)
 
 
-def _as_dims(spec: Any, x: Any, where: str) -> tuple[Any, ...]:
+def _as_dims(spec: Any, x: object, where: str) -> tuple[Any, ...]:
     rank = len(getattr(x, "shape", ()))
     if isinstance(spec, dict) and all(isinstance(d, int) for d in spec):
         return tuple(spec.get(d) for d in range(rank))
@@ -217,7 +217,7 @@ def _as_dims(spec: Any, x: Any, where: str) -> tuple[Any, ...]:
     return tuple(spec)
 
 
-def _parts(spec: Any, entries: list[Any], where: str) -> dict[Any, Any]:
+def _parts(spec: object, entries: Sequence[object], where: str) -> dict[Any, Any]:
     """The parts of a prefix by the entries of the tree, those left out as None."""
     if isinstance(spec, dict):
         given = dict(spec)

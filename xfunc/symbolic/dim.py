@@ -27,16 +27,16 @@ class Expression(SymbolicSize):
     def __init__(self, polynomial: Polynomial, ranges: Mapping[str, Range]) -> None:
         self.polynomial, self.ranges = polynomial, dict(ranges)
 
-    def __add__(self, other: Any) -> Expression:
+    def __add__(self, other: object) -> Expression:
         return self._made(other, operator.add)
 
-    def __sub__(self, other: Any) -> Expression:
+    def __sub__(self, other: object) -> Expression:
         return self._made(other, operator.sub)
 
-    def __rsub__(self, other: Any) -> Expression:
+    def __rsub__(self, other: object) -> Expression:
         return self._made(other, lambda a, b: b - a)
 
-    def __mul__(self, other: Any) -> Expression:
+    def __mul__(self, other: object) -> Expression:
         return self._made(other, operator.mul)
 
     def __floordiv__(self, k: int) -> Expression:
@@ -148,7 +148,7 @@ def dimension(s: Size, box: Box) -> int | Expression:
     return Expression(s, {n: box.ranges[n] for n in s.symbols})
 
 
-def merged(dims: Iterable[Any]) -> dict[str, Range]:
+def merged(dims: Iterable[object]) -> dict[str, Range]:
     """The ranges of all symbols in some dimensions."""
     found: dict[str, Range] = {}
     for d in dims:

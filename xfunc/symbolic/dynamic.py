@@ -52,7 +52,9 @@ class Dynamic:
         limit: bytes that a program may hold on a device, or None.
     """
 
-    def __init__(self, staged: Staged, spec: Any, buckets: Any, limit: int | None = None) -> None:
+    def __init__(
+        self, staged: Staged, spec: object, buckets: object, limit: int | None = None
+    ) -> None:
         self._staged, self._spec = staged, spec
         self._rungs = Rungs(buckets, staged.name)
         self._declared: dict[tree.Structure, Declared] = {}
@@ -67,8 +69,8 @@ class Dynamic:
 
     def run(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         options: Options,
         divide: Divide | None = None,
     ) -> Any:
@@ -114,7 +116,7 @@ class Dynamic:
         return {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
 
     def _plans_of(
-        self, declared: Declared, leaves: list[Any], structure: tree.Structure, options: Options
+        self, declared: Declared, leaves: list[object], structure: tree.Structure, options: Options
     ) -> Plans:
         """The plans of calls of one kind."""
         assert self._limit is not None
@@ -150,7 +152,7 @@ class Dynamic:
     def _call(
         self,
         declared: Declared,
-        leaves: list[Any],
+        leaves: Sequence[object],
         structure: tree.Structure,
         env: Mapping[str, int],
         ends: Mapping[str, tuple[int, int]],
@@ -187,7 +189,7 @@ class Dynamic:
             return result
 
     def declared(
-        self, structure: tree.Structure, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, structure: tree.Structure, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Declared:
         """The dimensions of the leaves of arguments."""
         if structure not in self._declared:
@@ -202,7 +204,7 @@ class Dynamic:
         return self._declared[structure]
 
     def _exact_of(
-        self, leaves: Sequence[Any], ends: Mapping[str, tuple[int, int]]
+        self, leaves: Sequence[object], ends: Mapping[str, tuple[int, int]]
     ) -> Bucket | None:
         """Why a call uses its exact shape, if it does so regardless of the function."""
         if all(low == high for low, high in ends.values()):
@@ -214,7 +216,7 @@ class Dynamic:
         self,
         declared: Declared,
         structure: tree.Structure,
-        avals: tuple[Any, ...],
+        avals: tuple[object, ...],
         ends: Mapping[str, tuple[int, int]],
         options: Options,
     ) -> tuple[Bucket, list[torch.Tensor]]:
@@ -230,7 +232,12 @@ class Dynamic:
         return found, held
 
     def _maker(
-        self, declared: Declared, maker: Maker, structure: tree.Structure, avals: Any, options: Any
+        self,
+        declared: Declared,
+        maker: Maker,
+        structure: tree.Structure,
+        avals: object,
+        options: Any,
     ) -> Maker:
         value = (self._kind(declared, structure, avals, options), ambient.modes())
         return self._makers.setdefault(value, maker)
@@ -299,7 +306,7 @@ class _Cut:
 # results that depend on sizes are cut there.
 
 
-def widened(x: Any, shape: tuple[int, ...]) -> Any:
+def widened(x: object, shape: tuple[int, ...]) -> Any:
     """An argument with padding behind its elements; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x

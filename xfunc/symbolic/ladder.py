@@ -37,7 +37,7 @@ _MOST_TRIED = 2**12  # ladders of one symbol, to find a grid
 
 
 def buckets(
-    lengths: Iterable[Any],
+    lengths: Iterable[object],
     n: int = 8,
     *,
     multiple_of: int = 1,

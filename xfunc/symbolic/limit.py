@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
 
 
-def check(limit: Any, name: str) -> None:
+def check(limit: object, name: str) -> None:
     """Raise unless it is a number of bytes, or None."""
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
         return
@@ -50,7 +50,11 @@ class Limit:
         self._plans: dict[Any, Plans] = {}
 
     def override(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, wanted: list[Any]
+        self,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: Options,
+        wanted: Sequence[object],
     ) -> Override | None:
         """What has to be in place of the policies in the function while it is called.
 
@@ -79,10 +83,10 @@ class Limit:
 def _plans(
     staged: Staged,
     bytes: int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     options: Options,
-    wanted: list[Any],
+    wanted: Sequence[object],
 ) -> Plans:
     def lowered(_: Env) -> stages.Lowered:
         return stages.trace(staged, args, kwargs, wanted, options).lower()
@@ -124,11 +128,11 @@ def fixed(options: Options) -> Any:
     return lambda: found
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, (torch.Tensor, ShapeDtypeStruct))
 
 
-def _abstract(x: Any) -> Any:
+def _abstract(x: object) -> Any:
     if isinstance(x, torch.Tensor):
         return ShapeDtypeStruct(tuple(x.shape), x.dtype, stages.known_sharding(x))
     return x

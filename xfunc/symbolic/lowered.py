@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -85,11 +86,11 @@ class LoweredRange:
 
 def lower(
     staged: Staged,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     options: Options,
-    buckets: Any,
-    shardings: list[Any],
+    buckets: object,
+    shardings: list[object],
 ) -> LoweredRange:
     """Lower a function for arguments with `Dim`s in their shapes.
 

@@ -113,7 +113,7 @@ class Rungs:
         return found
 
 
-def _is_grid(buckets: Any) -> bool:
+def _is_grid(buckets: object) -> bool:
     """Whether these are several lists of sizes, as `xf.buckets` gives them for several symbols."""
     parts = buckets if isinstance(buckets, (tuple, list)) else ()
     return bool(parts) and all(isinstance(b, (tuple, list)) for b in parts)

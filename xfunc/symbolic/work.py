@@ -81,7 +81,7 @@ class _Size(int):
     def __rsub__(self, other: int) -> _Size:
         return -self + other
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         if not isinstance(other, int):
             return NotImplemented
         return _Size.of(int(self) * int(other), self.polynomial * _polynomial(other))

@@ -120,7 +120,7 @@ class MemoryReport:
         memory_picture.save(self, path)
 
 
-def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> MemoryReport:
+def memory_report(f: Callable[..., object], *args: object, policies: object = None) -> MemoryReport:
     """What the gradient of a function keeps and recomputes, and its peak memory, under each policy.
 
     The first row is the unmodified function. In the others, every `checkpoint` and `scan` in it
@@ -153,7 +153,7 @@ def memory_report(f: Callable[..., Any], *args: Any, policies: Any = None) -> Me
     return MemoryReport(function_name(f), tuple(rows))
 
 
-def _named(policies: Any) -> dict[str, Policy]:
+def _named(policies: object) -> dict[str, Policy]:
     """The policies by name."""
     if policies is None:
         return DEFAULT
@@ -175,12 +175,12 @@ def _named(policies: Any) -> dict[str, Policy]:
     return found
 
 
-def _name_of(policy: Any) -> str:
+def _name_of(policy: object) -> str:
     """The name to show for a policy without one, such as `min_cut(1000)`."""
     return getattr(policy, "__name__", None) or str(policy)
 
 
-def _under(f: Callable[..., Any], args: tuple[Any, ...], policy: Policy) -> _Gradient:
+def _under(f: Callable[..., object], args: tuple[object, ...], policy: Policy) -> _Gradient:
     """The gradient where every checkpoint and scan has one policy."""
     override = ambient.Override(policy)
     before = ambient.set_override(override)
@@ -206,7 +206,9 @@ class _Gradient:
     module: Module
 
     @classmethod
-    def of(cls, f: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...]) -> _Gradient:
+    def of(
+        cls, f: Callable[..., object], run: Callable[..., object], args: tuple[object, ...]
+    ) -> _Gradient:
         """That of `run`, which computes the same as `f`."""
         if not args:
             problem = f"memory_report was given no arguments for {function_name(f)}"
@@ -245,7 +247,7 @@ class _Gradient:
         )
 
 
-def _check(f: Callable[..., Any], traced: stages.Traced, n: int) -> None:
+def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
     """Raise unless the result is a scalar and the first argument can be differentiated."""
     name = function_name(f)
     for k, aval in enumerate(traced.in_avals[:n]):

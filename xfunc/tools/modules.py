@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class Apply(Wrapper):
         self._guard = _Guard(module)
 
     def __call__(
-        self, params: Tensors, buffers: Tensors, /, *args: Any, **kwargs: Any
+        self, params: Tensors, buffers: Tensors, /, *args: object, **kwargs: object
     ) -> tuple[Any, Tensors]:
         guards.depend_on(self._guard)
         if tracing.current() is None:
@@ -105,7 +105,7 @@ class Apply(Wrapper):
     def __repr__(self) -> str:
         return f"<{self.__name__}: (params, buffers, *args, **kwargs) -> (out, new_buffers)>"
 
-    def _own(self, buffers: Tensors, beside: Any) -> Tensors:
+    def _own(self, buffers: Tensors, beside: object) -> Tensors:
         """Buffers that the forward pass may change in place, for each example under vmap."""
         zero: Any = 0
         if functorch.VMAP in functorch.levels() and self.module.training:
@@ -115,7 +115,7 @@ class Apply(Wrapper):
             return {n: t.clone() for n, t in buffers.items()}
         return {n: t + zero.to(t.dtype) for n, t in buffers.items()}
 
-    def _lend(self, kind: str, tensors: dict[str, Any]) -> Places:
+    def _lend(self, kind: str, tensors: Mapping[str, object]) -> Places:
         places = _places(self.module, kind)
         if places.keys() != tensors.keys():
             names = "parameters" if kind == "_parameters" else "buffers"
@@ -195,7 +195,9 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
 class _Replacing(TorchFunctionMode):
     """Calls outside a trace also run the versions that are right for the device."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: object, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -224,11 +226,11 @@ def _reading_nothing() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:
     return is_causal is True
 
 
-def _check_output(out: Any, name: str) -> None:
+def _check_output(out: object, name: str) -> None:
     """Raise unless a module returned a tree of arrays."""
     tree.flatten(out)  # Registers nodes for the classes that torch knows as nodes.
     for path, leaf in tree.leaves_with_path(out):
@@ -257,13 +259,13 @@ def _places(module: nn.Module, kind: str) -> Places:
     return found
 
 
-def _beside(tensors: Any, args: Any, kwargs: Any) -> Any:
+def _beside(tensors: object, args: object, kwargs: object) -> Any:
     """The arguments of a call outside any trace, on the device where the tensors are."""
     given = next(iter(tree.leaves(tensors)), None)
     if given is None or given.device.type != "xla":
         return args, kwargs
 
-    def move(x: Any) -> Any:
+    def move(x: object) -> Any:
         return to_device(x) if isinstance(x, torch.Tensor) else x
 
     return tree.unflatten((found := tree.flatten((args, kwargs)))[1], map(move, found[0]))
@@ -290,7 +292,7 @@ _REFUSED = {
 }
 
 
-def _check_module(module: Any) -> str:
+def _check_module(module: object) -> str:
     """Raise unless `functional` can take a module; its name for messages."""
     if not isinstance(module, nn.Module):
         fail(

@@ -21,19 +21,19 @@ from xfunc.trace import effects
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
 
-def has_nan(x: Any) -> bool:
+def has_nan(x: object) -> bool:
     """Whether a tensor holds a NaN."""
     if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
         return False
     return bool(x.detach().isnan().any())
 
 
-def paths(what: Any) -> Iterator[str]:
+def paths(what: object) -> Iterator[str]:
     """The key paths of a tree's leaves that hold a NaN."""
     return (path for path, x in tree.leaves_with_path(what) if has_nan(x))
 
 
-def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+def search(name: str, fun: Callable[..., object], args: Any, kwargs: Any, result: object) -> None:
     """Raise a FloatingPointError if a function's result holds a NaN, saying which line made it."""
     where = next(paths(result), None)
     if where is None:
@@ -62,7 +62,7 @@ def search(name: str, fun: Callable[..., Any], args: Any, kwargs: Any, result: A
     )
 
 
-def _on_cpu(x: Any) -> Any:
+def _on_cpu(x: object) -> Any:
     return x.detach().cpu() if isinstance(x, torch.Tensor) else x
 
 
@@ -73,7 +73,9 @@ class _Search(TorchDispatchMode):
         super().__init__()
         self._problem = problem
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = tree.map(_here, (args, kwargs or {}))
         out = func(*args, **kwargs)
         name = func.overloadpacket.__name__
@@ -94,7 +96,7 @@ class _Search(TorchDispatchMode):
         )
 
 
-def _here(x: Any) -> Any:
+def _here(x: object) -> Any:
     if isinstance(x, torch.Tensor):
         return x.cpu() if x.device.type == "xla" else x
     return torch.device("cpu") if isinstance(x, torch.device) and x.type == "xla" else x

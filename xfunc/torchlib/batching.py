@@ -104,7 +104,7 @@ class Batching:
             if not self._before:
                 self._views.clear()
 
-    def note(self, out: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def note(self, out: object, func: Callable[..., object], args: Any, kwargs: Any) -> None:
         """Remember how a view was made."""
         several = isinstance(out, (tuple, list))
         for i, t in enumerate(out if several else (out,)):
@@ -116,7 +116,7 @@ class Batching:
                     weakref.ref(t), base, lambda: func(*args, **kwargs), i if several else None
                 )
 
-    def prepare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def prepare(self, func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Make a tensor that is about to be written to batched wherever the written values are."""
         if functorch.VMAP not in functorch.levels():
             return
@@ -134,7 +134,7 @@ class Batching:
                     self._batch(func, target, [t for t, _ in sources], missing)
 
     def _batch(
-        self, func: Any, target: Tensor, sources: Sequence[Tensor], levels: set[int]
+        self, func: object, target: Tensor, sources: Sequence[Tensor], levels: set[int]
     ) -> None:
         root = target
         while (view := self._views.get(id(root))) is not None and view.ref() is root:
@@ -175,7 +175,7 @@ class Batching:
 
 def vmap(
     trace: Trace | None,
-    fun: Callable[..., Any],
+    fun: Callable[..., object],
     dims: Sequence[int | None],
     args: Sequence[Tensor],
     axes: tuple[str, ...] = (),

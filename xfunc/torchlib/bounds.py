@@ -47,7 +47,7 @@ class Known:
         """Its value may be another one from now on."""
         self._values.pop(id(tensor), None)
 
-    def find(self, x: Any) -> Tensor | None:
+    def find(self, x: object) -> Tensor | None:
         """The value of a tensor, or of a list of ints, if it is known."""
         if isinstance(x, Tensor):
             ref, version, value = self._values.get(id(x), (None, 0, None))
@@ -55,7 +55,9 @@ class Known:
             return value if ref is not None and ref() is x and x._version == version else None
         return torch.tensor(x) if isinstance(x, (list, range)) and _all_ints(x) else None
 
-    def follow(self, kind: Kind, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+    def follow(
+        self, kind: Kind, func: Callable[..., object], args: Any, kwargs: Any, out: Tensor
+    ) -> None:
         """Keep the value of a result, if the arguments of the call are known."""
         if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
             return
@@ -81,7 +83,7 @@ class Known:
             if isinstance(value, Tensor) and value.shape == out.shape:
                 self.put(out, value)
 
-    def _replaced(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], int]:
+    def _replaced(self, args: Sequence[object]) -> tuple[tuple[Any, ...], int]:
         """The arguments with values for tensors, and how many there are; raises for an unknown."""
         out, n = [], 0
         for a in args:
@@ -96,7 +98,7 @@ class Known:
             out.append(a)
         return tuple(out), n
 
-    def check(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+    def check(self, func: object, name: str, args: Any, kwargs: object) -> None:
         """Raise an IndexError for an index that eager torch would refuse."""
         for index, dim, size, negative in _READS[func](self, args, kwargs):
             outside = (index >= size) | (index < (-size if negative else 0))
@@ -119,7 +121,7 @@ def _all_ints(x: Any) -> bool:
     )
 
 
-def checks(func: Any) -> bool:
+def checks(func: object) -> bool:
     """Whether a function takes indices that `Known.check` looks at."""
     return func in _READS
 
@@ -127,7 +129,7 @@ def checks(func: Any) -> bool:
 # -- which indices a call has: their values, the dimension (-1: all), its size, may they be negative
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+def _argument(args: Sequence[object], kwargs: Mapping[str, object], place: int, name: str) -> Any:
     return args[place] if len(args) > place else kwargs.get(name)
 
 

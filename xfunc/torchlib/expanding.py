@@ -24,7 +24,7 @@ def _unexpanded(x: Tensor, out: Tensor) -> Tensor:
 
 
 def _one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return _unexpanded(x, func(x, *args, **kwargs))
 
     return call

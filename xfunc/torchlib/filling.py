@@ -15,7 +15,7 @@ import torch
 Tensor = torch.Tensor
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Tensor) and not value.ndim and value.device.type == "xla"
 
 
@@ -75,7 +75,7 @@ def fill(x: Tensor, value: Any) -> Tensor:
     return _filled(value, x.shape, x.dtype) if _is_number(value) else torch.fill(x, value)
 
 
-def fill_(x: Tensor, value: Any) -> Tensor:
+def fill_(x: Tensor, value: Tensor) -> Tensor:
     """``Tensor.fill_``."""
     return x.copy_(value) if _is_number(value) else x.fill_(value)
 
@@ -87,14 +87,14 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return torch.where(mask, value.to(x.dtype), x)
 
 
-def masked_fill_(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+def masked_fill_(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """``Tensor.masked_fill_``."""
     if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
         return x.masked_fill_(mask, value)
     return x.copy_(torch.where(mask, value.to(x.dtype), x))
 
 
-def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """``torch.index_fill``, whose vmap of torch 2.9 puts a batched value into some examples."""
     if not _is_number(value) or index.ndim > 1:
         return torch.index_fill(x, dim, index, value)
@@ -104,7 +104,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return torch.where(hit.reshape(along), value.to(x.dtype), x)
 
 
-def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """``Tensor.index_fill_``."""
     return x.copy_(index_fill(x, dim, index, value))
 

@@ -9,7 +9,7 @@ number 0, and a dimension that does not exist, where torch_xla computes somethin
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def _holds(dtype: torch.dtype, number: complex) -> bool:
     return True
 
 
-def check_number(func: Call, number: Any, dtype: torch.dtype) -> None:
+def check_number(func: Call, number: object, dtype: torch.dtype) -> None:
     """Refuse a number that a dtype does not hold; anything but a number is right."""
     if type(number) in _NUMBERS and not _holds(dtype, number):
         name = str(dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ def check_number(func: Call, number: Any, dtype: torch.dtype) -> None:
         )
 
 
-def _given(name: str, place: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _given(name: str, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     return kwargs.get(name, args[place] if place < len(args) else None)
 
 
@@ -141,12 +141,12 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
     return call
 
 
-def _dtype(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
+def _dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype:
     values = (*args, *(v for k, v in kwargs.items() if k not in ("alpha", "beta", "value")))
     return result_type(_operands(values))
 
 
-def _operands(values: Iterable[Any]) -> list[Any]:
+def _operands(values: Iterable[object]) -> list[Any]:
     return [v for v in values if isinstance(v, (Tensor, *_NUMBERS))]
 
 
@@ -162,7 +162,7 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
 def _power(func: Call, run: Call) -> Call:
     """`run`, for which exponents that do not fit are refused."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         values = _operands((*args, *kwargs.values()))
         exponent = _given("exponent", 1, args, kwargs)
         if type(exponent) in _NUMBERS and isinstance(values[0], Tensor):
@@ -175,7 +175,7 @@ def _power(func: Call, run: Call) -> Call:
     return call
 
 
-def _is_floating(x: Any) -> bool:
+def _is_floating(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
@@ -187,7 +187,7 @@ def _divided(func: Call, run: Call) -> Call:
     """`run`, but refusing to divide integers by the number 0."""
     is_division = func.__name__.startswith("div")
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         x, by = args[0] if args else None, _given("other", 1, args, kwargs)
         exact = is_division and kwargs.get("rounding_mode") is None
         if not isinstance(x, Tensor) or _is_smooth(x.dtype) or exact or type(by) is not int:
@@ -208,7 +208,7 @@ def _in_place(func: Call, run: Call) -> Call:
     """`run`, for which results that the tensor cannot take are refused."""
     true = "div" in func.__name__
 
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(x: Tensor, *args: object, **kwargs: object) -> Any:
         factors = ("alpha", "value", "rounding_mode")
         values = _operands((x, *args, *(v for k, v in kwargs.items() if k not in factors)))
         dtype = result_type(values)
@@ -228,7 +228,7 @@ def _in_place(func: Call, run: Call) -> Call:
 
 
 def _integers_divided(func: Call, run: Call) -> Call:
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(x: Tensor, *args: Tensor, **kwargs: object) -> Any:
         if not any(_is_smooth(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
             fail(
                 UnsupportedOpError,
@@ -243,7 +243,7 @@ def _integers_divided(func: Call, run: Call) -> Call:
 def _copied(func: Call, run: Call) -> Call:
     """`run`, which also copies a number, as torch does."""
 
-    def call(x: Tensor, src: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(x: Tensor, src: Any, *args: object, **kwargs: object) -> Any:
         if not isinstance(src, (bool, *_NUMBERS)):
             return run(x, src, *args, **kwargs)
         src = wrapped(src, x.dtype)
@@ -257,7 +257,7 @@ def _copied(func: Call, run: Call) -> Call:
 def _along(func: Call, run: Call) -> Call:
     """`run`, for which a dimension that there is not is refused."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tensor, **kwargs: object) -> Any:
         x = args[0] if args else kwargs.get("input")
         dim = _given("dim", 1, args, kwargs)
         if isinstance(x, Tensor) and type(dim) is int:
@@ -281,7 +281,7 @@ _ALONG = "max min mode gather argmax argmin".split()
 _PLACES = (torch, torch.Tensor, torch.nn.functional)
 
 
-def fitting(replacements: dict[Any, Call]) -> dict[Any, Call]:
+def fitting(replacements: Mapping[object, Call]) -> dict[Any, Call]:
     """For each torch function that needs it, a checked version of its replacement."""
     found: dict[Any, Call] = {}
 

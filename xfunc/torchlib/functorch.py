@@ -56,7 +56,7 @@ def run_backward_in_this_thread() -> None:
     torch._C._set_multithreading_enabled(False)
 
 
-def never_compile(fun: Any) -> None:
+def never_compile(fun: object) -> None:
     """Keep torch.compile from compiling a function and what it calls, without importing dynamo."""
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
@@ -109,7 +109,7 @@ def is_batched(t: Tensor) -> bool:
     return False
 
 
-def vmap(fun: Callable[..., Any], dims: Sequence[int | None], args: Sequence[Tensor]) -> Any:
+def vmap(fun: Callable[..., object], dims: Sequence[int | None], args: Sequence[Tensor]) -> Any:
     """``torch.func.vmap(fun, dims)(*args)``; one of the dims at least is not None."""
     # A batch dimension that is not the first gives each example its own strides, and forward mode
     # copies a tangent whose strides differ by an operation that has no lowering.
@@ -118,12 +118,12 @@ def vmap(fun: Callable[..., Any], dims: Sequence[int | None], args: Sequence[Ten
     return torch.func.vmap(fun, in_dims=in_dims)(*moved)
 
 
-def vjp(fun: Callable[..., Any], *primals: Tensor) -> tuple[Any, Any, Any]:
+def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
     """torch.func.vjp of ``fun(*primals) -> (out, aux)``: (out, pullback, aux)."""
     made: Any = torch.func.vjp(fun, *primals, has_aux=True)
     out, pull, aux = made
 
-    def own_pull(cts: Any) -> Any:
+    def own_pull(cts: object) -> Any:
         with own_gradient():
             return pull(cts)
 
@@ -146,7 +146,7 @@ def takes_own_gradient() -> bool:
     return _thread.own_gradient
 
 
-def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any, Any]:
+def jvp(fun: Callable[..., object], primals: object, tangents: object) -> tuple[Any, Any, Any]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
     made: Any = torch.func.jvp(fun, primals, tangents, has_aux=True)
     out, dots, aux = made
@@ -154,7 +154,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any,
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
-def custom_function_call(function: type[torch.autograd.Function], *operands: Any) -> Any:
+def custom_function_call(function: type[torch.autograd.Function], *operands: object) -> Any:
     """``function.apply(*operands)``, as a higher-order operator."""
     call: Any = autograd_function.custom_function_call
     return call(function, *operands)
@@ -180,7 +180,7 @@ def is_watched_at_this_level(t: Tensor) -> bool:
     return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None
 
 
-def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def apply_here(rule: object, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a function with custom rules at the innermost level, a grad or jvp.
 
     Args:
@@ -201,18 +201,18 @@ def apply_here(rule: Any, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
             outputs = rule.forward(*lower)
         return tuple(_functorch._wrap_for_grad(o, level) for o in outputs)
 
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         kept = rule.keep(inputs, output)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in output if not _is_smooth(o)))
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
-    def backward(ctx: Any, *cts: Tensor | None) -> Any:
+    def backward(ctx: object, *cts: Tensor | None) -> Any:
         kept = [unwrap_if_dead(t) for t in ctx.saved_tensors]
         return rule.backward(len(args), kept, [c if c is None else unwrap_if_dead(c) for c in cts])
 
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: object, *tangents: Tensor | None) -> Any:
         return below_jvp(rule.jvp, ctx.saved_tensors, tangents)
 
     members: dict[str, Any] = {
@@ -283,12 +283,12 @@ def has_tangent(t: Tensor) -> bool:
         return has_tangent(t)
 
 
-def differentiates_pushes(args: Sequence[Any]) -> bool:
+def differentiates_pushes(args: Sequence[object]) -> bool:
     """Whether forward mode in force is differentiated again, or differentiates something else."""
     return JVP in levels() and differentiates_twice(args)
 
 
-def differentiates_twice(args: Sequence[Any]) -> bool:
+def differentiates_twice(args: Sequence[object]) -> bool:
     """Whether there is differentiation within differentiation here."""
     found = levels()
     # Outside all levels, the gradient of a program's first order is plain autograd's.

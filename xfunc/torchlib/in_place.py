@@ -30,7 +30,7 @@ def _by_copy(name: str) -> Callable[..., Tensor]:
     """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``: the former fails in forward mode."""
     func, plain = getattr(torch.Tensor, name), getattr(torch.Tensor, name.removesuffix("_"))
 
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         new = plain(x.clone(), *args, **kwargs)  # Autograd may keep what it is given.
         if new.shape != x.shape or not torch.can_cast(new.dtype, x.dtype):
             return func(x, *args, **kwargs)  # torch's error
@@ -57,7 +57,7 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
     """See NOTE [shapes changed in place]."""
     func = getattr(torch.Tensor, name)
 
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         if name == "squeeze_" and not x.ndim:  # torch's rule of vmap squeezes the dimension -1.
             return x
         if x._is_view() and (x.requires_grad or functorch.levels()):

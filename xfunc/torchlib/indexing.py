@@ -22,14 +22,14 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _is_number(entry: Any) -> bool:
+def _is_number(entry: object) -> bool:
     if not isinstance(entry, Tensor) or entry.ndim:
         return False
     kind = entry.dtype
     return not (kind is torch.bool or kind.is_floating_point or kind.is_complex)
 
 
-def _take_apart(x: Tensor, index: Any) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
+def _take_apart(x: Tensor, index: object) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
     """The numbers of an index, each with the dimension of `x` that it selects from; the rest."""
     entries = index if isinstance(index, tuple) else (index,)
     used = [dimensions(e) for e in entries]
@@ -43,14 +43,14 @@ def _take_apart(x: Tensor, index: Any) -> tuple[list[tuple[int, Tensor]], tuple[
     return numbers, tuple(rest)
 
 
-def dimensions(entry: Any) -> int:
+def dimensions(entry: object) -> int:
     """How many dimensions an entry of an index uses up."""
     if entry is None or entry is ... or isinstance(entry, bool):
         return 0
     return entry.ndim if isinstance(entry, Tensor) and entry.dtype is torch.bool else 1
 
 
-def _traced_numbers(index: Any) -> bool:
+def _traced_numbers(index: object) -> bool:
     return any(map(_is_number, index)) if isinstance(index, tuple) else _is_number(index)
 
 
@@ -74,7 +74,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 _PART = "xfunc_part"
 
 
-def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
+def part_of(t: object) -> tuple[Tensor, Any, Tensor] | None:
     """Of what a tensor, or what it is a view of, is a part, at which index; see the note above."""
     if not isinstance(t, Tensor):
         return None
@@ -91,7 +91,7 @@ def part_of(t: Any) -> tuple[Tensor, Any, Tensor] | None:
     return None
 
 
-def setitem(x: Tensor, index: Any, value: Any) -> None:
+def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
     """``x[index] = value``."""
     if isinstance(index, Tensor) and index.dtype is torch.bool and not index.ndim:
         x.copy_(torch.where(index, value, x))  # torch reads such a mask as a bool.

@@ -113,7 +113,7 @@ def number(x: bool | float | complex, dtype: torch.dtype) -> Any:
         return torch.tensor(x, dtype=dtype, device="cpu").item()
 
 
-def _scaled(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _scaled(func: Callable[..., Any], args: Sequence[object], kwargs: dict[str, Any]) -> Any:
     """A sum with an `alpha`, which torch rounds; but not the product with it."""
     dtype = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
     if dtype not in (torch.bfloat16, torch.float16):
@@ -123,12 +123,12 @@ def _scaled(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
     return func(*map(_wide, args), **wide).to(dtype)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: object) -> Any:
     return x.float() if isinstance(x, torch.Tensor) else x
 
 
-def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
-    def call(x: torch.Tensor, other: Any, *rest: Any, **kwargs: Any) -> Any:
+def _in_place(func: Callable[..., object]) -> Callable[..., Any]:
+    def call(x: torch.Tensor, other: Any, *rest: object, **kwargs: object) -> Any:
         mixed = isinstance(other, torch.Tensor) and not other.ndim and other.dtype != x.dtype
         if mixed and torch.can_cast(result_type([x, other]), x.dtype):  # Otherwise torch refuses.
             other = other.to(x.dtype)
@@ -140,10 +140,10 @@ def _in_place(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _in_place_by(plain: Callable[..., Any], func: Callable[..., Any]) -> Callable[..., Any]:
+def _in_place_by(plain: Callable[..., object], func: Callable[..., object]) -> Callable[..., Any]:
     """`func`, which changes its first argument; by `plain` where a factor is a tensor."""
 
-    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(x: torch.Tensor, *args: torch.Tensor, **kwargs: object) -> Any:
         if isinstance(kwargs.get("value"), torch.Tensor):
             return x.copy_(PROMOTING[plain](x.clone(), *args, **kwargs))
         return func(x, *args, **kwargs)
@@ -176,23 +176,23 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _putting(func: Callable[..., Any]) -> Callable[..., Any]:
+def _putting(func: Callable[..., object]) -> Callable[..., Any]:
     """A function that writes `src` into a tensor; torch_xla 2.9 would give the result the dtype of
     `src`.
     """
 
     @functools.wraps(func)
-    def call(input: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(input: torch.Tensor, src: torch.Tensor, *args: object, **kwargs: object) -> Any:
         return func(input, src.to(input.dtype), *args, **kwargs)
 
     return call
 
 
-def _wrapping(func: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapping(func: Callable[..., object]) -> Callable[..., Any]:
     """`func`, whose numbers wrap in the dtype of narrow integers; torch_xla 2.9 refuses them."""
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         exact = func in _DIVIDING and kwargs.get("rounding_mode") is None
@@ -204,7 +204,7 @@ def _wrapping(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def wrapped(x: Any, dtype: torch.dtype) -> Any:
+def wrapped(x: object, dtype: torch.dtype) -> Any:
     """A number as used with tensors of a dtype; anything else unchanged."""
     if type(x) is not int or not -(2**63) <= x < 2**64:  # torch takes no others
         return x

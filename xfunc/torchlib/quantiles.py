@@ -20,7 +20,7 @@ def _quantile(func: Callable[..., Tensor], skip_nan: bool) -> Callable[..., Tens
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
-        out: Any = None,
+        out: object = None,
     ) -> Tensor:
         x = input
         traced = isinstance(q, Tensor)

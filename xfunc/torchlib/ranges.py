@@ -5,6 +5,7 @@ torch_xla 2.9 computes them, and how many numbers a range has, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ import torch
 from xfunc.torchlib import filling, fitting
 
 
-def _is_number(*xs: Any) -> bool:
+def _is_number(*xs: object) -> bool:
     return all(isinstance(x, (int, float)) for x in xs)
 
 
-def _made(values: torch.Tensor, dtype: torch.dtype, kwargs: dict[str, Any]) -> torch.Tensor:
+def _made(values: torch.Tensor, dtype: torch.dtype, kwargs: Mapping[str, object]) -> torch.Tensor:
     out = values.to(dtype)
     return out.requires_grad_() if kwargs.get("requires_grad") else out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 def _table() -> dict[Any, Kind]:
     table: dict[Any, Kind] = {}
 
-    def put(kind: Kind, functions: list[Any]) -> None:
+    def put(kind: Kind, functions: Sequence[object]) -> None:
         for f in functions:
             table[f] = kind
 
@@ -118,7 +119,7 @@ def _table() -> dict[Any, Kind]:
 _kinds: dict[Any, Kind] = {}
 
 
-def kind_of(func: Any) -> Kind:
+def kind_of(func: object) -> Kind:
     """How to treat a torch function."""
     kind = _kinds.get(func)
     if kind is None:
@@ -134,7 +135,7 @@ def kind_of(func: Any) -> Kind:
     return kind
 
 
-def _is_foreign(func: Any) -> bool:
+def _is_foreign(func: object) -> bool:
     if isinstance(func, torch._ops.OpOverload):
         return func.namespace not in ("aten", "prims")
     return isinstance(func, torch._ops.OpOverloadPacket) and not func._qualified_op_name.startswith(
@@ -163,7 +164,7 @@ KEYED = (
 """How to mend a draw from the global generator."""
 
 
-def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
     """Whether this call of a function of `Kind.RANDOM` really draws numbers."""
     name = func.__name__
     if name == "scaled_dot_product_attention":
@@ -187,14 +188,18 @@ def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _argument(
-    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    position: int,
+    name: str,
+    default: object,
 ) -> Any:
     if name in kwargs:
         return kwargs[name]
     return args[position] if len(args) > position else default
 
 
-def reads_sizes(func: Any) -> bool:
+def reads_sizes(func: object) -> bool:
     """Whether a function takes sizes or indices, as which a tensor must be read."""
     kinds = (Kind.FACTORY, Kind.INDEX, Kind.READ)
     return kind_of(func) in kinds or getattr(func, "__name__", "") in _SIZED
@@ -206,7 +211,7 @@ _SIZED = frozenset(
 )
 
 
-def sizes_read(func: Any, args: tuple[Any, ...]) -> int:
+def sizes_read(func: object, args: tuple[object, ...]) -> int:
     """How many leading arguments of a factory it reads: they are sizes and bounds."""
     if func is torch.full:
         return 1
@@ -216,7 +221,7 @@ def sizes_read(func: Any, args: tuple[Any, ...]) -> int:
 _READING_FACTORIES = frozenset("zeros ones empty eye arange range linspace logspace".split())
 
 
-def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a `.to(...)` or `.type(...)` call asks for data off the device."""
     for a in (*args[1:], *kwargs.values()):
         if isinstance(a, torch.Tensor):
@@ -228,7 +233,7 @@ def leaves_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-def has_mask(index: Any) -> bool:
+def has_mask(index: object) -> bool:
     """Whether an index holds a boolean tensor, or a tensor as a bound: without a fixed shape."""
     if type(index) is slice:
         return bound_of(index) is not None
@@ -239,7 +244,7 @@ def has_mask(index: Any) -> bool:
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
 
 
-def bound_of(index: Any) -> torch.Tensor | None:
+def bound_of(index: object) -> torch.Tensor | None:
     """A tensor that bounds a slice of an index, if there is one."""
     if isinstance(index, slice):
         bounds = (index.start, index.stop, index.step)
@@ -258,7 +263,7 @@ def is_masked_fill(args: tuple[Any, ...]) -> bool:
     return single and tuple(x.shape[: mask.ndim]) == tuple(mask.shape)
 
 
-def operation_name(func: Any) -> str:
+def operation_name(func: object) -> str:
     """How to call a torch function in a message."""
     if func is None:
         return "an input"

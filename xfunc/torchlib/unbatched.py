@@ -17,10 +17,10 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _where_mapped(func: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+def _where_mapped(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., Any]:
     """`rule` inside a vmap, and torch's own elsewhere."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         mapped = functorch.VMAP in functorch.levels()
         return (rule if mapped else func)(*args, **kwargs)
 
@@ -66,7 +66,7 @@ def _correlation(input: Tensor) -> Tensor:
     return found.clamp(-1, 1)
 
 
-def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:
     """``torch.cdist``."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if p != 2:
@@ -89,8 +89,8 @@ def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
 
 
-def _recurrent(func: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., Any]:
+    def call(*args: object) -> Any:
         packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
         return (func if packed else rule)(*args)
 
@@ -98,7 +98,7 @@ def _recurrent(func: Callable[..., Any], rule: Callable[..., Any]) -> Callable[.
 
 
 def _decomposed(name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         from torch._decomp import decomposition_table  # slow to import
 
         return decomposition_table[getattr(torch.ops.aten, name).input](*args)

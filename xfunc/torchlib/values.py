@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
         raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)
 
 
-def check_dtype(dtype: torch.dtype, others: Iterable[Any], name: str) -> None:
+def check_dtype(dtype: torch.dtype, others: Iterable[object], name: str) -> None:
     """Raise unless XLA supports a dtype that an operation was given, or it is one of `others`."""
     known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it occurs
     if known or any(_is_of_host(v) for v in others):
@@ -60,7 +60,7 @@ def check_dtype(dtype: torch.dtype, others: Iterable[Any], name: str) -> None:
     raise _not_an_array(f"{dtype} is not supported", name)
 
 
-def _is_of_host(x: Any) -> bool:
+def _is_of_host(x: object) -> bool:
     if isinstance(x, torch.Tensor):
         return x.device.type == "cpu"
     return isinstance(x, (str, torch.device)) and str(x) == "cpu"
@@ -71,7 +71,7 @@ def _not_an_array(problem: str, name: str) -> UnsupportedOpError:
     return UnsupportedOpError(report(problem, hint, function=name))
 
 
-def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
     """The tensors among the arguments of a call, inside tuples and lists too."""
     for a in (*args, *kwargs.values()):
         if isinstance(a, torch.Tensor):
@@ -80,7 +80,7 @@ def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Te
             yield from tensors_in(a, {})
 
 
-def find_traced(data: Any) -> torch.Tensor | None:
+def find_traced(data: object) -> torch.Tensor | None:
     """A tensor of the device somewhere in Python data, if there is one."""
     return next((t for t in tensors_in([data], {}) if t.device.type == "xla"), None)
 

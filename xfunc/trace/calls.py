@@ -46,12 +46,16 @@ class Mode(TorchFunctionMode):
     def __init__(self, trace: Trace):
         self._trace = trace
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if not self._trace.is_innermost:  # A nested trace, whose own mode has seen the call.
             return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A torch function called by traced code."""
         trace = self._trace
         kind = torch_functions.kind_of(func)
@@ -132,7 +136,7 @@ class Mode(TorchFunctionMode):
         return out
 
     def lift_all(
-        self, args: Sequence[Any], kwargs: dict[str, Any], beside: Sequence[Any] = ()
+        self, args: Sequence[Any], kwargs: dict[str, object], beside: Sequence[Any] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # One of these for each operation traced: the common cases come first.
         trace = self._trace

@@ -28,7 +28,7 @@ _CHECKED = frozenset(
 ) | frozenset((torch.linalg.vector_norm, torch.linalg.norm, torch.linalg.matrix_norm))  # fmt: skip
 
 
-def is_reduction(func: Any) -> bool:
+def is_reduction(func: object) -> bool:
     """Whether `reduce` handles calls of a function."""
     return func in _CHECKED
 

@@ -28,7 +28,9 @@ class Leaked(torch.Tensor):
     _xfunc_leak: str
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: object, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if torch_functions.kind_of(func) is Kind.REPR:
             return "<traced value that outlived its trace>"
         flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
@@ -104,7 +106,7 @@ class Made:
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
         self._cached: list[Any] = []
 
-    def remember(self, tensor: torch.Tensor, func: Any, frame: types.FrameType) -> None:
+    def remember(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""
         # This runs for each traced operation, so it neither walks frames nor counts lines.
         self.entries[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
@@ -118,7 +120,7 @@ class Made:
         return {key: entry[0] for key, entry in self.entries.items()}
 
     def keep_tokens(
-        self, tensors: Iterable[torch.Tensor], wrapped: Iterable[torch.Tensor], fun: Any
+        self, tensors: Iterable[torch.Tensor], wrapped: Iterable[torch.Tensor], fun: object
     ) -> None:
         """Note that a cached function holds these, and torch.func wrappers that are not entries."""
         self._cached.append(fun)

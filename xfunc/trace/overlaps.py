@@ -7,7 +7,7 @@ the elements has changed by to the one that they are, so that ``x.expand(2, 3).z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,9 @@ class Overlaps:
         self._known: WeakTable[bool] = WeakTable()
         self._windows: WeakTable[bool] = WeakTable()  # which torch_xla 2.9 would write to wrongly
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Any) -> None:
+    def note(
+        self, func: object, args: Sequence[Any], kwargs: Mapping[str, object], outs: object
+    ) -> None:
         """What a call returned: views with more elements than there are, and views of these."""
         sources = list(tensors_in(args[:1], {})) if func not in ONE_FOR_EACH else []
         sources = sources or list(tensors_in(args, kwargs))
@@ -65,13 +67,13 @@ class Overlaps:
             if made:
                 self._known[out] = True
 
-    def separate(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def separate(self, func: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a call that copies such a tensor in eager torch: with a copy of it."""
         if self._known and func in _COPYING and args and args[0] in self._known:
             return (args[0].clone(), *args[1:])
         return args
 
-    def check(self, func: Any, written: Any, name: str) -> None:
+    def check(self, func: object, written: object, name: str) -> None:
         """Refuse to write to one of them, or to several tensors of which one is."""
         if not self._known and not self._windows:
             return
@@ -106,7 +108,7 @@ def _has_rest(x: Any, dimension: int, size: int, step: int) -> bool:
     return bool(x.ndim) and has_rest(x.shape[dimension], size, step)
 
 
-def _strides_overlap(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+def _strides_overlap(x: object, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
     """Whether steps along some dimensions together reach the next element of another."""
     reach = 0
     for step, n in sorted(zip(stride, size, strict=True)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -97,7 +96,7 @@ _READS_IN_VMAP = (
 
 
 def refusal_of(
-    func: Any, error: Exception, name: str, at: Location | None, given: Iterable[Any] = ()
+    func: object, error: Exception, name: str, at: Location | None, given: Iterable[object] = ()
 ) -> XfuncError | None:
     """torch_xla's refusal to execute, translated to an error of xfunc; None for any other error.
 
@@ -202,7 +201,7 @@ def refusal_of(
 
 
 def explain(
-    error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    error: Exception, func: object, args: Sequence[object], kwargs: Mapping[str, object], name: str
 ) -> None:
     """Add a note to an error raised by torch: the operation, its arguments and the user's line.
 
@@ -225,7 +224,7 @@ def explain(
     )
 
 
-def _show(x: Any) -> str:
+def _show(x: object) -> str:
     """An argument of an operation as text, without reading the data of a traced value."""
     if isinstance(x, torch.Tensor):
         return short(x)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def special(
-    trace: Trace, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    trace: Trace, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]
 ) -> tuple[bool, Any]:
     """Calls that need more than lifting: (whether it was dealt with, the result)."""
     name = operation_name(func)
@@ -97,7 +97,7 @@ _BINCOUNT = (
 )
 
 
-def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw(trace: Trace, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A draw from the global generator: from the implicit key, if there is one."""
     name, source = operation_name(func), trace.implicit
     if kwargs.get("generator") is not None:
@@ -132,7 +132,7 @@ def _draw(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return out
 
 
-def check_sizes(trace: Trace, func: Any, given: Iterable[Any]) -> tuple[Any, ...]:
+def check_sizes(trace: Trace, func: object, given: Iterable[object]) -> tuple[Any, ...]:
     """Sizes as numbers; raise for a traced one. torch_xla would raise too, but with a report on
     stderr.
     """
@@ -150,7 +150,7 @@ def check_sizes(trace: Trace, func: Any, given: Iterable[Any]) -> tuple[Any, ...
     return tuple(sizes)
 
 
-def _show(trace: Trace, func: Any, args: tuple[Any, ...]) -> tuple[bool, Any]:
+def _show(trace: Trace, func: object, args: tuple[Any, ...]) -> tuple[bool, Any]:
     if func is torch.Tensor.__format__ and args[1]:
         refuse_read(trace, f"formatting with {args[1]!r}", args[0])
     return True, f"Traced<{short(args[0])}>"
@@ -174,7 +174,7 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
 
 
 def _make_literal(
-    trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]
 ) -> tuple[bool, Any]:
     """A tensor of Python data becomes a constant of the program: nothing is transferred."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))

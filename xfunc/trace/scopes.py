@@ -76,7 +76,7 @@ class named_scope:
         name = self._name
 
         @functools.wraps(fun)
-        def scoped(*args: Any, **kwargs: Any) -> T:
+        def scoped(*args: object, **kwargs: object) -> T:
             with named_scope(name):
                 return fun(*args, **kwargs)
 
@@ -161,7 +161,7 @@ class Stamps:
     def _watch(self, node: Any, prefix: str) -> None:
         """Stamp the operations in the backward pass of an operation. See NOTE [stamps go down]."""
 
-        def stamp(grads: Sequence[torch.Tensor | None], _: Any) -> None:
+        def stamp(grads: Sequence[torch.Tensor | None], _: object) -> None:
             for g in grads:
                 if g is not None:
                     self._put(g, prefix)

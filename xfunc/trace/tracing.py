@@ -77,7 +77,7 @@ def current() -> Trace | None:
     return _thread.trace
 
 
-def set_implicit(source: Any) -> Any:
+def set_implicit(source: object) -> Any:
     """Make torch functions of this thread draw from `source` (None: refuse to draw); returns the
     previous source.
     """
@@ -157,7 +157,7 @@ class Trace:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
         _thread.trace = self._parent
         self.is_open = False
         self.substitutes.clear()
@@ -203,7 +203,7 @@ class Trace:
         """Make `value` stand for the captured `tensor` from now on."""
         self.substitutes[id(tensor)] = (tensor, value)
 
-    def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: Any) -> None:
+    def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: object) -> None:
         """A cached function holds these: see NOTE [tokens]."""
         trace: Trace | None = self
         while trace is not None:

@@ -162,7 +162,7 @@ class Pjrt:
         )
 
 
-def _made(array: Any, like: torch.Tensor) -> Array:
+def _made(array: object, like: torch.Tensor) -> Array:
     return make(Data(array), like.shape, like.dtype)
 
 

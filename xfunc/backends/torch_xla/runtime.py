@@ -145,7 +145,7 @@ def builder() -> ModuleType:
 
 
 @contextlib.contextmanager
-def switched(setting: str, value: Any) -> Iterator[None]:
+def switched(setting: str, value: bool | str) -> Iterator[None]:
     """In a block, a process-wide setting of torch_xla has a value."""
     X = xla()
     before = getattr(X, f"_get_{setting}")()
@@ -199,7 +199,7 @@ def placeholder(aval: Aval) -> torch.Tensor:
     return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
 
 
-def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: Any) -> list[Any]:
+def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: object) -> list[Any]:
     """One lazy node that applies a computation."""
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
 
