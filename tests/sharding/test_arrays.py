@@ -265,7 +265,7 @@ def test_slices():
     )
     text = xf.jit(lambda a: a @ a).lower(abstract).as_text()
     assert "sharding={devices=[64,64]<=[64,64]T(1,0)}" in text
-    with pytest.raises(ShardingError, match=r"axis 'data' .of size 64. of .* over 3 slices"):
+    with pytest.raises(ShardingError, match=r"axis 'data' .of size 64. of .* spans 3 slices"):
         xf.sharding.abstract_mesh((64,), ("data",), dcn_axes={"data": 3})
     with pytest.raises(ShardingError, match=r"axis 'model' .no such axis."):
         xf.sharding.abstract_mesh((64,), ("data",), dcn_axes={"model": 2})
