@@ -40,8 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = QUICK if config.getoption("--all") else [*QUICK, QUICKER]
     flags += [flag for flag in wanted if flag.partition("=")[0] not in given]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    if config.getoption("--backend"):
-        os.environ["XFUNC_BACKEND"] = config.getoption("--backend")
+    if backend := config.getoption("--backend"):
+        os.environ["XFUNC_BACKEND"] = backend
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
     sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
