@@ -143,11 +143,12 @@ def generate_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
     settings = Settings(**{name: getattr(args, name) for name in names})
-    if args.new < 1 or args.batch < 1 or "" in args.stop:
-        raise options.SettingError(
-            f"--new is {args.new}, --batch {args.batch}, --stop {args.stop}: use 1 token or more, "
-            "1 text or more, and no empty texts"
-        )
+    if args.new < 1:
+        raise options.SettingError(f"--new is {args.new}: generate 1 token or more")
+    if args.batch < 1:
+        raise options.SettingError(f"--batch is {args.batch}: make 1 text or more at a time")
+    if "" in args.stop:
+        raise options.SettingError("--stop is empty: every text ends with that")
     found = trained.load(args.folder, args.step, args.config, args.settings)
     if not (texts := args.prompt or sys.stdin.read().splitlines()):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")

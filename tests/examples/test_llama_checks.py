@@ -72,8 +72,10 @@ def test_the_vocabulary_is_checked_before_documents_are_encoded(
     [
         (("--temperature", "nan"), "temperature is nan: use 0, for the likeliest token, or more"),
         (("--temperature", "inf"), "temperature is inf: use 0"),
-        (("--new", "0"), "new is 0: generate 1 token or more"),
-        (("--seed", 2**64), f"--seed is {2**64}: use a number of 64 bits"),
+        (("--new", "0"), "--new is 0: generate 1 token or more"),
+        (("--batch", "0"), "--batch is 0: make 1 text or more at a time"),
+        (("--stop", ""), "--stop is empty: every text ends with that"),
+        (("--seed", 2**64), f"seed is {2**64}: use a number of 64 bits"),
     ],
 )
 def test_drawing_is_checked_before_weights_are_read(

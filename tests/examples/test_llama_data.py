@@ -262,7 +262,7 @@ def test_tokenizer_errors(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": ')
     with pytest.raises(DataError, match=r"cannot read .*tokenizer\.json: .*EOF.*another tokenizer"):
         tokenizer.load(tmp_path)
-    with pytest.raises(DataError, match=r"a vocabulary of 257 has no room .* use 258 tokens"):
+    with pytest.raises(DataError, match=r"a vocabulary of 257 is too small .* use 258 tokens"):
         tokenizer.train(["text"], 257, tmp_path)
     t = tokenizer.load(trained)
     t.check_fits(300)
@@ -613,7 +613,7 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
     state = Reader(config_of(run), run).state(12)
     with pytest.raises(
         DataChangedError,
-        match=r"not that of the checkpoint: seq was 32, is 16; seed was 0, is 7\. Go",
+        match=r"not that of the checkpoint: seq was 32, is 16; seed was 0, is 7\. Resume",
     ):
         Reader(config_of(run, seq=16, seed=7), run).go_on(state)
     other = tmp_path / "a.jsonl"

@@ -44,7 +44,8 @@ def unpacked(data: bytes) -> dict[str, bytes]:
         contents = {name: archive.read(name) for name in names}
     if SUMS in contents:
         sums = json.loads(contents[SUMS])
-        for name in contents.keys() - {SUMS}:
+        check_names(contents, set(sums))
+        for name in sums:
             if sums[name] != _sum(contents[name]):
                 raise ValueError(f"{name} is not what was written")
     return contents

@@ -22,19 +22,16 @@ from xfunc.hlo.estimate.cost import Cost, costs, roofline
 from xfunc.hlo.instances import holding
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
 from xfunc.remat.joint_graph import JointGraph
+from xfunc.remat.policies import GraphPolicy
 
 
 @dataclasses.dataclass(frozen=True)
-class MinCut:
+class MinCut(GraphPolicy):
     """The policy that `min_cut` returns."""
 
     budget_bytes: int | None = None
 
-    def __call__(self, instruction: Instruction) -> bool:
-        raise TypeError("min_cut chooses among all values at once: call `choose`")
-
     def choose(self, graph: JointGraph) -> frozenset[int]:
-        """Ids of the values to keep."""
         problem = cut_problem(graph)
         try:
             if self.budget_bytes is None:

@@ -2,7 +2,7 @@
 
 A policy is asked about a forward value that the backward pass could use: it is a function of the
 HLO instruction that computes the value, and returns True (keep it), False (recompute it), or an
-`Offload` (keep it in host memory). `xfunc.remat.min_cut.MinCut` considers all values at once.
+`Offload` (keep it in host memory). A `GraphPolicy` considers all values at once.
 
 Functions that return policies: `xfunc.remat.policy_factories`.
 
@@ -11,10 +11,15 @@ Source: ``jax.checkpoint_policies``, whose names and meanings these have.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from xfunc.hlo import Instruction
+
+if TYPE_CHECKING:
+    from xfunc.remat.joint_graph import JointGraph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,17 @@ class Offload:
 
 Answer = bool | Offload
 Policy = Callable[[Instruction], Answer]
+
+
+class GraphPolicy(abc.ABC):
+    """A policy that chooses among all values of a function at once."""
+
+    @abc.abstractmethod
+    def choose(self, graph: JointGraph) -> frozenset[int]:
+        """Ids of the values to keep."""
+
+    def __call__(self, instruction: Instruction) -> bool:
+        raise TypeError(f"{type(self).__name__} chooses among all values at once: call `choose`")
 
 
 def everything_saveable(instruction: Instruction) -> bool:

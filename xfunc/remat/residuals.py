@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from xfunc.hlo import Instruction, opcodes
 from xfunc.remat.joint_graph import JointGraph
-from xfunc.remat.policies import Offload, Policy
+from xfunc.remat.policies import GraphPolicy, Offload, Policy
 
 Kept = dict[int, Offload | None]
 """By the id of each kept value, where it is stored (None: where it is)."""
@@ -30,8 +30,7 @@ Kept = dict[int, Offload | None]
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
     """The values that the backward pass gets from the forward pass, besides the inputs."""
-    choose_all = getattr(policy, "choose", None)
-    chosen = None if choose_all is None else choose_all(graph)
+    chosen = policy.choose(graph) if isinstance(policy, GraphPolicy) else None
     kept: Kept = {}
     needed = {g.id for g in graph.gradients}
 

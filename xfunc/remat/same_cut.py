@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from xfunc.hlo import Instruction
 from xfunc.remat.cut import InfeasibleBudget, NoPlan, fastest, fewest_bytes, least
 from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.min_cut import cut_problem
+from xfunc.remat.policies import GraphPolicy
 
 
-class SameCut:
+class SameCut(GraphPolicy):
     """A policy like `min_cut` with a relative budget.
 
     Sizes of arguments change what a cut keeps in bytes, and could change the cut. This policy
@@ -26,11 +26,7 @@ class SameCut:
         self._part = part
         self._known: dict[Any, frozenset[int]] = {}  # positions of the values kept
 
-    def __call__(self, instruction: Instruction) -> bool:
-        raise TypeError("a cut is chosen among all values at once: call `choose`")
-
     def choose(self, graph: JointGraph) -> frozenset[int]:
-        """Ids of the values to keep."""
         position = {i.id: k for k, i in enumerate(graph.instructions)}
         skeleton = tuple(
             (i.opcode, *(position[o.id] for o in i.operands)) for i in graph.instructions
