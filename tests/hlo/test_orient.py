@@ -40,6 +40,17 @@ def test_the_smaller_operand_is_transposed(lower: Lower, run: Run, batch, dtype)
     assert torch.equal(run(found, [g, x])[0], expected)
 
 
+def test_several_contracted_dimensions(lower: Lower, run: Run) -> None:
+    a = torch.arange(3 * 2 * 4 * 6.0).reshape(3, 2, 4, 6)
+    b = a[..., :5].contiguous() + 1
+    module = lower(lambda a, b: [torch.einsum("bhki,bhkj->bij", a, b)], [a, b])
+    found = oriented(module)
+    assert products(module) == [(3, 6, 5)]
+    assert products(found) == [(3, 5, 6)]
+    expected = torch.einsum("bhki,bhkj->bij", a, b)
+    assert torch.equal(run(found, [a, b])[0], expected)
+
+
 def test_what_is_transposed_afterwards_stays_as_it_was_written(lower: Lower, run: Run) -> None:
     x, g = torch.rand(4, 2), torch.rand(4, 6)
     found = oriented(lower(lambda x, g: [torch.mm(x.mT, g).mT], [x, g]))

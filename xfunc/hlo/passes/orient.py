@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import fill, fresh_ids, instruction, with_id
+
+Instructions = Mapping[int, pb.HloInstructionProto]
 
 
 def orient_products(proto: pb.HloModuleProto) -> None:
@@ -20,35 +22,42 @@ def orient_products(proto: pb.HloModuleProto) -> None:
     ids: Iterator[int] | None = None
     for c in proto.computations:
         by_id = {i.id: i for i in c.instructions}
-        dots = [i for i in c.instructions if i.opcode == "dot" and _transposed(i, by_id)]
-        if not dots:
+        left = {i.id: _left(i, by_id) for i in c.instructions if i.opcode == "dot"}
+        transposed = {k: of for k, of in left.items() if of is not None}
+        if not transposed:
             continue
-        folded = {k for i in c.instructions if i.opcode == "transpose" for k in i.operand_ids}
+        undone = {k for i in c.instructions if i.opcode == "transpose" for k in i.operand_ids}
         ids = ids or fresh_ids(proto)
         new: dict[int, list[pb.HloInstructionProto]] = {}
-        for i in dots:
-            m, n = i.shape.dimensions[-2:]
+        for k, of in transposed.items():
+            m, n = by_id[k].shape.dimensions[-2:]
             if m > n:
-                new[i.id] = _turned(i, by_id, ids)
-            elif i.id in folded and m < n:
-                new[i.id] = _held(i, ids)
+                new[k] = _turned(by_id[k], of, ids)
+            elif m < n and k in undone:
+                new[k] = _held(by_id[k], ids)
         fill(c, [j for i in c.instructions for j in new.get(i.id, [i])])
 
 
-def _transposed(i: pb.HloInstructionProto, by_id: dict[int, pb.HloInstructionProto]) -> bool:
-    """Whether an instruction is ``a.mT @ b``."""
+def _left(i: pb.HloInstructionProto, by_id: Instructions) -> int | None:
+    """The ``a`` of a product ``a.mT @ b``, which may contract several dimensions of both."""
     left, right = (by_id[k] for k in i.operand_ids)
-    rank = len(i.shape.dimensions)
     d = i.dot_dimension_numbers
-    batch = list(range(rank - 2))
-    return (
-        left.opcode == "transpose"
-        and list(left.dimensions) == [*batch, rank - 1, rank - 2]
-        and len(right.shape.dimensions) == rank
-        and list(d.lhs_batch_dimensions) == list(d.rhs_batch_dimensions) == batch
-        and list(d.lhs_contracting_dimensions) == [rank - 1]
-        and list(d.rhs_contracting_dimensions) == [rank - 2]
-    )
+    rank, batch = len(right.shape.dimensions), len(d.rhs_batch_dimensions)
+    contracted = list(range(batch, rank - 1))
+    if (
+        len(left.shape.dimensions) != rank
+        or list(d.lhs_batch_dimensions) != list(range(batch))
+        or list(d.rhs_batch_dimensions) != list(range(batch))
+        or list(d.rhs_contracting_dimensions) != contracted
+    ):
+        return None
+    if list(d.lhs_contracting_dimensions) == contracted:
+        return left.id
+    swapped = [*range(batch), rank - 1, rank - 2]
+    is_swapped = left.opcode == "transpose" and list(left.dimensions) == swapped
+    if is_swapped and list(d.lhs_contracting_dimensions) == [rank - 1]:
+        return left.operand_ids[0]
+    return None
 
 
 def _held(i: pb.HloInstructionProto, ids: Iterator[int]) -> list[pb.HloInstructionProto]:
@@ -58,16 +67,16 @@ def _held(i: pb.HloInstructionProto, ids: Iterator[int]) -> list[pb.HloInstructi
 
 
 def _turned(
-    i: pb.HloInstructionProto, by_id: dict[int, pb.HloInstructionProto], ids: Iterator[int]
+    i: pb.HloInstructionProto, left: int, ids: Iterator[int]
 ) -> list[pb.HloInstructionProto]:
     """``(b.mT @ a).mT`` instead of ``a.mT @ b``."""
-    left, right = i.operand_ids
     *batch, m, n = i.shape.dimensions
     rank = len(batch) + 2
     dot = with_id(i, next(ids))
     dot.shape.dimensions[:] = [*batch, n, m]
-    dot.operand_ids[:] = [right, by_id[left].operand_ids[0]]
-    dot.dot_dimension_numbers.lhs_contracting_dimensions[:] = [rank - 2]
+    dot.operand_ids[:] = [i.operand_ids[1], left]
+    d = dot.dot_dimension_numbers
+    d.lhs_contracting_dimensions[:] = d.rhs_contracting_dimensions
     held = instruction("opt-barrier", next(ids), dot.shape, [dot.id], of=i)
     back = instruction("transpose", i.id, i.shape, [held.id], of=i)
     back.dimensions[:] = [*range(len(batch)), rank - 1, rank - 2]
