@@ -11,7 +11,7 @@ from xfunc import tree
 from xfunc.core.avals import short
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail
-from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.checks import Fun, Tensor, arrays, as_results, as_tensors, check_same, labels_in
 from xfunc.stages.transformed import Transform
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class AssociativeScan(Transform[..., Any]):
             a_tree, b_tree = (
                 tree.unflatten(self_tree, [x.movedim(0, self._axis) for x in t]) for t in (a, b)
             )
-            out = as_tensors(self.fun(a_tree, b_tree))
+            out = as_results(self.fun(a_tree, b_tree), name)
             check_same(
                 out,
                 a_tree,

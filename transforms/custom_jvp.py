@@ -18,7 +18,7 @@ from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import everything_saveable
-from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
+from xfunc.stages.checks import Fun, as_results, check_same, is_pair
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction, Parts
@@ -146,7 +146,7 @@ class CustomJvp(CustomFunction[P, R]):
                 f"{name} returned a {type(result).__name__}, not a pair",
                 "return (output, tangent of the output).",
             )
-        out, dot = map(as_tensors, result)
+        out, dot = as_results(result[0], name), as_results(result[1], name, "tangent")
         outs, dots_out = tree.leaves(out), tree.leaves(dot)
         want = out
         if len(outs) == len(dots_out):  # Tangents given for integers do not matter.

@@ -18,7 +18,7 @@ from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair, is_sequence
+from xfunc.stages.checks import Fun, as_results, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
@@ -159,7 +159,7 @@ class CustomVjp(CustomFunction[P, R]):
                 found += [zeros(a) if not is_eager() else torch.zeros(a.shape, dtype=a.dtype)
                           for a in smooth]  # fmt: skip
                 continue
-            ct = as_tensors(ct)
+            ct = as_results(ct, name, f"gradient[{i}]")
             given = tree.leaves(ct)
             if len(given) == len(smooth) < len(leaves):  # None for arguments that are not floating.
                 found += given
@@ -352,8 +352,8 @@ def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any
         @staticmethod
         def forward(*xs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             out, residuals = fwd(*tree.unflatten(structure, xs))
-            outs, out_tree = tree.flatten(as_tensors(out))
-            kept, res_tree = tree.flatten(as_tensors(residuals))
+            outs, out_tree = tree.flatten(as_results(out, function_name(fwd)))
+            kept, res_tree = tree.flatten(as_results(residuals, function_name(fwd), "residuals"))
             trees[:] = [out_tree, res_tree]
             same = {id(x) for x in xs}
             return tuple(t.clone() if id(t) in same else t for t in (*outs, *kept))

@@ -27,7 +27,7 @@ from xfunc.stages.checks import (
     labels_of,
     not_chosen,
     select,
-    split_aux,
+    split_results,
 )
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
@@ -103,7 +103,7 @@ class _Pass(Transform[..., Any]):
         super().__init__(fun, (argnums, has_aux), name)
 
     def _value(self, *args: Any, **kwargs: Any) -> Any:
-        return split_aux(self.fun(*args, **kwargs), self.fun, self._has_aux, self.__name__)
+        return split_results(self.fun(*args, **kwargs), self.fun, self._has_aux, self.__name__)
 
 
 class Forward(_Pass):

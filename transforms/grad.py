@@ -16,7 +16,7 @@ from xfunc.program import vma
 from xfunc.stages.checks import (
     Fun,
     Tensor,
-    as_tensors,
+    as_results,
     check_floating,
     chosen,
     labels_of,
@@ -116,7 +116,7 @@ class ValueAndGrad(Transform[..., Any]):
                 full[i] = x
             out = self.fun(*full, **kwargs)
             value, aux = split_aux(out, self.fun, self._has_aux, name)
-            return self._scalar(value), as_tensors(aux)
+            return self._scalar(value), as_results(aux, name, "aux")
 
         override = ambient.override()
         run = checkpoint(call) if override is not None and override.whole else call

@@ -12,12 +12,11 @@ from xfunc.program import vma
 from xfunc.stages.checks import (
     Fun,
     Tensor,
-    as_tensors,
     check_floating,
     chosen,
     labels_of,
     not_chosen,
-    split_aux,
+    split_results,
 )
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -88,9 +87,9 @@ class Jacobian(Transform[..., Any]):
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
             out = self.fun(*full, **kwargs)
-            out, aux = split_aux(out, self.fun, self._has_aux, self.__name__)
-            outs, out_tree = tree.flatten(as_tensors(out))
-            aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+            out, aux = split_results(out, self.fun, self._has_aux, self.__name__)
+            outs, out_tree = tree.flatten(out)
+            aux_leaves, aux_tree = tree.flatten(aux)
             trees[:] = [out_tree, aux_tree]
             return tuple(outs), tuple(aux_leaves)
 

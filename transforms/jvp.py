@@ -9,7 +9,7 @@ import torch
 
 from xfunc import tree
 from xfunc.errors import fail
-from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_aux
+from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_results
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 
@@ -89,9 +89,9 @@ def push(
         full = list(leaves)
         for i, x in zip(floating, xs, strict=True):
             full[i] = x
-        out, aux = split_aux(fun(*tree.unflatten(structure, full)), fun, has_aux, name)
-        outs, out_tree = tree.flatten(as_tensors(out))
-        aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+        out, aux = split_results(fun(*tree.unflatten(structure, full)), fun, has_aux, name)
+        outs, out_tree = tree.flatten(out)
+        aux_leaves, aux_tree = tree.flatten(aux)
         out_trees[:] = [out_tree, aux_tree]
         picks[:] = [_has_tangent(o) for o in outs]
         smooth = tuple(o for o, p in zip(outs, picks, strict=True) if p)

@@ -24,7 +24,7 @@ from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
-from xfunc.transforms.vjp import split_aux
+from xfunc.transforms.vjp import split_results
 
 R = TypeVar("R")
 Aux = TypeVar("Aux")
@@ -59,7 +59,7 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, .
     """
     name = f"linearize({function_name(fun)})"
     if is_eager():
-        out, aux = split_aux(fun(*primals), fun, has_aux, name)
+        out, aux = split_results(fun(*primals), fun, has_aux, name)
         linear: Any = _EagerLinear(fun, primals, has_aux, name)
         return (out, linear, aux) if has_aux else (out, linear)
     args = primals if tracing.current() is None else as_tensors(primals)
@@ -86,7 +86,7 @@ class _Flat(Transform[..., Any]):
         super().__init__(fun, has_aux, "linearize")
 
     def apply(self, *args: Any) -> Any:
-        return split_aux(self.fun(*args), self.fun, self._has_aux, self._name)
+        return split_results(self.fun(*args), self.fun, self._has_aux, self._name)
 
 
 class Linear:
@@ -175,6 +175,6 @@ class _EagerLinear:
 
     def __call__(self, *tangents: object) -> Any:
         def value(*args: object) -> Any:
-            return split_aux(self._fun(*args), self._fun, self._has_aux, self._name)[0]
+            return split_results(self._fun(*args), self._fun, self._has_aux, self._name)[0]
 
         return push(value, as_tensors(self._primals), as_tensors(tangents), self._name)[1]

@@ -24,7 +24,7 @@ from xfunc.stages.checks import (
     check_floating,
     check_same,
     labels_of,
-    split_aux,
+    split_results,
 )
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform, own
@@ -71,9 +71,9 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
 
     def flat(*xs: Tensor) -> Any:
         out = fun(*tree.unflatten(structure, xs))
-        out, aux = split_aux(out, fun, has_aux, name)
-        outs, out_tree = tree.flatten(as_tensors(out))
-        aux_leaves, aux_tree = tree.flatten(as_tensors(aux))
+        out, aux = split_results(out, fun, has_aux, name)
+        outs, out_tree = tree.flatten(out)
+        aux_leaves, aux_tree = tree.flatten(aux)
         out_trees[:] = [out_tree, aux_tree]
         check_outputs(outs, out_tree, fun, name)
         return tuple(outs), tuple(aux_leaves)
@@ -113,7 +113,7 @@ class _Flat(Transform[..., Any]):
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         out = self.fun(*args, **kwargs)
-        return split_aux(out, self.fun, self._has_aux, self._name)
+        return split_results(out, self.fun, self._has_aux, self._name)
 
 
 def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> Any:

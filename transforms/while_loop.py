@@ -18,7 +18,7 @@ from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
-from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same, labels_in
 from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
@@ -121,13 +121,13 @@ class WhileLoop(Transform[..., Any]):
     def _loop(self, value: object, structure: tree.Structure, name: str) -> Any:
         """The plain Python loop of `disable_jit`."""
         while True:
-            again = as_tensors(self._cond_fun(value))
+            again = as_results(self._cond_fun(value), function_name(self._cond_fun))
             leaves, out_tree = tree.flatten(again)
             if not functorch.is_batched(leaves[0]):
                 self._check_condition(out_tree, [aval_of(x) for x in leaves], name)
             if not functorch.innermost(again).any():
                 return value
-            new = as_tensors(self._body_fun(value))
+            new = as_results(self._body_fun(value), function_name(self._body_fun))
             if tree.structure(new) != structure:
                 fail(
                     TreeMismatchError,

@@ -22,7 +22,7 @@ from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.remat.policies import Policy, everything_saveable
-from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same, labels_in
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
@@ -207,7 +207,7 @@ class ScanTransform(Transform[..., Any]):
         carry, ys = init, list[Any]()
         for i in steps:
             carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
-            ys.append(as_tensors(y))
+            ys.append(as_results(y, f"scan of {function_name(self.fun)}", "y"))
         if self._reverse:
             ys.reverse()
         return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None

@@ -14,6 +14,7 @@ from xfunc.backends.torch_xla import runtime
 from xfunc.backends.torch_xla.literals import from_numpy, literal
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, aval_of
 from xfunc.errors import fail, shown
+from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.trace import tracing
 
@@ -88,13 +89,7 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
             made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
         else:
-            path = structure.accessors()[i].codify("output")
-            fail(
-                TypeError,
-                f"{name} returned {shown(o)} (a {type(o).__name__}) at {path}",
-                "return tensors, numbers or None, in any tree of tuples, lists, dicts and "
-                "registered classes.",
-            )
+            no_result(name, o, structure.accessors()[i].codify("output"))
     return made
 
 

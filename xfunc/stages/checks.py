@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -43,6 +43,35 @@ def as_tensors(t: Any) -> Any:
 def as_arrays(t: Any) -> Any:
     """`as_tensor` of each leaf of a tree that is not a Python number."""
     return tree.map(lambda x: x if type(x) in NUMBERS else as_tensor(x), t)
+
+
+def as_results(t: object, name: str, root: str = "output") -> Any:
+    """`as_tensors` of what a user's function returned.
+
+    Args:
+        t: a tree.
+        name: of the function.
+        root: what the tree is, as paths into it begin.
+
+    Raises:
+        TypeError: a leaf is not an array.
+    """
+    leaves, structure = tree.flatten(t)
+    found = [as_tensor(x) for x in leaves]
+    for i, x in enumerate(found):
+        if not isinstance(x, Tensor):
+            no_result(name, x, structure.accessors()[i].codify(root))
+    return tree.unflatten(structure, found)
+
+
+def no_result(name: str, leaf: object, path: str) -> NoReturn:
+    """Refuse what a user's function returned at a path: it is not an array."""
+    fail(
+        TypeError,
+        f"{name} returned {shown(leaf)} (a {type(leaf).__name__}) at {path}",
+        "return tensors, numbers or None, in any tree of tuples, lists, dicts and registered "
+        "classes.",
+    )
 
 
 def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tensor]:
@@ -159,6 +188,12 @@ def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
             "return (value, aux), or leave has_aux out.",
         )
     return out
+
+
+def split_results(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
+    """`split_aux`, as tensors."""
+    out, aux = split_aux(out, fun, has_aux, name)
+    return as_results(out, name), as_results(aux, name, "aux")
 
 
 def check_same(got: Any, want: Any, *, what: str, name: str, hint: str, root: str = "") -> None:
