@@ -12,11 +12,11 @@ import os, torch, xfunc as xf
 mesh = xf.make_mesh((8,), "x")
 x = xf.device_put(torch.ones(8, 8), xf.NamedSharding(mesh, xf.P("x")))
 f = xf.jit(lambda a: (a @ a.T).sum() + (a.T @ a).mean())
-for _ in range(50):
+for _ in range(20):
     y = f(x)
 print(y.item(), os.environ["NPROC"])
 """
-    for given in ("1", "8", "1000"):
+    for given in ("8", "1000"):
         env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "NPROC": given}
         done = subprocess.run(
             [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True

@@ -291,6 +291,7 @@ RECORDED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "policy", "arguments", "total"), RECORDED)
 def test_a_train_step_takes_what_the_compiler_lays_out(
     name: str, policy: Any, arguments: int, total: int, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ def cases(name: str) -> Iterator[tuple[Any, Callable[..., Any], tuple[torch.Tens
             yield (d, n), lambda x, n=n: f(x, n), (x,)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*TWO, *WITH_NUMBER, *ONE])
 def test_arithmetic_is_that_of_eager_torch(name: str) -> None:

@@ -92,6 +92,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [checkpointed, scanned])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_gradients_are_equal(transform, make):

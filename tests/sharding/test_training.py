@@ -62,6 +62,7 @@ def on_one_device():
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_50_steps(way):
     sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=False)))

@@ -262,6 +262,7 @@ PERSISTENT = """if True:
 """
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.torch_xla
 def test_the_cpu_client_cannot_load_what_it_compiled(tmp_path):
     """torch_xla's persistent cache fills, and every program in it is compiled again.

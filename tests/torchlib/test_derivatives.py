@@ -146,6 +146,7 @@ MENDED = """
 """.split()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MENDED)
 def test_operations_have_derivatives_of_every_kind(name):

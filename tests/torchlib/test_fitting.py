@@ -78,6 +78,7 @@ def outcome(compute: Compute, x: torch.Tensor, n: Any) -> torch.Tensor | None:
         return None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_numbers_are_as_in_torch_or_refused(name: str) -> None:
     compute = OPERATIONS[name]
