@@ -67,7 +67,7 @@ def save_checkpoint_async(
 
     It returns when the tensors are copied to the host, which waits for the program that computes
     them: from then on they may be donated or changed. One checkpoint is written at a time: a call
-        waits for the previous one. At exit, Python waits for the last one.
+    waits for the previous one. At exit, Python waits for the last one.
 
     Args:
         path: the folder, which must not exist.
@@ -76,7 +76,7 @@ def save_checkpoint_async(
 
     Returns:
         The save: ``.result()`` waits for it to finish, and raises the `CheckpointWriteError` if it
-            failed; ``.done()`` says whether it has finished.
+        failed; ``.done()`` says whether it has finished.
 
     Raises:
         FileExistsError, TypeError, PurityError, RuntimeError: as of `save_checkpoint`.

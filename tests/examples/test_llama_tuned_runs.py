@@ -194,7 +194,7 @@ def test_the_loss_of_pairs_is_that_of_plain_torch(tmp_path: Path) -> None:
     assert preference.pair_count(batch) == 3
     loss, grads = xf.jit(
         xf.value_and_grad(lambda p, r, batch: preference.loss(p, r, batch, SIZES, plan, beta))
-    )(*params, batch)
+    )(params[0], params[1], batch)
     torch.testing.assert_close(loss.cpu(), expected.detach(), rtol=1e-5, atol=0.0)
     for ours, theirs in (
         (grads["layers"]["wq"][0], policy.model.layers[0].self_attn.q_proj.weight),

@@ -56,8 +56,8 @@ def serialize(lowered: object) -> bytes:
 
     Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
     Donation is not kept. A program for a mesh runs where there are as many devices. The program is
-    for tensors of the shapes that it was lowered for: exactly these, or, if there were `Dim`s among
-    the sizes, all that their bounds admit. It cannot be differentiated or batched where it is
+    for tensors of the shapes that it was lowered for: exactly these, or, if some of the sizes were
+    a `Dim`, all that their bounds admit. It cannot be differentiated or batched where it is
     loaded: export the gradient instead.
 
     Raises:
