@@ -11,7 +11,7 @@ import builtins
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import optree
 from torch.utils import _pytree as torch_pytree
@@ -37,14 +37,21 @@ NAMESPACE = "xfunc"
 _NOTHING = object()
 _optree: Any = optree  # Its types tell containers from leaves; here any object is a tree.
 Structure = optree.PyTreeSpec
+PyTree: TypeAlias = Any
+"""A tree of a caller's: containers nested in any way, or a single leaf. Only the caller knows its
+type, and what a function of theirs returns is used without asking. For a value that is only passed
+on or looked at with `isinstance`, write `object`."""
+Leaf: TypeAlias = Any
+"""A leaf of such a tree: an array, nearly always."""
+Function: TypeAlias = Callable[..., PyTree]
+"""A function of a caller's, of trees."""
+IsLeaf: TypeAlias = Callable[[object], bool]
 C = TypeVar("C", bound=type)
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def flatten(
-    tree: Any, is_leaf: Callable[[object], bool] | None = None
-) -> tuple[list[Any], Structure]:
+def flatten(tree: PyTree, is_leaf: IsLeaf | None = None) -> tuple[list[Leaf], Structure]:
     """The leaves of a tree, and its structure."""
     found = _optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
     if is_leaf is None and adopt(found[0]):
@@ -93,47 +100,47 @@ class _Context:
         return repr(self.value)
 
 
-def unflatten(structure: Structure, leaves: Iterable[object]) -> Any:
+def unflatten(structure: Structure, leaves: Iterable[object]) -> PyTree:
     """The tree of the given structure and leaves."""
     return structure.unflatten(leaves)
 
 
-def leaves(tree: object, is_leaf: Callable[[object], bool] | None = None) -> list[Any]:
+def leaves(tree: object, is_leaf: IsLeaf | None = None) -> list[Leaf]:
     """The leaves of a tree."""
     return _optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
 
-def structure(tree: Any, is_leaf: Callable[[object], bool] | None = None) -> Structure:
+def structure(tree: PyTree, is_leaf: IsLeaf | None = None) -> Structure:
     """The structure of a tree: hashable, and equal for trees of the same shape."""
     return _optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
 @overload
 def map(
-    fun: Callable[[Any], object], tree: object, *, is_leaf: Callable[[object], bool] | None = None
-) -> Any: ...
+    fun: Callable[[Leaf], object], tree: object, *, is_leaf: IsLeaf | None = None
+) -> PyTree: ...
 @overload
 def map(
-    fun: Callable[[Any, Any], object],
+    fun: Callable[[Leaf, PyTree], object],
     tree: object,
     other: object,
     /,
     *,
-    is_leaf: Callable[[object], bool] | None = None,
-) -> Any: ...
+    is_leaf: IsLeaf | None = None,
+) -> PyTree: ...
 @overload
 def map(
     fun: Callable[..., object],
     tree: object,
     *rest: object,
-    is_leaf: Callable[[object], bool] | None = None,
-) -> Any: ...
+    is_leaf: IsLeaf | None = None,
+) -> PyTree: ...
 def map(
     fun: Callable[..., object],
     tree: object,
     *rest: object,
-    is_leaf: Callable[[object], bool] | None = None,
-) -> Any:
+    is_leaf: IsLeaf | None = None,
+) -> PyTree:
     """`fun` applied to each leaf of `tree` and the corresponding subtrees of `rest`.
 
     Raises:
@@ -147,9 +154,7 @@ def map(
         raise
 
 
-def _check_fits(
-    tree: object, other: Any, is_leaf: Callable[[object], bool] | None, number: int
-) -> None:
+def _check_fits(tree: object, other: PyTree, is_leaf: IsLeaf | None, number: int) -> None:
     """Raise unless `other` has a subtree wherever `tree` has a leaf."""
     try:
         structure(tree, is_leaf).flatten_up_to(other)
@@ -169,8 +174,8 @@ def map_with_path(
     fun: Callable[..., object],
     tree: object,
     *rest: object,
-    is_leaf: Callable[[object], bool] | None = None,
-) -> Any:
+    is_leaf: IsLeaf | None = None,
+) -> PyTree:
     """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) as the first
     argument.
     """
@@ -181,31 +186,29 @@ def map_with_path(
     return _optree.tree_map_with_accessor(call, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
-def leaves_with_path(
-    tree: object, is_leaf: Callable[[object], bool] | None = None
-) -> list[tuple[str, Any]]:
+def leaves_with_path(tree: object, is_leaf: IsLeaf | None = None) -> list[tuple[str, Leaf]]:
     """Pairs of a leaf's key path and the leaf."""
     accessors, found, _ = _optree.tree_flatten_with_accessor(tree, is_leaf, namespace=NAMESPACE)
     return [(a.codify(""), leaf) for a, leaf in zip(accessors, found, strict=True)]
 
 
-def all(tree: object, *, is_leaf: Callable[[object], bool] | None = None) -> bool:
+def all(tree: object, *, is_leaf: IsLeaf | None = None) -> bool:
     """Whether every leaf is true."""
     return _optree.tree_all(tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def reduce(
-    function: Callable[[Any, Any], T],
+    function: Callable[[Leaf, Leaf], T],
     tree: object,
     initializer: object = _NOTHING,
-    is_leaf: Callable[[object], bool] | None = None,
+    is_leaf: IsLeaf | None = None,
 ) -> T:
     """Fold `function` over the leaves, from the left, starting at `initializer` if it is given."""
     first = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *first)
 
 
-def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
+def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree:
     """A tree of trees turned inside out: ``transpose(outer, inner, outer of inner)``.
 
     Args:
@@ -235,7 +238,7 @@ def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
 def register(
     cls: type[T],
     flatten: Callable[[T], tuple[Iterable[object], S]],
-    unflatten: Callable[[S, Any], T],
+    unflatten: Callable[[S, PyTree], T],
 ) -> type[T]:
     """Make `cls` a node: ``flatten(x) -> (children, static)``, ``unflatten(static, children)``."""
     _optree.register_pytree_node(cls, flatten, unflatten, namespace=NAMESPACE)

@@ -1,0 +1,40 @@
+"""Names for types that several folders use; those of trees are in `xfunc.tree`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Number: TypeAlias = bool | int | float | complex
+NumpyArray: TypeAlias = npt.NDArray[np.generic] | np.generic
+ArrayLike: TypeAlias = torch.Tensor | NumpyArray | Number
+"""What is taken where an array is wanted."""
+
+
+class Shaped(Protocol):
+    """Anything with a shape and a dtype: a tensor, an aval, a node of a trace."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class AutogradContext(Protocol):
+    """What torch hands to the methods of an `autograd.Function`.
+
+    A function that keeps more on it says so in a subclass (see `xfunc.program.autograd_functions`).
+    """
+
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def saved_tensors(self) -> tuple[torch.Tensor, ...]: ...
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
+    def save_for_forward(self, *tensors: torch.Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *outputs: torch.Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
