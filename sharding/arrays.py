@@ -6,7 +6,7 @@ import torch
 
 from xfunc.backends import placement
 from xfunc.backends.active import runtime
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, spec_of

@@ -11,8 +11,8 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import placement
+from xfunc.backends.active import tracer
 from xfunc.backends.devices import to_device
-from xfunc.backends.torch_xla import uploads
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager
@@ -128,7 +128,7 @@ def _put(leaf: object, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor
     sharding, path = wanted
     t = _tensor(leaf, path)
     if sharding is None:
-        return to_device(t) if tracing.current() is None else uploads.to_device(t)
+        return to_device(t) if tracing.current() is None else tracer().to_device(t)
     sharding.check(tuple(t.shape), path)
     if tracing.current() is not None or is_eager() or functorch.levels():
         return with_sharding_constraint(t, sharding)

@@ -12,8 +12,8 @@ import torch
 from xfunc.backends import placement
 from xfunc.backends.active import runtime
 from xfunc.backends.devices import device_count, to_device
+from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
-from xfunc.backends.torch_xla.lock import lock
 
 Start = tuple[int, ...]
 

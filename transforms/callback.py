@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import host_calls
-from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.backends import host_calls
+from xfunc.backends.active import runtime
 from xfunc.cache import identity
 from xfunc.core.avals import Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.eager import is_eager
@@ -27,6 +27,7 @@ from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Callback
@@ -123,7 +124,7 @@ class HostFunction(Transform[..., Any]):
         leaves = arrays(leaves, self.__name__, labels)
         if is_eager():
             return tree.unflatten(self._out_tree, self._eager(leaves, structure))
-        if not host_calls.available():
+        if not runtime().calls_host():
             _fail(self.__name__, "the device's programs cannot call the host", "run on the CPU.")
         if self._kind == "io_callback" and not self._outputs:
             _fail(self.__name__, "it has no result", "use xf.debug.callback.")

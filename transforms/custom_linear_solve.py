@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.active import tracer
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.locations import function_name
@@ -93,7 +93,7 @@ class LinearSolve(Transform[..., Any]):
         # Values that `matvec` closes over are found by tracing it; the rest is as in other
         # primitives.
         with disable_jit(False):
-            there = [x.to(runtime.device()) for x in leaves]
+            there = [x.to(tracer().device()) for x in leaves]
             out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
         return tree.map(lambda x: x.to(leaves[0].device), out)
 
@@ -116,7 +116,7 @@ class LinearSolve(Transform[..., Any]):
             has_aux = self._has_aux and part is not parts[0]
             self._check(entry.out_tree, entry.program.outputs, b, part.name, has_aux)
             if tracing.current() is None:  # under `disable_jit`: moved, with their derivatives
-                held = [x.to(runtime.device()) for x in held]
+                held = [x.to(tracer().device()) for x in held]
             uses.append((*range(n), *inputs.add(entry, leaves, held)))
             programs.append(entry.program)
             out_trees.append(entry.out_tree)

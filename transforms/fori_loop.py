@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.literals import from_numpy
+from xfunc.backends.active import tracer
 from xfunc.core.avals import short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.stages.checks import Fun, is_integer
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
@@ -63,7 +63,7 @@ def fori_loop(
     for bound, which in ((lo, "lower"), (hi, "upper")):
         _check(bound, which, body_fun)
     if isinstance(lo, int) and isinstance(hi, int):
-        where = runtime.device() if tracing.current() is not None and not is_eager() else None
+        where = tracer().device() if tracing.current() is not None and not is_eager() else None
         steps = torch.arange(lo, max(lo, hi), device=where)
         return scan(_Step(body_fun), init_val, steps, unroll=1 if unroll is None else unroll)[0]
     if unroll not in (None, False, 1):

@@ -9,10 +9,10 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 import torch
 
-from xfunc.backends.torch_xla.literals import from_numpy
 from xfunc.core.avals import short
 from xfunc.errors import fail, shown
 from xfunc.stages.checks import Tensor, as_tensor, broadcast_shapes, is_integer
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 
 

@@ -11,7 +11,6 @@ import os
 
 from xfunc.backends import active
 from xfunc.backends.pjrt import client
-from xfunc.backends.torch_xla import runtime
 from xfunc.errors import fail, shown
 
 __all__ = [
@@ -79,7 +78,7 @@ def set_cpu_devices(n: int) -> None:
 
 
 def _check_not_started(setting: str) -> None:
-    if runtime.has_started():
+    if active.tracer().has_started():
         fail(
             RuntimeError,
             f"config.{setting} came after the device client had started",

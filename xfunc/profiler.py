@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from xfunc.backends.torch_xla import recorder, runtime
+from xfunc.backends.active import runtime
 from xfunc.errors import fail
 
 __all__ = ["annotate", "trace"]
@@ -34,13 +34,8 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
             "record one at a time: end the other block first.",
         )
     try:
-        session = recorder.session()
-        try:
+        with runtime().profile(os.fspath(log_dir)):
             yield
-            runtime.block()
-        finally:
-            recorded = session.stop()
-            session.export(recorded, os.fspath(log_dir))
     finally:
         _one.release()
 
@@ -53,4 +48,4 @@ def annotate(name: str) -> contextlib.AbstractContextManager[object]:
 
     Source: ``jax.profiler.TraceAnnotation``.
     """
-    return recorder.mark(name)
+    return runtime().mark(name)

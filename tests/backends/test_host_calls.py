@@ -15,7 +15,8 @@ import torch
 from torch.testing import assert_close
 
 import xfunc as xf
-from xfunc.backends.torch_xla import ffi, host_calls, runtime
+from xfunc.backends import active, host_calls
+from xfunc.backends.torch_xla import registry, runtime
 from xfunc.errors import UnsupportedOpError
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.ops.emit import instruction
@@ -59,7 +60,7 @@ def add_one(operands: list[Tensor], results: list[Tensor]) -> None:
 
 
 def test_torch_xla_still_registers_no_calls_on_the_cpu() -> None:
-    # See NOTE [the way into XLA's registry]: when it does, xfunc.backends.torch_xla.ffi can go.
+    # See NOTE [the way into XLA's registry]: when it does, that is not needed any more.
     X = runtime.xla()
     capsule = np.array([1.0]).__array_struct__
     with pytest.raises(RuntimeError, match="RegisterCustomCall not implemented"):
@@ -67,9 +68,9 @@ def test_torch_xla_still_registers_no_calls_on_the_cpu() -> None:
 
 
 def test_symbols_of_files_that_have_none(tmp_path: Any) -> None:
-    assert ffi._symbols(sys.executable, [b"no_such_symbol"]) == [None]
+    assert registry._symbols(sys.executable, [b"no_such_symbol"]) == [None]
     (tmp_path / "text").write_text("no library")
-    assert ffi._symbols(str(tmp_path / "text"), [b"a", b"b"]) == [None, None]
+    assert registry._symbols(str(tmp_path / "text"), [b"a", b"b"]) == [None, None]
 
 
 DTYPES = [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16]
@@ -188,14 +189,14 @@ def test_it_is_refused_where_the_function_is_not(calling: Register, elsewhere: A
 def test_it_is_refused_where_torch_xla_has_no_way(
     calling: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_calls, "_registry", lambda: None)
+    monkeypatch.setattr(type(active.runtime()), "calls_host", lambda _: False)
     with pytest.raises(UnsupportedOpError, match="not possible on the running device"):
         xf.jit(calling(add_one))(torch.ones(2, 9))
 
 
 DEVICES = """
 import threading, torch, xfunc as xf
-from xfunc.backends.torch_xla import host_calls; from xfunc.trace import tracing
+from xfunc.backends import host_calls; from xfunc.trace import tracing
 from xfunc.ops.emit import instruction
 from xfunc.sharding import P, shard_map
 seen = []

@@ -314,3 +314,12 @@ def test_compiler_options() -> None:
     xf.config.set_backend("torch_xla")
     with pytest.raises(ValueError, match=r"no compiler options(.|\n)*backend 'pjrt'"):
         xf.jit(torch.sin, compiler_options=FAST)(x)
+
+
+def test_profile(tmp_path: Path) -> None:
+    fun = xf.jit(mlp)
+    with xf.profiler.trace(tmp_path), xf.profiler.annotate("my step"):
+        fun(*weights())
+    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    recorded = file.read_bytes()
+    assert b"my step" in recorded

@@ -11,8 +11,8 @@ from xfunc.aot.result import Result
 from xfunc.aot.topology import Topology, topology_of, unknown
 from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.backends.errors import compile_error, out_of_memory
+from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.backends.prepare import traced_for
-from xfunc.backends.torch_xla.host_calls import refuse_host_calls
 from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
 from xfunc.hlo import Module

@@ -1,16 +1,40 @@
-"""Which runtime programs run on."""
+"""What records programs, and which runtime they run on."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 
 from xfunc.backends.protocol import Runtime
+from xfunc.backends.tracer import Printer, Tracer
 from xfunc.core import ambient
 from xfunc.errors import fail, shown
+from xfunc.hlo import Module, set_printer
 
 NAMES = ("torch_xla", "pjrt")
 _runtime: Runtime | None = None
+
+
+# By name, and at the first use: backends import this module. Programs are traced by torch_xla
+# whatever runs them.
+@functools.cache
+def tracer() -> Tracer:
+    """What records programs."""
+    return importlib.import_module("xfunc.backends.torch_xla.tracer").TRACER
+
+
+@functools.cache
+def printer() -> Printer:
+    """What prints them."""
+    return importlib.import_module("xfunc.backends.torch_xla.printer").PRINTER
+
+
+def _text_of(module: Module) -> str:
+    return printer().hlo_text(module)
+
+
+set_printer(_text_of)
 
 
 def runtime() -> Runtime:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from xfunc.backends.active import runtime
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo.spmd.tiles import Order, Tiles, parse

@@ -1,11 +1,12 @@
 """The seam: what runs programs.
 
-torch_xla traces functions to HLO. A `Runtime` runs it; there are two:
+A `Tracer` (`xfunc.backends.tracer`) makes HLO of functions. A `Runtime` runs it; there are two:
 `xfunc.backends.torch_xla.backend`, and JAX's in `xfunc.backends.pjrt.backend`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,9 +49,12 @@ class Runtime(Protocol):
     """
 
     name: str
-    kind: type[torch.Tensor]
     kinds: frozenset[type[torch.Tensor]]
-    holds: Callable[[Any], bool]
+    holds: Callable[[object], bool]
+
+    @property
+    def kind(self) -> type[torch.Tensor]:  # A property, because subclasses are types too.
+        ...
 
     def platform(self) -> str:
         """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
@@ -70,6 +74,22 @@ class Runtime(Protocol):
 
     def memory_stats(self) -> dict[str, int] | None:
         """See `xfunc.memory_stats`."""
+        ...
+
+    def calls_host(self) -> bool:
+        """Whether its programs can call functions of Python: `xfunc.backends.host_calls`."""
+        ...
+
+    def profile(self, folder: str) -> contextlib.AbstractContextManager[None]:
+        """Record what runs in a block into a folder, until everything launched has run.
+
+        Raises:
+            RuntimeError: something is being recorded already.
+        """
+        ...
+
+    def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Show what the host does in a block under a name, while `profile` records."""
         ...
 
     def block(self) -> None:

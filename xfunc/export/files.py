@@ -20,7 +20,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from xfunc.backends.torch_xla import stablehlo
+from xfunc.backends.active import printer
 from xfunc.core.archive import SUMS, check_names, packed, unpacked
 from xfunc.core.structures import encode
 from xfunc.errors import UnsupportedOpError, fail, report
@@ -99,7 +99,7 @@ def _parts(lowered: Any) -> dict[str, bytes]:
     return {
         _HEADER: json.dumps(header, indent=1).encode(),
         _HLO: module.to_bytes(),
-        _STABLEHLO: stablehlo.bytecode(module),
+        _STABLEHLO: printer().stablehlo_bytecode(module),
     }
 
 

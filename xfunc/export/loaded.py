@@ -9,13 +9,13 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.devices import to_device
-from xfunc.backends.torch_xla.literals import from_numpy
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode, encode
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.lowering import UNUSED, Lowering
 

@@ -1,7 +1,7 @@
 """Kernels for the operations that torch_xla does not lower, or lowers wrongly."""
 
-from xfunc.backends.torch_xla.runtime import at_start
+from xfunc.backends.active import tracer
 from xfunc.ops.registry import kernel as kernel
 from xfunc.ops.start import start
 
-at_start(start)
+tracer().at_start(start)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla import uploads
+from xfunc.backends.active import tracer
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
@@ -66,8 +66,9 @@ def to_copy(
             return above(converted, x, dtype)
     else:
         x = x if dtype is None else x.to(dtype)
-        if uploads.is_data(x):
-            return uploads.uploaded(x)
+        moved = tracer().upload(x)
+        if moved is not None:
+            return moved
     return theirs("_to_copy", x, dtype=dtype, device=device, **options)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla import recording, runtime
-from xfunc.backends.torch_xla.host_calls import host_call
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.active import tracer
+from xfunc.backends.host_calls import host_call
+from xfunc.backends.lock import lock
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
@@ -32,14 +32,14 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation, single = _computation(emit, avals, tuple(options.items()))
-    outputs = below(runtime.user_computation, emit.__name__, list(inputs), computation)
+    outputs = below(tracer().apply, emit.__name__, list(inputs), computation)
     return outputs[0] if single else tuple(outputs)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
     """An array that torch_xla 2.9 made as uint32 and takes for int64, as int64."""
     computation, _ = _computation(_as_int64, (Aval(tuple(x.shape), torch.uint32),), ())
-    return below(runtime.user_computation, "widened", [x], computation)[0]
+    return below(tracer().apply, "widened", [x], computation)[0]
 
 
 def _as_int64(body: ComputationBuilder, x: Value) -> Value:
@@ -57,11 +57,11 @@ def _computation(
     if single:
         out = body.tuple([out])
     module = b.build(body.build(out))
-    return runtime.computation(b.name, module.to_bytes()), single
+    return tracer().computation(b.name, module.to_bytes()), single
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
-    """Apply a routine of `xfunc.backends.torch_xla.lapack`, which only the CPU has, in a trace.
+    """Apply a routine of `xfunc.backends.lapack`, which only the CPU has, in a trace.
 
     Args:
         routine: its name there.
@@ -100,7 +100,7 @@ def loop(
         return state
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in (*state, *held))
     computation = _loop(step, length, avals, len(state), tuple(options.items()))
-    outputs = below(runtime.user_computation, step.__name__, [*state, *held], computation)
+    outputs = below(tracer().apply, step.__name__, [*state, *held], computation)
     return tuple(outputs)
 
 
@@ -135,7 +135,7 @@ def _loop(
     end = entry.while_(again, once, entry.tuple(start))
     result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(n)])
     made = b.build(entry.build(result))
-    return runtime.computation(b.name, made.to_bytes())
+    return tracer().computation(b.name, made.to_bytes())
 
 
 def composite(
@@ -151,7 +151,7 @@ def composite(
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation = _composite(operation, step, avals, tuple(options.items()))
-    return tuple(below(runtime.user_computation, operation, list(inputs), computation))
+    return tuple(below(tracer().apply, operation, list(inputs), computation))
 
 
 @functools.lru_cache(4096)
@@ -165,7 +165,7 @@ def _composite(
     found = body.call(b.embed(module), [values[i] for i in inputs])
     outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
     made = b.build(body.build(body.tuple(outputs)))
-    return runtime.computation(b.name, made.to_bytes())
+    return tracer().computation(b.name, made.to_bytes())
 
 
 def _lowered(
@@ -175,12 +175,12 @@ def _lowered(
 
     If `n` is given, the results are to be like the inputs behind the first, as many.
     """
-    with lock, recording.numbers_as_constants():
-        inputs = [runtime.placeholder(a) for a in avals]
+    with lock, tracer().numbers_as_constants():
+        inputs = [tracer().placeholder(a) for a in avals]
         outputs = list(step(*inputs, **options))
         for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
             assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
-        hlo, parameters = recording.recorded(step.__name__, inputs, outputs)
+        hlo, parameters = tracer().recorded(step.__name__, inputs, outputs)
     order = [p for p in parameters if isinstance(p, int)]
     assert len(order) == len(parameters), f"{step.__name__} makes data outside the trace"
     return Module.from_bytes(hlo), order

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla.literals import literal
 from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, kernel, original
 from xfunc.ops.windows import pooled
+from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
 Windows = list[list[int]]  # for each output along a dimension, the places it looks at

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla.literals import literal
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import below, kernel, original
+from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
 

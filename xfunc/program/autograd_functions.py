@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.active import tracer
 from xfunc.core.avals import Aval
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import differentiable
@@ -81,7 +81,7 @@ def _absent(output: Aval) -> Tensor | None:
     """What torch takes for no tangent: zeros that stay zero beside infinity."""
     if not differentiable(output):
         return None
-    return functorch.zero_tensor(output.shape, output.dtype, runtime.device())
+    return functorch.zero_tensor(output.shape, output.dtype, tracer().device())
 
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla import runtime, traced
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.active import tracer
 from xfunc.program.autograd_functions import (
     Application,
     PairFunction,
@@ -51,13 +50,13 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 def _on_device(x: Any) -> Any:
     """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
-    return to_device(x) if x is not None and x.device.type == "cpu" else x
+    return tracer().to_device(x) if x is not None and x.device.type == "cpu" else x
 
 
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     watched = differentiations(args)
     if watched == 0:
-        return primitive.emit([traced.as_said(a) for a in args])
+        return primitive.emit([tracer().as_said(a) for a in args])
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (pair := primitive.pair(wrt)) is not None:
@@ -128,4 +127,4 @@ def or_zeros(x: Tensor | None, aval: object) -> Tensor:
 
 def zeros(aval: Any) -> Tensor:
     """Zeros on the device: a constant in a trace."""
-    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=runtime.device())
+    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=tracer().device())

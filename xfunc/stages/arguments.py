@@ -10,13 +10,13 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.literals import from_numpy, literal
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, aval_of
 from xfunc.errors import fail, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
+from xfunc.trace.literals import literal
 
 if TYPE_CHECKING:
     from xfunc.stages.staging import Staged
@@ -50,7 +50,7 @@ def prepare(
             if trace is None:
                 made.append(active.runtime().to_device(torch.tensor(x, dtype=dtype)))
             else:
-                made.append(torch.full((), x, dtype=dtype, device=runtime.device()))
+                made.append(torch.full((), x, dtype=dtype, device=active.tracer().device()))
         elif isinstance(x, torch.Tensor):
             if trace is not None:
                 made.append(trace.lift(x))
@@ -87,7 +87,7 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
         elif isinstance(o := from_numpy(o), torch.Tensor):
             made.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=runtime.device()))
+            made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=active.tracer().device()))
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
     return made

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.literals import from_numpy, literal
+from xfunc.backends.active import tracer
 from xfunc.core.avals import NUMBERS, short
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, shown
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
+from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
 Fun = Callable[..., Any]
@@ -28,7 +29,7 @@ def as_tensor(x: Any) -> Any:
         x = from_numpy(x)
         return literal(x) if trace is not None and isinstance(x, Tensor) else x
     if type(x) in NUMBERS:
-        where = runtime.device() if trace is not None else None
+        where = tracer().device() if trace is not None else None
         return torch.full((), x, dtype=NUMBERS[type(x)], device=where)
     if isinstance(x, Tensor) and trace is not None:
         return trace.lift(x)

@@ -6,12 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xfunc import export, tree
-from xfunc.backends.active import runtime
+from xfunc.backends.active import printer, runtime
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement, as_argument, placement_of
 from xfunc.backends.protocol import Executable
-from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.runtime import text_of
 from xfunc.core.avals import Aval
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.hlo import Module
@@ -113,7 +112,7 @@ class Compiled:
         recording.
         """
         module = self.program.module()
-        return None if module is None else text_of(module)
+        return None if module is None else printer().hlo_text(module)
 
     def cost_analysis(self) -> dict[str, float] | None:
         """Like `Lowered.cost_analysis`, of the program that the compiler made.

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import runtime
+from xfunc.backends.active import printer, runtime
 from xfunc.backends.placement import is_on_devices, known_sharding
-from xfunc.backends.torch_xla import stablehlo
 from xfunc.core.avals import Aval
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
@@ -108,7 +107,7 @@ class Lowered:
             fail(ValueError, f"unknown dialect {dialect!r}", "use 'hlo' or 'stablehlo'.")
         if dialect == "stablehlo":
             parts = self.traced.parts
-            return stablehlo.text(portable.whole(parts.lowering, {}, tiles=parts.tiles))
+            return printer().stablehlo_text(portable.whole(parts.lowering, {}, tiles=parts.tiles))
         return str(self.module)
 
     def cost_analysis(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.cache import identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards

@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc import tree
-from xfunc.backends.torch_xla import runtime, stablehlo
-from xfunc.backends.torch_xla.uploads import to_device
+from xfunc.backends.active import printer, tracer
 from xfunc.core.archive import check_names
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
@@ -71,7 +70,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
     for k, (bucket, parts) in enumerate(buckets.values()):
         module = _module(bucket, parts, len(dims), len(names))
         contents[f"program-{k}.hlo"] = module.to_bytes()
-        contents[f"program-{k}.stablehlo"] = stablehlo.bytecode(module)
+        contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)
     return contents
 
 
@@ -160,8 +159,8 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _scalar(n: int, traced: bool) -> torch.Tensor:
     if traced:
-        return torch.full((), n, dtype=torch.int64, device=runtime.device())
-    return to_device(torch.tensor(n))
+        return torch.full((), n, dtype=torch.int64, device=tracer().device())
+    return tracer().to_device(torch.tensor(n))
 
 
 def _written(dims: Any, dtypes: list[torch.dtype]) -> list[Any]:

@@ -9,7 +9,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.devices import default_backend
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import ShapeDtypeStruct

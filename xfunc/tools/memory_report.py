@@ -15,7 +15,7 @@ from typing import Any
 
 from xfunc import checkpoint_policies as cp
 from xfunc import tree
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import function_name

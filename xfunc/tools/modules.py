@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from xfunc import tree
 from xfunc.backends.devices import to_device
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.lock import lock
 from xfunc.cache.valuation import StateWalk
 from xfunc.cache.watch import Watch, lent
 from xfunc.core import guards

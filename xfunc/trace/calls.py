@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.active import tracer
 from xfunc.core.locations import user_location
 from xfunc.torchlib import bounds, functorch, torch_functions
 from xfunc.torchlib.derivatives import check_derivative
@@ -67,7 +67,7 @@ class Mode(TorchFunctionMode):
             if read := torch_functions.sizes_read(func, args):
                 args = (*rules.check_sizes(trace, func, args[:read]), *args[read:])
             if kwargs.get("device") is None and not _like(func):
-                kwargs = {**kwargs, "device": runtime.device()}
+                kwargs = {**kwargs, "device": tracer().device()}
         elif kind is Kind.SIZED:
             args = (args[0], *rules.check_sizes(trace, func, args[1:]))
             kwargs = dict(zip(kwargs, rules.check_sizes(trace, func, kwargs.values()), strict=True))

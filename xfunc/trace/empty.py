@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla.literals import literal
 from xfunc.torchlib.values import tensors_in
+from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
 

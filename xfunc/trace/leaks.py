@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.traced import refill
+from xfunc.backends.active import tracer
 from xfunc.cache.identity import function_value
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
@@ -44,7 +43,7 @@ class Token(Leaked):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch_functions.kind_of(func) is Kind.METADATA:
             if func in torch_functions.DEVICE:
-                return runtime.device() if func == torch_functions.DEVICE[0] else True
+                return tracer().device() if func == torch_functions.DEVICE[0] else True
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
@@ -57,7 +56,7 @@ def error_of(leaked: Leaked) -> LeakError:
 
 def defuse(tensor: torch.Tensor, text: str) -> None:
     """Make any use of a leaked value raise a `LeakError` with this text."""
-    refill(tensor)
+    tracer().refill(tensor)
     tensor.__class__ = Leaked
     vars(tensor)["_xfunc_leak"] = text
 

@@ -13,11 +13,9 @@ import torch
 
 from xfunc import config
 from xfunc.backends import active
+from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
-from xfunc.backends.torch_xla import recording, runtime
-from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.traced import as_said
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
@@ -97,7 +95,7 @@ class Lowering:
     @functools.cached_property
     def computation(self) -> Any:
         """torch_xla's handle for the HLO."""
-        return runtime.computation(self.name, self.hlo)
+        return active.tracer().computation(self.name, self.hlo)
 
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
@@ -118,7 +116,7 @@ class Lowering:
                 run = self.executable(donated, active.runtime().placements(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
-        outputs = runtime.user_computation(self.name, lifted, self.computation)
+        outputs = active.tracer().apply(self.name, lifted, self.computation)
         trace.register(outputs)
         return outputs
 
@@ -132,7 +130,10 @@ class Lowering:
         if tracing.current() is not None:
             if not has_unused:
                 return self.consts
-            return (*self.consts, torch.zeros((), dtype=torch.bool, device=runtime.device()))
+            return (
+                *self.consts,
+                torch.zeros((), dtype=torch.bool, device=active.tracer().device()),
+            )
         where = active.runtime()
         if where not in self._held:
             unused = [torch.zeros((), dtype=torch.bool)] * has_unused
@@ -208,9 +209,8 @@ def lower(
     if not outputs:
         return Lowering.empty(name, avals)
     # First: a view whose base was changed is regenerated here, which must not happen inside.
-    outputs = [as_said(o) for o in outputs]
-    with recording.names_written():
-        hlo, parameters = recording.recorded(name, raw_inputs, outputs)
+    outputs = [active.tracer().as_said(o) for o in outputs]
+    hlo, parameters = active.tracer().recorded(name, raw_inputs, outputs, names=True)
     consts = [tracing.as_constant(p) for p in parameters if isinstance(p, torch.Tensor)]
     places = itertools.count(len(raw_inputs))
     inputs = [p if isinstance(p, int) else next(places) for p in parameters]

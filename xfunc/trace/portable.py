@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla.host_calls import refuse_host_calls
+from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.core.avals import aval_of, hlo_shape
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.spmd.annotations import constrain

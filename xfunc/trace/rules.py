@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from xfunc.backends.torch_xla.literals import literal
 from xfunc.core.avals import short
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.torchlib import torch_functions
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import check_dtype, find_traced, on_device, tensors_in
+from xfunc.trace.literals import literal
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from xfunc.backends.torch_xla import recording
+from xfunc.backends.active import tracer
 from xfunc.cache.programs import clear_with_caches
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
@@ -121,7 +121,7 @@ class Stamps:
 
     def __init__(self) -> None:
         self.watching = False
-        self._stamp = recording.stamper()
+        self._stamp = tracer().stamper()
 
     def stamp(self, tensor: Any, frame: types.FrameType | None) -> None:
         """Note that `tensor` was made by the user's code at or above `frame`."""

@@ -39,9 +39,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc.backends.torch_xla import recording, runtime
-from xfunc.backends.torch_xla.lock import lock
-from xfunc.backends.torch_xla.traced import number_of
+from xfunc.backends.active import tracer
+from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
@@ -134,9 +133,7 @@ class Trace:
             stack.enter_context(lock)
             self._parent = current()
             if self._parent is None:
-                recording.flush_user_work()
-                stack.callback(recording.forget_user_work)
-                stack.enter_context(recording.tracing_switches())
+                stack.enter_context(tracer().recording())
                 stack.enter_context(switches.young_garbage_only())
                 stack.enter_context(switches.derivatives_or_errors())
                 stack.enter_context(switches.no_validation_of_distributions())
@@ -151,7 +148,7 @@ class Trace:
             stack.enter_context(self.mode)
             self.stamps = scopes.Stamps()
             stack.callback(scopes.enter, scopes.enter(""))  # XLA prepends the caller's scope.
-            self._first_id = number_of(runtime.placeholder(Aval((), torch.bool)))
+            self._first_id = tracer().number_of(tracer().placeholder(Aval((), torch.bool)))
             _thread.trace = self
             self.is_open = True
             self._stack = stack.pop_all()
@@ -186,11 +183,11 @@ class Trace:
         """
         # The placeholder is at the bottom level, wherever a capture occurs.
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
-            raw = runtime.placeholder(aval)
+            raw = tracer().placeholder(aval)
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number = number_of(view)
+            number = tracer().number_of(view)
         self._placeholders.append((raw, view, view._version, label, number))
         self.made.remember(view, None, sys._getframe(1))
         return view
@@ -230,7 +227,7 @@ class Trace:
             *_, plain = layers = list(functorch.layers(tensor))
             if plain.device.type != "xla":
                 return plain in self.made
-            return not self._is_of_parent(layers) and number_of(plain) >= self._first_id
+            return not self._is_of_parent(layers) and tracer().number_of(plain) >= self._first_id
 
     def _is_of_parent(self, layers: Sequence[torch.Tensor]) -> bool:
         """Whether an enclosing trace is known to have made one of these."""
@@ -317,7 +314,7 @@ class Trace:
         # In-place changes of lists of tensors are only visible as new tensor numbers.
         numbered = func is None or func.__name__.startswith("_foreach_")
         for _, view, version, label, number in self._placeholders:
-            if view._version != version or (numbered and number != number_of(view)):
+            if view._version != version or (numbered and number != tracer().number_of(view)):
                 what = "something" if func is None else operation_name(func)
                 self.refuse(
                     PurityError,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from xfunc.backends import ffi, host_calls
+from xfunc.backends.host_calls import has_host_calls, refuse_host_calls
+from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, Data, array_of, make
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
 from xfunc.backends.prepare import prepare_to_run
-from xfunc.backends.torch_xla import ffi, host_calls
-from xfunc.backends.torch_xla.host_calls import has_host_calls, refuse_host_calls
-from xfunc.backends.torch_xla.lapack import use_lapack
+from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
@@ -59,6 +61,21 @@ class Pjrt:
         if not found:
             return None
         return {name: found[name] for name in ("bytes_in_use", "bytes_limit") if name in found}
+
+    def calls_host(self) -> bool:
+        """Whether its programs can call functions of Python."""
+        return self.platform() == "cpu"
+
+    @contextlib.contextmanager
+    def profile(self, folder: str) -> Iterator[None]:
+        """See `xfunc.backends.protocol.Runtime.profile`."""
+        with client.jax().profiler.trace(folder):
+            yield
+            self.block()
+
+    def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Show what the host does in a block under a name."""
+        return client.jax().profiler.TraceAnnotation(name)
 
     def block(self) -> None:
         """Wait until everything that was launched has run."""
@@ -149,7 +166,7 @@ class Pjrt:
         renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:
-            if not on_cpu:
+            if not self.calls_host():
                 refuse_host_calls(proto, name, "on the running device")
             _register_host_calls()
         flat = [inputs[k] for k in numbers]
@@ -177,7 +194,7 @@ def _register_host_calls() -> None:
 
 
 @functools.cache
-def make_runtime() -> Pjrt:
+def make_runtime() -> Runtime:
     """The runtime of this process."""
     client.jax()
     return Pjrt()

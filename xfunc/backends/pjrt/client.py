@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc.backends.torch_xla import runtime
+from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.errors import ShardingError, fail
 
 
@@ -41,7 +41,7 @@ def _library() -> ModuleType:
         import jax
 
         config: Any = jax.config
-        runtime.set_flags()
+        set_flags()
     except ImportError as error:
         raise ImportError(
             "the backend 'pjrt' needs JAX, which is not installed\n"
@@ -61,9 +61,9 @@ def _make_cpu_devices(jax: Any, count: int) -> None:
     """Have JAX start with virtual devices, and with several threads for each.
 
     One that waits in a collective for the others blocks its thread; see NOTE [virtual devices] in
-    `xfunc.backends.torch_xla.runtime`.
+    `xfunc.backends.flags`.
     """
-    wanted, given = runtime.THREADS_PER_DEVICE * count, os.environ.get("NPROC", "")
+    wanted, given = THREADS_PER_DEVICE * count, os.environ.get("NPROC", "")
     if not given.isdecimal() or int(given) < wanted:
         os.environ["NPROC"] = str(wanted)
     # XLA says of every program for several devices that its partitioner will be succeeded.

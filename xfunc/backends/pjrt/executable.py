@@ -18,11 +18,11 @@ import torch
 
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.errors import compile_error
+from xfunc.backends.host_calls import failures
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, Data, array_of, make
 from xfunc.backends.pjrt.shardings import partitioner, sharding
 from xfunc.backends.placement import Placement
-from xfunc.backends.torch_xla.executable import failures
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from xfunc.backends.placement import Placement
-from xfunc.backends.prepare import prepare_to_run
-from xfunc.backends.torch_xla import placement, runtime, uploads
-from xfunc.backends.torch_xla.executable import Executable
-from xfunc.backends.torch_xla.host_calls import (
+from xfunc.backends.host_calls import (
     add_end,
-    available,
     has_host_calls,
     refuse_host_calls,
 )
-from xfunc.backends.torch_xla.lapack import use_lapack
+from xfunc.backends.lapack import use_lapack
+from xfunc.backends.placement import Placement
+from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.protocol import Runtime
+from xfunc.backends.torch_xla import placement, recorder, registry, runtime, uploads
+from xfunc.backends.torch_xla.executable import Executable
 from xfunc.core.avals import Aval
 from xfunc.errors import fail
 from xfunc.hlo import Module
@@ -45,10 +46,22 @@ class TorchXLA:
     shards_of = staticmethod(placement.shards_of)
     from_shards = staticmethod(placement.from_shards)
     local_devices = staticmethod(runtime.local_devices)
+    calls_host = staticmethod(registry.calls_host)
+    mark = staticmethod(recorder.mark)
 
     def platform(self) -> str:
         """``"cpu"`` or ``"tpu"``."""
         return "cpu" if runtime.is_cpu() else "tpu"
+
+    @contextlib.contextmanager
+    def profile(self, folder: str) -> Iterator[None]:
+        """See `xfunc.backends.protocol.Runtime.profile`."""
+        session = recorder.session()
+        try:
+            yield
+            self.block()
+        finally:
+            session.export(session.stop(), folder)
 
     def load(
         self,
@@ -70,15 +83,16 @@ class TorchXLA:
             )
         proto = module.proto
         prepare_to_run(name, proto, self.device_count(), runtime.is_cpu())
-        use_lapack(proto)
+        if self.calls_host():
+            use_lapack(proto)
         # See NOTE [donated buffers]: the last input comes first.
         numbers = sorted(range(len(inputs)), key=lambda k: -inputs[k])
         renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:
-            if not available():
+            if not self.calls_host():
                 refuse_host_calls(proto, name, "on the running device")
-            add_end(proto)
+            add_end(proto, self.device_count())
         flat = [inputs[k] for k in numbers]
         found = Executable(
             name,
@@ -99,9 +113,9 @@ class TorchXLA:
 # it compiles from the last operand of a computation to the first.
 
 
-_BACKEND = TorchXLA()
+_BACKEND: Runtime = TorchXLA()
 
 
-def make_runtime() -> TorchXLA:
+def make_runtime() -> Runtime:
     """The runtime of this process."""
     return _BACKEND

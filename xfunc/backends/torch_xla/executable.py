@@ -11,6 +11,7 @@ import torch
 
 from xfunc.backends.analysis import Optimised
 from xfunc.backends.errors import compile_error
+from xfunc.backends.host_calls import failures
 from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.limits import check_maps, check_memory
 from xfunc.backends.torch_xla.runtime import (
@@ -22,6 +23,7 @@ from xfunc.backends.torch_xla.runtime import (
     wait,
     xla,
 )
+from xfunc.backends.tracer import Computation
 from xfunc.core.avals import Aval
 from xfunc.errors import CompileError
 
@@ -37,7 +39,7 @@ class Executable:
         shardings: the placement of each parameter on the devices, as torch_xla's ``OpSharding``;
             needed if there are several.
         calls_host: whether it calls functions of Python, and has the output that
-            `xfunc.backends.torch_xla.host_calls` adds to such programs.
+            `xfunc.backends.host_calls` adds to such programs.
 
     Attributes:
         order: the order in which the compiled program takes the parameters.
@@ -50,7 +52,7 @@ class Executable:
     def __init__(
         self,
         name: str,
-        computation: Any,
+        computation: Computation,
         avals: Sequence[Aval],
         donated: Sequence[int],
         shardings: Sequence[Any] = (),
@@ -134,10 +136,6 @@ def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     """Run a program when the one before has ended; see NOTE [virtual devices]."""
     wait()
     return xla()._run_cached_graph(graph, inputs)
-
-
-failures: list[Exception] = []
-"""What functions raised that programs called; the run that called them takes it from here."""
 
 
 def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,14 +13,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 
+from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.torch_xla import limits
+from xfunc.backends.tracer import Computation
 from xfunc.core.avals import Aval
 from xfunc.errors import fail
-from xfunc.hlo import Module, set_printer
 
 
 @functools.cache
@@ -52,14 +52,6 @@ def xla() -> ModuleType:
     return torch_xla._XLAC
 
 
-def set_flags() -> None:
-    """Set the flags that XLA reads when it starts, in this library and in JAX's."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "--xla_cpu_enable_fast_min_max" not in flags:
-        # By default XLA's CPU target drops NaN from maxima and minima, which torch does not.
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
-
-
 _at_start: list[Callable[[], None]] = []
 
 
@@ -72,15 +64,6 @@ def has_started() -> bool:
     """Whether a device client runs in this process, whoever started it."""
     backend = sys.modules.get("torch_xla")
     return backend is not None and backend._XLAC._xla_runtime_is_initialized()
-
-
-# NOTE [virtual devices] With several devices xfunc runs torch_xla in its SPMD mode: one program for
-# all of them, with unsharded data replicated. On the CPU the devices are threads of one pool, and
-# one that waits in a collective for the others blocks its thread. If a program finds too few
-# threads for all of its devices, it waits forever, and XLA aborts the process. So the pool has
-# several for each device (`NPROC`, which XLA reads when it starts), and a program is launched when
-# the one before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
-THREADS_PER_DEVICE = 4
 
 
 def _make_room_for_devices() -> None:
@@ -157,17 +140,9 @@ def switched(setting: str, value: bool | str) -> Iterator[None]:
         put(before)
 
 
-def computation(name: str, hlo: bytes) -> Any:
+def computation(name: str, hlo: bytes) -> Computation:
     """torch_xla's handle of an HLO module."""
     return builder().computation_from_module_proto(name, hlo)
-
-
-def text_of(module: Module) -> str:
-    """A module as XLA prints it, whether or not it passes our own checks."""
-    return builder().get_computation_hlo(computation(module.name, module.to_bytes()))
-
-
-set_printer(text_of)
 
 
 def process_count() -> int:
@@ -199,7 +174,9 @@ def placeholder(aval: Aval) -> torch.Tensor:
     return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
 
 
-def user_computation(name: str, inputs: Sequence[torch.Tensor], computation: object) -> list[Any]:
+def user_computation(
+    name: str, inputs: Sequence[torch.Tensor], computation: Computation
+) -> list[torch.Tensor]:
     """One lazy node that applies a computation."""
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
 

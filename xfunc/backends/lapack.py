@@ -2,7 +2,7 @@
 
 XLA expresses factorisations as loops, as it must where there is no LAPACK. `use_lapack` is the last
 pass over a program that runs on the CPU: it replaces them by host calls of torch's own routines,
-    which never appear in programs for other devices or in printed programs.
+which never appear in programs for other devices or in printed programs.
 
 NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds none the results are
 NaN. A matrix that is not finite is not given to routines that iterate, some of which never end.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla import host_calls
+from xfunc.backends import host_calls
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
@@ -32,8 +32,6 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 def use_lapack(proto: pb.HloModuleProto) -> None:
     """Use LAPACK for all supported operations of a module, in place."""
-    if not host_calls.available():
-        return
     composites = {c.id: operation_of(c) for c in proto.computations}
     for c in proto.computations:
         for i in c.instructions:

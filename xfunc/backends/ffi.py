@@ -1,24 +1,10 @@
-"""XLA's C interface for custom calls ("FFI"), as torch_xla's CPU client has it.
-
-NOTE [the way into XLA's registry]: torch_xla 2.9 has `_xla_register_custom_call_target`, which says
-"RegisterCustomCall not implemented" on the CPU, and its library exports nothing else to register a
-custom call with. XLA's own table of C functions is in it all the same. Its address is found in
-the symbol table of the library's file; from there on everything is C, versioned by XLA. Where the
-file has no such table, `registry` is None.
-"""
+"""XLA's C interface for custom calls ("FFI"), which is versioned by XLA: all of it is C."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import mmap
-import struct
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
-
-import numpy as np
-
-from xfunc.backends.torch_xla import runtime
 
 VERSION = (0, 1)
 API_VERSION = 4
@@ -37,7 +23,9 @@ class _Version(ctypes.Structure):
     _fields_ = (("size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int))
 
 
-class _Api(ctypes.Structure):
+class API(ctypes.Structure):
+    """XLA's table of C functions."""
+
     _fields_ = (
         ("size", c_size_t),
         ("extension", c_void_p),
@@ -150,7 +138,7 @@ class Registry:
     """
 
     def __init__(self, api: int) -> None:
-        functions = _Api.from_address(api)
+        functions = API.from_address(api)
         self._register = _FUNCTION(functions.handler_register)
 
     def register(self, name: str, handler: Any) -> None:
@@ -166,7 +154,7 @@ class Registry:
 def error(frame: Frame, message: str) -> int:
     """An error for a handler to return, of whoever called it."""
     args = _Error(_Error.code.offset + 4, None, message.encode(), _INTERNAL)
-    create = _FUNCTION(_Api.from_address(frame.api).error_create)
+    create = _FUNCTION(API.from_address(frame.api).error_create)
     return create(ctypes.addressof(args))
 
 
@@ -186,46 +174,5 @@ def asks_for_metadata(frame: Frame) -> bool:
     return True
 
 
-@functools.cache
-def registry() -> Registry | None:
-    """The table of the running CPU client; None if it is out of reach."""
-    if not runtime.is_cpu():
-        return None
-    path = runtime.xla().__file__
-    assert path is not None
-    start, get_api = _symbols(path, [b"PyInit__XLAC", b"_ZN3xla3ffi12GetXlaFfiApiEv"])
-    if start is None or get_api is None:
-        return None
-    loaded = ctypes.cast(ctypes.CDLL(path).PyInit__XLAC, c_void_p).value
-    assert loaded is not None
-    api = ctypes.CFUNCTYPE(c_void_p)(loaded - start + get_api)()
-    version = _Api.from_address(api).version
-    return Registry(api) if (version.major, version.minor) == VERSION else None
-
-
 def _span(text: bytes) -> Span:
     return Span(ctypes.cast(c_char_p(text), c_void_p), len(text))
-
-
-# An ELF file of 64 bits: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.symtab.html
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOLS = 2
-_SYMBOL = np.dtype("<u4, u1, u1, <u2, <u8, <u8")  # name, info, other, section, value, size
-
-
-def _symbols(path: str, names: list[bytes]) -> list[int | None]:
-    """The values of symbols in a library's file; None for those that it does not tell."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:6] != b"\x7fELF\x02\x01":
-            return [None] * len(names)
-        (first,) = struct.unpack_from("<Q", data, 0x28)
-        size, count = struct.unpack_from("<HH", data, 0x3A)
-        sections = [_SECTION.unpack_from(data, first + i * size) for i in range(count)]
-        for _, kind, _, _, offset, length, link, *_ in sections:
-            if kind == _SYMBOLS:
-                start, end = sections[link][4], sections[link][4] + sections[link][5]
-                places = [data.find(b"\0" + n + b"\0", start, end) + 1 - start for n in names]
-                table = np.frombuffer(data[offset : offset + length], _SYMBOL)
-                found = [table["f4"][table["f0"] == p] for p in places]
-                return [int(v[0]) if len(v) == 1 else None for v in found]
-    return [None] * len(names)

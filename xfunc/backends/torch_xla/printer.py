@@ -1,22 +1,13 @@
-"""HLO as StableHLO, converted by torch_xla."""
+"""HLO in the forms that torch_xla writes: XLA's own text, and StableHLO."""
 
 from __future__ import annotations
 
+from xfunc.backends.lock import lock
 from xfunc.backends.torch_xla import runtime
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends.tracer import Printer
 from xfunc.core.avals import Aval
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Builder, Module
-
-
-def text(module: Module) -> str:
-    """A module as StableHLO text."""
-    return _convert(module, portable=False).decode()
-
-
-def bytecode(module: Module) -> bytes:
-    """A module as a portable artifact of StableHLO, which other versions and systems read too."""
-    return _convert(module, portable=True)
 
 
 def _convert(module: Module, portable: bool) -> bytes:
@@ -49,3 +40,23 @@ def _convert(module: Module, portable: bool) -> bytes:
                     "rewrite the operation that it names.",
                 )
             ) from error
+
+
+class XLAPrinter:
+    """See `xfunc.backends.tracer.Printer`."""
+
+    def hlo_text(self, module: Module) -> str:
+        """A module as XLA prints it, whether or not it passes our own checks."""
+        handle = runtime.computation(module.name, module.to_bytes())
+        return runtime.builder().get_computation_hlo(handle)
+
+    def stablehlo_text(self, module: Module) -> str:
+        """A module as StableHLO text."""
+        return _convert(module, portable=False).decode()
+
+    def stablehlo_bytecode(self, module: Module) -> bytes:
+        """A module as a portable artifact of StableHLO."""
+        return _convert(module, portable=True)
+
+
+PRINTER: Printer = XLAPrinter()

@@ -7,22 +7,20 @@ NOTE [host calls and the interpreter's lock]: the function needs the lock of Pyt
 and runs in a thread of XLA. torch_xla 2.9 keeps that lock while it launches a program, which waits
 until the one before has been launched entirely: the two would wait for each other forever. So a
 program that calls functions has ended before anything else is launched (`Executable`), and launches
-are made under `xfunc.backends.torch_xla.lock.lock`. At exit nothing may run any more: see `_stop`.
+are made under `xfunc.backends.lock.lock`. At exit nothing may run any more: see `stop`.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import functools
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla import ffi, runtime
-from xfunc.backends.torch_xla.executable import failures
-from xfunc.backends.torch_xla.lock import lock
+from xfunc.backends import ffi
+from xfunc.backends.active import runtime
+from xfunc.backends.lock import lock
 from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Shape, Value
@@ -36,6 +34,8 @@ Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 TARGET = "xfunc_host_call"
 """What an instruction that calls a function states as its target."""
 _functions: dict[str, Function] = {}
+failures: list[Exception] = []
+"""What functions raised that programs called; the run that called them takes it from here."""
 _DTYPES = {
     1: torch.bool,
     2: torch.int8,
@@ -53,11 +53,6 @@ _DTYPES = {
     16: torch.bfloat16,
     18: torch.complex128,
 }
-
-
-def available() -> bool:
-    """Whether programs of the running device can call functions of Python."""
-    return _registry() is not None
 
 
 def register(name: str, function: Function) -> None:
@@ -140,15 +135,6 @@ def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
     fail(UnsupportedOpError, f"{problem}, which is not possible {where}", hint, at=at)
 
 
-@functools.cache
-def _registry() -> ffi.Registry | None:
-    found = ffi.registry()
-    if found is not None:
-        found.register(TARGET, handler)
-        atexit.register(_stop)
-    return found
-
-
 # NOTE [a call that fails]: the program ends with an error where it runs on one device. With several
 # it runs to its end, and `Executable` raises then: the others would wait for the device that failed
 # in their next collective, and XLA would end the process.
@@ -165,7 +151,7 @@ def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
     except BaseException as error:
         known = isinstance(error, Exception)
         failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
-        return ffi.error(frame, repr(error)) if runtime.device_count() == 1 else 0
+        return ffi.error(frame, repr(error)) if runtime().device_count() == 1 else 0
 
 
 def _call(frame: ffi.Frame) -> None:
@@ -194,14 +180,15 @@ def _array(buffer: ffi.Buffer) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(dims)
 
 
-def _stop() -> None:
+def stop() -> None:
     """Let nothing run in other threads from here on: the interpreter ends."""
     lock.__enter__()
 
 
-def add_end(proto: pb.HloModuleProto) -> None:
-    """Give a module one more output, in place; when each device has its part, all have ended."""
-    count = runtime.device_count()
+def add_end(proto: pb.HloModuleProto, count: int) -> None:
+    """Give a module one more output, in place; when each of `count` devices has its part, all have
+    ended.
+    """
     entry = entry_of(proto)
     ids = fresh_ids(proto)
     end = constant(True, next(ids), torch.bool)

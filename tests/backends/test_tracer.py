@@ -1,0 +1,76 @@
+"""The seam below tracing: nothing needs more of a tracer than its protocol names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.backends import active
+from xfunc.backends.torch_xla import printer, tracer
+from xfunc.backends.tracer import Printer, Tracer
+
+
+def names(protocol: type) -> set[str]:
+    """The members of a protocol."""
+    return {name for name in vars(protocol) if not name.startswith("_")}
+
+
+class Strict:
+    """Passes on what a protocol names, and notes what was asked for."""
+
+    def __init__(self, protocol: type, behind: object):
+        self._names, self._behind = names(protocol), behind
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> object:
+        assert name in self._names, f"{name} is not in the protocol"
+        self.asked.add(name)
+        return getattr(self._behind, name)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Strict, Strict]]:
+    """A tracer and a printer in the place of torch_xla's, which have nothing but the protocols."""
+    given = Strict(Tracer, tracer.TRACER), Strict(Printer, printer.PRINTER)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracer, "TRACER", given[0])
+        patch.setattr(printer, "PRINTER", given[1])
+        active.tracer.cache_clear()
+        active.printer.cache_clear()
+        yield given
+    active.tracer.cache_clear()
+    active.printer.cache_clear()
+
+
+def test_torch_xla_is_a_tracer_and_a_printer() -> None:
+    assert isinstance(active.tracer(), Tracer)
+    assert isinstance(active.printer(), Printer)
+
+
+def _programs() -> list[str]:
+    def step(c: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.linalg.inv(torch.outer(c, x) + 4 * torch.eye(3))[0], c.sin()
+
+    def loss(c: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        c, ys = xf.scan(step, c, x)
+        return ys.sum() * c.sort()[0].cumsum(0)[-1] * torch.tensor([1, 2]).sum()
+
+    lowered = xf.jit(xf.grad(loss)).lower(torch.ones(3), torch.ones(2, 3))
+    return [lowered.as_text(), lowered.as_text("stablehlo")]
+
+
+def test_a_tracer_needs_no_more_than_its_protocol(strict: tuple[Strict, Strict]) -> None:
+    recorder, shower = strict
+    through_protocols = _programs()
+    leaked: list[torch.Tensor] = []
+    with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
+        xf.jit(lambda x: leaked.append(x * 2))(torch.ones(2))
+    with pytest.raises(RuntimeError, match="came after the device client had started"):
+        xf.config.set_cpu_devices(2)
+    assert recorder.asked | {"at_start", "to_device", "upload"} == names(Tracer)
+    assert shower.asked | {"stablehlo_bytecode"} == names(Printer)
+    active.tracer.cache_clear()
+    assert through_protocols == _programs()
