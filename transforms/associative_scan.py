@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -13,12 +13,14 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.stages.checks import Fun, Tensor, arrays, as_results, as_tensors, check_same, labels_in
 from xfunc.stages.transformed import Transform
+from xfunc.tree import PyTree
 
 T = TypeVar("T")
+Combine: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
 
 def associative_scan(
-    fn: Callable[[Any, Any], object], elems: T, reverse: bool = False, axis: int = 0
+    fn: Callable[[PyTree, PyTree], object], elems: T, reverse: bool = False, axis: int = 0
 ) -> T:
     """``[x0, fn(x0, x1), fn(fn(x0, x1), x2), ...]`` along an axis.
 
@@ -41,14 +43,14 @@ def associative_scan(
     return AssociativeScan(fn, bool(reverse), axis)(elems)
 
 
-class AssociativeScan(Transform[..., Any]):
+class AssociativeScan(Transform[..., PyTree]):
     """``xs -> prefixes``."""
 
     def __init__(self, f: Fun, reverse: bool, axis: int):
         self._reverse, self._axis = reverse, axis
         super().__init__(f, (reverse, axis), "associative_scan")
 
-    def apply(self, xs: Any) -> Any:
+    def apply(self, xs: PyTree) -> PyTree:
         name = f"associative_scan of {function_name(self.fun)}"
         xs = as_tensors(xs)
         leaves, self_tree = tree.flatten(xs)
@@ -97,7 +99,7 @@ class AssociativeScan(Transform[..., Any]):
         return tree.unflatten(self_tree, [x.movedim(0, self._axis) for x in outs])
 
 
-def _prefixes(combine: Any, xs: list[Tensor]) -> list[Tensor]:
+def _prefixes(combine: Combine, xs: list[Tensor]) -> list[Tensor]:
     """All prefixes along the first axis: those of the pairs, then the ones in between."""
     n = xs[0].shape[0]
     if n < 2:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from typing_extensions import Unpack
 
 from xfunc.core.avals import NUMBERS, short
+from xfunc.core.types import ArrayLike
 from xfunc.errors import fail, shown
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
@@ -17,6 +18,7 @@ from xfunc.trace import tracing
 from xfunc.transforms.positions import Positions, as_index, positions
 from xfunc.transforms.scatter import scattered
 from xfunc.transforms.while_loop import while_loop
+from xfunc.tree import Leaf
 
 _MODES = ("promise_in_bounds", "clip", "drop", "fill")
 
@@ -29,7 +31,7 @@ class Options(TypedDict, total=False):
     unique_indices: bool
 
 
-def at(x: Any) -> At:
+def at(x: ArrayLike) -> At:
     """Updates of parts of `x` that leave `x` unchanged: ``at(x)[index].add(v)``.
 
     The index is NumPy's: integers, slices, ``None``, ``...``, integer tensors that broadcast, or a
@@ -67,45 +69,45 @@ class Place:
         self._x, self._index = x, index
         self._where, self._arrays = positions(index, tuple(x.shape), find_mask)
 
-    def _update(self, kind: str, values: Any, options: Options) -> Tensor:
+    def _update(self, kind: str, values: object, options: Options) -> Tensor:
         values = _checked_values(values, self._x)
         if self._where.mask and tracing.current() is None and not self._is_one_for_all(values):
             return Place(self._x, self._index, find_mask=True)._update(kind, values, options)
         return Indexed(_unused, self._where, kind, _mode_of(options))(self._x, self._arrays, values)
 
-    def set(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def set(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] = values``; which one counts at a repeated position is not defined."""
         return self._update("set", values, options)
 
-    def add(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def add(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] += values``, each time that a position is repeated."""
         return self._update("add", values, options)
 
-    def subtract(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def subtract(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] -= values``, each time that a position is repeated."""
-        return self._update("add", -values, options)
+        return self._update("add", _negative(values), options)
 
-    def multiply(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def multiply(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] *= values``, each time that a position is repeated."""
         return self._update("mul", values, options)
 
     mul = multiply
 
-    def divide(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def divide(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] /= values``, each time that a position is repeated."""
         by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) / by
 
-    def power(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def power(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] **= values``, each time that a position is repeated."""
         by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) ** by
 
-    def min(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def min(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] = minimum(x[index], values)``."""
         return self._update("min", values, options)
 
-    def max(self, values: Any, **options: Unpack[Options]) -> Tensor:
+    def max(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] = maximum(x[index], values)``."""
         return self._update("max", values, options)
 
@@ -148,11 +150,15 @@ def _fits_mask(values: Tensor, rest: int) -> bool:
     return values.ndim <= rest or all(n == 1 for n in values.shape[: values.ndim - rest])
 
 
+def _negative(x: Leaf) -> Leaf:
+    return -x
+
+
 def _unused(x: Tensor) -> Tensor:
     return x
 
 
-class Indexed(Transform[..., Any]):
+class Indexed(Transform[..., Tensor]):
     """``(x, index arrays, values) -> the result``."""
 
     def __init__(self, fun: Fun, where: Positions, kind: str, mode: str):
@@ -167,16 +173,14 @@ class Indexed(Transform[..., Any]):
         values = values.to(x.dtype)
         if self._where.mask:
             return self._masked(x, as_tensor(arrays[0]), values)
-        places, valid = self._places(x, [as_index(a) for a in arrays])
+        places = self._places(x, [as_index(a) for a in arrays])
         if self._kind.startswith("get"):
-            return self._read(x, places, valid, values)
+            return self._read(x, places, values)
         if math.prod(self._where.dims) == 0:
             return x
         if not self._kind.startswith("apply"):
             values = self._arranged(values)
-        return self._cut(
-            x, self._where.slices, lambda part: self._write(part, places, valid, values)
-        )
+        return self._cut(x, self._where.slices, lambda part: self._write(part, places, values))
 
     def _masked(self, x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
         rest = x.ndim - mask.ndim
@@ -192,10 +196,13 @@ class Indexed(Transform[..., Any]):
         new = self.fun(x) if self._kind.startswith("apply") else _COMBINE[self._kind](x, values)
         return torch.where(mask.reshape((*mask.shape, *(1,) * rest)), new, x)
 
-    def _places(self, x: Tensor, arrays: list[Tensor]) -> tuple[Tensor | None, Any]:
-        """Positions in the indexed dimensions together, flat, and which are in bounds."""
+    def _places(self, x: Tensor, arrays: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Positions in the indexed dimensions together, flat, and which are in bounds.
+
+        None: no dimension is indexed by an array.
+        """
         if not arrays:
-            return None, True
+            return None
         found, valid = None, None
         for dim, i in zip(self._where.arrays, arrays, strict=True):
             n = x.shape[dim]
@@ -211,7 +218,12 @@ class Indexed(Transform[..., Any]):
             valid = torch.ones_like(valid)
         return found.expand(shape).reshape(-1), valid.expand(shape).reshape(-1)
 
-    def _cut(self, x: Tensor, slices: Sequence[Any], change: Callable[[Tensor], Tensor]) -> Tensor:
+    def _cut(
+        self,
+        x: Tensor,
+        slices: Sequence[tuple[int, int, int, int]],
+        change: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         """`x` with a part of it changed."""
         if not slices:
             return change(x)
@@ -225,12 +237,12 @@ class Indexed(Transform[..., Any]):
         moved = x.movedim(self._where.arrays, tuple(range(len(self._where.arrays))))
         return moved.reshape(-1, *moved.shape[len(self._where.arrays) :])
 
-    def _write(self, x: Tensor, places: Tensor | None, valid: Tensor, values: Tensor) -> Tensor:
-        if places is None:
+    def _write(self, x: Tensor, where: tuple[Tensor, Tensor] | None, values: Tensor) -> Tensor:
+        if where is None:
             if self._kind.startswith("apply"):
                 return self.fun(x).to(x.dtype)
             return _COMBINE[self._kind](x, values.reshape(x.shape))
-        rows = self._rows(x)
+        rows, (places, valid) = self._rows(x), where
         if self._kind.startswith("apply"):
             rows = self._applied(rows, places, valid)
         else:
@@ -255,16 +267,16 @@ class Indexed(Transform[..., Any]):
         start = torch.zeros((), dtype=torch.int64, device=rows.device)
         return while_loop(lambda s: s[0] < count.max(), step, (start, rows))[1]
 
-    def _read(self, x: Tensor, places: Tensor | None, valid: Any, fill: Tensor) -> Tensor:
+    def _read(self, x: Tensor, where: tuple[Tensor, Tensor] | None, fill: Tensor) -> Tensor:
         w = self._where
         for dim, start, length, step in w.slices:
             cut = slice(start, start + (length - 1) * step + 1 if length else start, step)
             x = x[(*(slice(None) for _ in range(dim)), cut)]
         kept = [d for kind, d in w.axes if kind == "dim"]
-        if places is None:
+        if where is None:
             part = x
         else:
-            rows = self._rows(x)
+            rows, (places, valid) = self._rows(x), where
             if not rows.shape[0] and places.shape[0]:
                 rows = rows.new_full((1, *rows.shape[1:]), 0)
             found = rows[places]
@@ -331,7 +343,7 @@ def _mode_of(options: Options) -> str:
     return mode or "drop"
 
 
-def _checked_values(values: Any, x: Tensor) -> Any:
+def _checked_values(values: object, x: Tensor) -> Tensor:
     """Values, unless the array cannot hold their kind of number."""
     given = as_tensor(values) if not isinstance(values, Tensor) else values
     if not isinstance(given, Tensor):

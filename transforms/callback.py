@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -32,6 +32,7 @@ from xfunc.torchlib.batching import at_dim
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Callback
 from xfunc.transforms.scan.scan import scan
+from xfunc.tree import PyTree
 
 _METHODS = (None, "sequential", "expand_dims", "broadcast_all")
 _numbers = itertools.count()
@@ -43,7 +44,7 @@ def pure_callback(
     *args: object,
     vmap_method: str | None = None,
     **kwargs: object,
-) -> Any:
+) -> PyTree:
     """``callback(*args, **kwargs)``, called on the host while the program runs.
 
     The callback gets CPU tensors, and may be called any number of times, or never: it must be pure.
@@ -80,7 +81,7 @@ def io_callback(
     *args: object,
     ordered: bool = False,
     **kwargs: object,
-) -> Any:
+) -> PyTree:
     """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
 
     Several callbacks are called in the order of their data dependencies, otherwise in any order. It
@@ -108,7 +109,7 @@ def io_callback(
     return HostFunction(callback, result_shape_dtypes, None, "io_callback")(*args, **kwargs)
 
 
-class HostFunction(Transform[..., Any]):
+class HostFunction(Transform[..., PyTree]):
     """``arguments -> results`` of a callback."""
 
     def __init__(self, callback: Fun, results: object, method: str | None, kind: str):
@@ -117,7 +118,7 @@ class HostFunction(Transform[..., Any]):
         self._method, self._kind = method, kind
         super().__init__(callback, (self._outputs, self._out_tree, method, kind), kind)
 
-    def apply(self, *args: Any, **kwargs: object) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> PyTree:
         args, kwargs = as_tensors((args, kwargs))
         leaves, structure = tree.flatten((args, kwargs))
         labels = [*labels_in(args, "arguments"), *labels_in(kwargs, "keyword arguments")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -20,8 +20,10 @@ from xfunc.program.primitive import Tensor
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.trace import tracing
 
+T = TypeVar("T")
 
-def checkpoint_name(x: object, name: str) -> Any:
+
+def checkpoint_name(x: T, name: str) -> T:
     """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
 
     The name belongs to the value; the value itself is unchanged, whether it is kept or not. Outside
@@ -36,18 +38,21 @@ def checkpoint_name(x: object, name: str) -> Any:
 
     Source: ``jax.ad_checkpoint.checkpoint_name``.
     """
-    given: Any = name
-    if not isinstance(given, str) or not given or "\n" in given:
-        fail(
-            TypeError,
-            f"checkpoint_name was given {shown(name)} as name",
-            "name the value by a string of one line that is not empty.",
-        )
+    _check(name)
     leaves, structure = tree.flatten(as_tensors(x))
     leaves = arrays(leaves, "checkpoint_name", labels_in(x, "x"))
     if tracing.current() is None or is_eager():
         return tree.unflatten(structure, leaves)
     return tree.unflatten(structure, [_name(t, name) for t in leaves])
+
+
+def _check(name: object) -> None:
+    if not isinstance(name, str) or not name or "\n" in name:
+        fail(
+            TypeError,
+            f"checkpoint_name was given {shown(name)} as name",
+            "name the value by a string of one line that is not empty.",
+        )
 
 
 def _name(t: torch.Tensor, name: str) -> torch.Tensor:

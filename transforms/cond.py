@@ -6,7 +6,7 @@ How a choice is differentiated and batched is in `switch_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -25,8 +25,10 @@ from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.transforms.switch_primitive import Switch
+from xfunc.tree import Leaf, PyTree
 
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def cond(
@@ -72,7 +74,7 @@ def switch(index: object, branches: Sequence[Callable[..., R]], *operands: objec
     return Choice(tuple(branches), "switch")(index, *operands)
 
 
-class Choice(Transform[..., Any]):
+class Choice(Transform[..., PyTree]):
     """``(index or predicate, *operands) -> result``."""
 
     def __init__(self, funs: tuple[Fun, ...], kind: str):
@@ -89,11 +91,11 @@ class Choice(Transform[..., Any]):
         self.__name__ = f"{kind} of " + ", ".join(function_name(f) for f in self._in_order(funs))
         self._branches = [Staged(f, value=Part(f, "branch")) for f in funs]
 
-    def _in_order(self, xs: Sequence[object]) -> Sequence[Any]:
+    def _in_order(self, xs: Sequence[S]) -> Sequence[S]:
         """As the user wrote them: the function for true comes first."""
         return xs[::-1] if self._kind == "cond" else xs
 
-    def apply(self, which: object, *operands: object) -> Any:
+    def apply(self, which: object, *operands: object) -> PyTree:
         name = self.__name__
         index = self._index(as_tensors(which))
         operands = as_tensors(operands)
@@ -110,7 +112,7 @@ class Choice(Transform[..., Any]):
         outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
         return tree.unflatten(found[0][0].out_tree, outs)
 
-    def _index(self, which: Any) -> Tensor:
+    def _index(self, which: Leaf) -> Tensor:
         is_cond = self._kind == "cond"
         wanted = "a scalar boolean" if is_cond else "an integer scalar"
         ok = isinstance(which, Tensor) and which.ndim == 0
@@ -144,7 +146,7 @@ class Choice(Transform[..., Any]):
                 hint="return the same structure, shapes and dtypes from every branch.",
             )
 
-    def _eager(self, index: Tensor, operands: tuple[object, ...]) -> Any:
+    def _eager(self, index: Tensor, operands: tuple[object, ...]) -> PyTree:
         """What `disable_jit` does."""
         if functorch.is_batched(index):
             results = [tree.flatten(as_tensors(f(*operands))) for f in self._funs]

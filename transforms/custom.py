@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch, values
+from xfunc.tree import PyTree
 
 _DEFINITIONS = frozenset(("defjvp", "defjvps", "defvjp", "def_vmap"))
 
@@ -48,12 +49,12 @@ class CustomFunction(Transform[P, R]):
         self._primal_fun = fun
         self._rules: tuple[Fun, ...] = ()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Fun:
         # If decorators are stacked, the outer one forwards the methods that define the inner one's
         # rule.
         inner = self.__dict__.get("_primal_fun")
         if name in _DEFINITIONS and isinstance(inner, CustomFunction):
-            return getattr(cast("CustomFunction[..., Any]", inner), name)
+            return getattr(cast("CustomFunction[..., PyTree]", inner), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _set_rules(self, *rules: Fun) -> None:
@@ -69,8 +70,8 @@ class CustomFunction(Transform[P, R]):
         self._staged = Staged(self.apply, value=self)
 
     def _arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[PyTree, ...], tuple[object, ...]]:
         """All arguments by position: those that are differentiated, and those that are not."""
         if not self._rules:
             fail(
@@ -103,14 +104,16 @@ class CustomFunction(Transform[P, R]):
         arrays(tree.leaves(diff), f"{self.kind} function {self.__name__}", labels)
         return diff, nondiff
 
-    def _whole(self, diff: Sequence[Any], nondiff: Sequence[Any]) -> list[Any]:
+    def _whole(self, diff: Sequence[object], nondiff: Sequence[object]) -> list[object]:
         """The arguments as the function takes them."""
         n = len(diff) + len(nondiff)
         places = {i % n for i in self._nondiff}
         rest, fixed = iter(diff), iter(nondiff)
         return [next(fixed) if i in places else next(rest) for i in range(n)]
 
-    def _unwatched(self, primal: Fun, diff: tuple[Any, ...], nondiff: tuple[Any, ...]) -> Any:
+    def _unwatched(
+        self, primal: Fun, diff: tuple[object, ...], nondiff: tuple[object, ...]
+    ) -> PyTree:
         """Call the function where nothing differentiates with respect to its arguments."""
         return call_in_trace(
             self._part(self._primal_fun, "primal"),
@@ -124,7 +127,9 @@ class CustomFunction(Transform[P, R]):
         return Staged(fun, value=Part(fun, (self.kind, role)))
 
 
-def _by_position(fun: Fun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _by_position(
+    fun: Fun, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...]:
     try:
         signature = inspect.signature(fun)
     except (TypeError, ValueError):
@@ -167,7 +172,7 @@ def _places(fun: Fun, names: str | Sequence[str]) -> list[int]:
     return [known.index(name) for name in wanted]
 
 
-def labelled(nondiff: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
+def labelled(nondiff: Sequence[object]) -> tuple[tuple[str, object], ...]:
     """Arguments that are not differentiated, with their names for messages."""
     return tuple((f"nondiff_argnums[{i}]", x) for i, x in enumerate(nondiff))
 
@@ -180,7 +185,7 @@ class Parts(SharedInputs):
         self._name = name
 
     def add_part(
-        self, staged: Staged, fun: Callable[..., Any], args: Any, nondiff: tuple[Any, ...]
+        self, staged: Staged, fun: Fun, args: object, nondiff: tuple[object, ...]
     ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar, cast
 
 from xfunc import tree
 from xfunc.core.eager import is_eager
@@ -13,10 +13,11 @@ from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
-from xfunc.stages.checks import Fun, as_tensors, is_pair, is_sequence
+from xfunc.stages.checks import Fun, Tensor, as_tensors, is_pair, is_sequence
 from xfunc.stages.entry import Entry
 from xfunc.stages.staging import Staged
 from xfunc.transforms.custom_vjp import CustomVjp, custom_vjp
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,10 +50,10 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
     """
 
     @functools.wraps(fun)
-    def primal(*args: Any) -> R:
+    def primal(*args: object) -> R:
         return _pair(fun, args)[0]
 
-    def forward(*args: Any) -> tuple[Any, Any]:
+    def forward(*args: object) -> tuple[R, PyTree]:
         out, rule = _pair(fun, args)
         if is_eager():
             return out, args
@@ -60,7 +61,7 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
         entry, held = Staged(rule, value=Part(rule, "gradient")).find(structure, avals_of(leaves))
         return out, Residuals(entry.inputs(leaves, held)[len(leaves) :], entry)
 
-    def backward(residuals: Any, ct: Any) -> Any:
+    def backward(residuals: PyTree, ct: PyTree) -> Sequence[PyTree]:
         if isinstance(residuals, Residuals):
             entry = residuals.entry
             outs = bind(entry.call, [*tree.leaves(ct), *residuals.tensors])
@@ -78,7 +79,7 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
 class Residuals:
     """What a rule closes over, and its program: a tree."""
 
-    def __init__(self, tensors: Iterable[Any], entry: Entry):
+    def __init__(self, tensors: Iterable[Tensor], entry: Entry):
         self.tensors, self.entry = tuple(tensors), entry
 
 

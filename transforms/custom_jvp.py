@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
@@ -12,6 +12,7 @@ from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call, CallPair
@@ -22,6 +23,7 @@ from xfunc.stages.checks import Fun, as_results, check_same, is_pair
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction, Parts
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +81,7 @@ class CustomJvp(CustomFunction[P, R]):
 
         function = cast("Callable[..., R]", self)
 
-        def rule(*given: Any) -> tuple[R, Any]:
+        def rule(*given: PyTree) -> tuple[R, PyTree]:
             *nondiff, primals, tangents = given
             args = self._whole(primals, nondiff)
             out = function(*args)
@@ -93,15 +95,15 @@ class CustomJvp(CustomFunction[P, R]):
 
         self._set_rules(rule)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         diff, nondiff = self._arguments(args, kwargs)
         leaves, structure = tree.flatten(diff)
         smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
 
-        def primal(*xs: Any) -> Any:
+        def primal(*xs: object) -> PyTree:
             return self._primal_fun(*self._whole(xs, nondiff))
 
-        def push(xs: object, dots: Any) -> Any:
+        def push(xs: object, dots: Sequence[Tensor]) -> tuple[PyTree, list[Tensor]]:
             return self._push(nondiff, xs, dots, smooth, structure)
 
         if is_eager():
@@ -132,8 +134,13 @@ class CustomJvp(CustomFunction[P, R]):
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
     def _push(
-        self, nondiff: Any, xs: object, dots: Sequence[Tensor], smooth: list[int], structure: Any
-    ) -> Any:
+        self,
+        nondiff: Sequence[object],
+        xs: object,
+        dots: Sequence[Tensor],
+        smooth: list[int],
+        structure: tree.Structure,
+    ) -> tuple[PyTree, list[Tensor]]:
         """The rule: outputs, and the tangents of those that are floating."""
         full = [torch.zeros_like(x) for x in tree.leaves(xs)]
         for i, d in zip(smooth, dots, strict=True):
@@ -296,7 +303,7 @@ class _RulePair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
+    ) -> list[Tensor]:
         p = self.primitive
         floats = [c for c, o in zip(cts, p.outputs, strict=True) if differentiable(o)]
         given = [*(None for _ in p.outputs), *floats]
@@ -309,13 +316,21 @@ class _RulePair:
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
-def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth: list[int]) -> Any:
+def _eager(
+    primal: Fun,
+    push: Fun,
+    leaves: list[Tensor],
+    structure: tree.Structure,
+    smooth: list[int],
+) -> PyTree:
     """The rule under `disable_jit`."""
     if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
         return primal(*tree.unflatten(structure, leaves))
-    trees: list[Any] = []
+    trees: list[tree.Structure] = []
 
-    def pushed(xs: Sequence[Tensor], dots: Sequence[Tensor | None]) -> tuple[Any, Any]:
+    def pushed(
+        xs: Sequence[Tensor], dots: Sequence[Tensor | None]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
         full = [torch.zeros_like(xs[i]) if (d := dots[i]) is None else d for i in smooth]
         out, out_dots = push(tree.unflatten(structure, xs), full)
         outs, out_tree = tree.flatten(out)
@@ -327,22 +342,26 @@ def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth:
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*xs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def forward(*xs: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
             outs = pushed(xs, [None] * len(xs))[0]
             same = {id(x) for x in xs}
             return tuple(o.clone() if id(o) in same else o for o in outs)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        def setup_context(
+            ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
+        ) -> None:
             ctx.save_for_backward(*inputs)
             ctx.save_for_forward(*inputs)
             ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
 
         @staticmethod
-        def backward(ctx: Any, *cts: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+            ctx: AutogradContext, *cts: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
             xs = ctx.saved_tensors
 
-            def linear(*dots: Tensor) -> Any:
+            def linear(*dots: Tensor) -> tuple[tuple[Tensor, ...], tuple[()]]:
                 given: list[Tensor | None] = [None] * len(xs)
                 for i, d in zip(smooth, dots, strict=True):
                     given[i] = d
@@ -353,11 +372,15 @@ def _eager(primal: Fun, push: Fun, leaves: list[Tensor], structure: Any, smooth:
             return tuple(next(grads) if i in smooth else None for i in range(len(xs)))
 
         @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            def push(xs: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
+        def jvp(  # pyright: ignore[reportIncompatibleMethodOverride]
+            ctx: AutogradContext, *tangents: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
+            def push(
+                xs: Sequence[Tensor], dots: Sequence[Tensor | None]
+            ) -> tuple[Tensor | None, ...]:
                 return pushed(xs, dots)[1]
 
             return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
-    outs: Any = functorch.custom_function_call(Rule, *leaves)
+    outs = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -28,8 +27,9 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace import tracing
 from xfunc.transforms.vjp import vjp
+from xfunc.tree import PyTree
 
-Solver = Callable[[Fun, Any], Any]
+Solver = Callable[[Fun, PyTree], PyTree]
 
 
 def custom_linear_solve(
@@ -39,7 +39,7 @@ def custom_linear_solve(
     transpose_solve: Solver | None = None,
     symmetric: bool = False,
     has_aux: bool = False,
-) -> Any:
+) -> PyTree:
     """``solve(matvec, b)``, the `x` of ``matvec(x) == b``, whose derivatives are those of `x`.
 
     They are found by solving further equations, whatever `solve` does: it may be a loop of unknown
@@ -65,7 +65,7 @@ def custom_linear_solve(
     return LinearSolve(matvec, solve, back, bool(symmetric), bool(has_aux))(b)
 
 
-class LinearSolve(Transform[..., Any]):
+class LinearSolve(Transform[..., PyTree]):
     """``b -> x``."""
 
     def __init__(
@@ -84,7 +84,7 @@ class LinearSolve(Transform[..., Any]):
         self._matvec, self._solvers, self._symmetric = matvec, given[1:], symmetric
         self._has_aux = has_aux
 
-    def apply(self, b: Any) -> Any:
+    def apply(self, b: PyTree) -> PyTree:
         b = as_tensors(b)
         leaves, b_tree = tree.flatten(b)
         check_floating(leaves, labels_in(b, "b"), self.__name__)
@@ -97,10 +97,10 @@ class LinearSolve(Transform[..., Any]):
             out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
         return tree.map(lambda x: x.to(leaves[0].device), out)
 
-    def _solved(self, b: Any, leaves: list[Tensor], b_tree: tree.Structure) -> Any:
+    def _solved(self, b: PyTree, leaves: list[Tensor], b_tree: tree.Structure) -> PyTree:
         matvec, n = self._matvec, len(leaves)
 
-        def vecmat(ct: Any) -> Any:
+        def vecmat(ct: PyTree) -> PyTree:
             like = [torch.zeros_like(x) for x in tree.leaves(ct)]
             return vjp(matvec, tree.unflatten(b_tree, like))[1](ct)[0]
 
@@ -126,7 +126,7 @@ class LinearSolve(Transform[..., Any]):
         return tree.unflatten(out_trees[1], bind(primitive, inputs.flat))
 
     def _part(self, solver: Solver, operator: Fun, role: str) -> Staged:
-        def solved(b: Any) -> Any:
+        def solved(b: PyTree) -> PyTree:
             out = as_tensors(solver(operator, b))
             split_aux(out, solver, self._has_aux, self.__name__)
             return out
@@ -134,7 +134,7 @@ class LinearSolve(Transform[..., Any]):
         return Staged(solved, value=Part(Bundle((solver, self._matvec)), (role, self.options)))
 
     def _check(
-        self, out_tree: tree.Structure, outputs: Sequence[Aval], b: Any, of: str, has_aux: bool
+        self, out_tree: tree.Structure, outputs: Sequence[Aval], b: PyTree, of: str, has_aux: bool
     ) -> None:
         own = out_tree.children()[0] if has_aux else out_tree
         check_same(

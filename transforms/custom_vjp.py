@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
@@ -12,6 +12,7 @@ from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind, or_zeros, zeros
@@ -24,6 +25,7 @@ from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.custom import CustomFunction, Parts
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,17 +78,17 @@ class CustomVjp(CustomFunction[P, R]):
         """Give the rule; see `custom_vjp`."""
         self._set_rules(fwd, bwd)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         diff, nondiff = self._arguments(args, kwargs)
         leaves, structure = tree.flatten(diff)
         if (trace := tracing.current()) is not None:
             trace.has_rule = True
         like = tree.map(aval_of, diff)  # The values cached below must not be traced.
 
-        def primal(*xs: Any) -> Any:
+        def primal(*xs: object) -> PyTree:
             return self._primal_fun(*self._whole(xs, nondiff))
 
-        def fwd(*xs: Any) -> Any:
+        def fwd(*xs: object) -> tuple[PyTree, PyTree]:
             out, residuals = self._pair(self._rules[0](*self._whole(xs, nondiff)))
             if not vma.checked():
                 return out, residuals
@@ -94,7 +96,7 @@ class CustomVjp(CustomFunction[P, R]):
             outs = tree.leaves(as_tensors(out))
             return out, (residuals, *(list(map(vma.witness, ts)) for ts in (smooth, outs)))
 
-        def bwd(residuals: Any, ct: Any) -> Any:
+        def bwd(residuals: PyTree, ct: PyTree) -> list[Tensor]:
             if not vma.checked():
                 return self._gradients(self._rules[1](*nondiff, residuals, ct), like)
             # See NOTE [gradients by type] in `xfunc.program.vma`.
@@ -131,7 +133,7 @@ class CustomVjp(CustomFunction[P, R]):
         )  # fmt: skip
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
-    def _pair(self, out: object) -> Any:
+    def _pair(self, out: object) -> tuple[PyTree, PyTree]:
         if is_pair(out):
             return out
         fail(
@@ -340,17 +342,19 @@ class _RulePair:
         return _RulePair(inner), dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
-def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any) -> Any:
+def _eager(
+    primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: tree.Structure
+) -> PyTree:
     """The rule under `disable_jit`."""
     if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
         return primal(*tree.unflatten(structure, leaves))
-    trees: list[Any] = []
+    trees: list[tree.Structure] = []
 
     class Rule(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*xs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def forward(*xs: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
             out, residuals = fwd(*tree.unflatten(structure, xs))
             outs, out_tree = tree.flatten(as_results(out, function_name(fwd)))
             kept, res_tree = tree.flatten(as_results(residuals, function_name(fwd), "residuals"))
@@ -359,14 +363,18 @@ def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any
             return tuple(t.clone() if id(t) in same else t for t in (*outs, *kept))
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        def setup_context(
+            ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
+        ) -> None:
             n = trees[0].num_leaves
             ctx.save_for_backward(*output, *inputs)
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(o for o in output[n:] if not differentiable(o)))
 
         @staticmethod
-        def backward(ctx: Any, *cts: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+            ctx: AutogradContext, *cts: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
             out_tree, res_tree = trees
             n = out_tree.num_leaves
             saved, xs = ctx.saved_tensors[: len(cts)], ctx.saved_tensors[len(cts) :]
@@ -387,12 +395,12 @@ def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: Any
                     found = tree.leaves(as_tensors(fwd(*tree.unflatten(structure, full))[1]))
                     return tuple(found[k] for k in used)
 
-                vjp: Any = cast(Any, torch.func.vjp)  # pyright: ignore[reportUnknownMemberType]
+                vjp = cast("Fun", torch.func.vjp)  # pyright: ignore[reportUnknownMemberType]
                 pull = vjp(kept, *(xs[i] for i in smooth))[1]
                 more = pull(tuple(cts[n + k] for k in used))
                 grads = [g + m for g, m in zip(grads, more, strict=True)]
             found = dict(zip(smooth, grads, strict=True))
             return tuple(found.get(i) for i in range(len(leaves)))
 
-    outs: Any = functorch.custom_function_call(Rule, *leaves)
+    outs = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs[: trees[0].num_leaves])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from xfunc import tree
 from xfunc.backends.active import tracer
@@ -21,9 +21,11 @@ from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction
 from xfunc.transforms.custom_vmap_primitive import Mapped, Rule, refuse_reverse
 from xfunc.transforms.map import map as map_
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Batched: TypeAlias = tuple[list[Tensor], list[int | None]]  # and where the batch is
 
 
 def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
@@ -73,7 +75,7 @@ def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
 
     function = cast("Callable[..., R]", one)
 
-    def rule(_: int, in_batched: list[object], *args: object) -> tuple[R, Any]:
+    def rule(_: int, in_batched: list[object], *args: object) -> tuple[R, PyTree]:
         leaves, structure = tree.flatten(args)
         flags = tree.leaves(tuple(in_batched))
 
@@ -102,7 +104,7 @@ class CustomVmap(CustomFunction[P, R]):
         self._set_rules(rule)
         return rule
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given, _ = self._arguments(args, kwargs)
         leaves, structure = tree.flatten(given)
         levels = functorch.levels()
@@ -116,8 +118,8 @@ class CustomVmap(CustomFunction[P, R]):
             out = self._applied([x.to(tracer().device()) for x in leaves], structure)
         return tree.map(lambda x: x.to(leaves[0].device), out)
 
-    def _applied(self, leaves: list[Tensor], structure: tree.Structure) -> Any:
-        given: Any = tree.unflatten(structure, leaves)
+    def _applied(self, leaves: list[Tensor], structure: tree.Structure) -> PyTree:
+        given = tree.unflatten(structure, leaves)
         part = self._part(self._primal_fun, "primal")
         if functorch.top_level() is None and not any(map(is_tracked, leaves)):
             return call_in_trace(part, given, {}, check_captures=self._check_unwatched)
@@ -138,12 +140,15 @@ class CustomVmap(CustomFunction[P, R]):
             outs = bind(primitive, flat)
         return tree.unflatten(entry.out_tree, outs)
 
-    def _below_vmap(self, primitive: Mapped, structure: tree.Structure) -> Callable[..., Any]:
-        def call(dims: Dims, n: int, xs: Sequence[Tensor]) -> Any:
+    def _below_vmap(
+        self, primitive: Mapped, structure: tree.Structure
+    ) -> Callable[[Dims, int, Sequence[Tensor]], Batched]:
+        def call(dims: Dims, n: int, xs: Sequence[Tensor]) -> Batched:
             if any(d is not None for d in dims):
                 return primitive.batch(dims, n, xs)
-            given: Any = tree.unflatten(structure, xs[: structure.num_leaves])
-            outs = tree.leaves(self.apply(*given))
+            given = tree.unflatten(structure, xs[: structure.num_leaves])
+            apply: Fun = self.apply
+            outs = tree.leaves(apply(*given))
             return outs, [None] * len(outs)
 
         return call

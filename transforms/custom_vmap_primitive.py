@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Hashable, Sequence
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from xfunc import tree
 from xfunc.core.avals import NUMBERS, Aval, batched, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
-from xfunc.core.wrappers import Part
+from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor
@@ -35,7 +35,7 @@ class FlatRule(Protocol):
     def name(self) -> str: ...
 
     @property
-    def key(self) -> tuple[Any, ...]: ...
+    def key(self) -> tuple[Hashable, ...]: ...
 
     def is_capture(self, i: int) -> bool:
         """Whether input `i` is something that the function closes over."""
@@ -76,8 +76,8 @@ class Rule:
         count = self.structure.num_leaves
         if any(flags[count:]):
             _refuse_closure(self.name, "maps", flat[count + list(flags[count:]).index(True)])
-        given: Any = tree.unflatten(self.structure, flags[:count])
-        args: Any = tree.unflatten(self.structure, flat[:count])
+        given = tree.unflatten(self.structure, flags[:count])
+        args = tree.unflatten(self.structure, flat[:count])
         result = self.rule(n, list(given), *args)
         name = f"{self.name}: the rule {function_name(self.rule)}"
         if not is_pair(result):
@@ -133,7 +133,7 @@ class Pushed:
         return self.rule.name
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[Hashable, ...]:
         return (self.n_inputs, self.wrt, self.rule.key)
 
     def is_capture(self, i: int) -> bool:
@@ -155,7 +155,7 @@ class Pushed:
         args, dots = moved[: self.n_inputs], tuple(moved[self.n_inputs :])
         marks: list[bool] = []
 
-        def floating(*primals: Tensor) -> tuple[Any, Any]:
+        def floating(*primals: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             for i, x in zip(self.wrt, primals, strict=True):
                 args[i] = x
             outs, marks[:] = self.rule(n, either, args)
@@ -177,7 +177,7 @@ class Mapped(Primitive):
     """
 
     of_many: FlatRule
-    value: Callable[..., Any]
+    value: Bundle
     program: Program
 
     @property
@@ -212,7 +212,7 @@ class Mapped(Primitive):
         rule, flags = self.of_many, tuple(d is not None for d in dims)
         moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
 
-        def call(*flat: Tensor) -> Any:
+        def call(*flat: Tensor) -> list[dict[int, Tensor]]:
             """Outputs by position: those that are batched, and those that are not."""
             outs, marks = rule(int(n), flags, flat)
             return [{i: o for i, o in enumerate(outs) if marks[i] is b} for b in (True, False)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 
@@ -25,7 +26,7 @@ R = TypeVar("R")
 def fori_loop(
     lower: object,
     upper: object,
-    body_fun: Callable[[Any, Any], R],
+    body_fun: Callable[[torch.Tensor, PyTree], R],
     init_val: object,
     *,
     unroll: int | bool | None = None,
@@ -81,11 +82,11 @@ def fori_loop(
     return while_loop(_in_range, _Counted(body_fun), (first, last.to(first.dtype), init_val))[2]
 
 
-def _bound(x: Any) -> Any:
+def _bound(x: object) -> object:
     return int(x) if is_integer(x) else from_numpy(x)
 
 
-def _check(bound: Any, which: str, body: Fun) -> None:
+def _check(bound: object, which: str, body: Fun) -> None:
     if isinstance(bound, torch.Tensor):
         kind = bound.dtype
         ok = bound.ndim == 0 and not kind.is_floating_point and not kind.is_complex
@@ -106,7 +107,7 @@ class _Step(Part):
     def __init__(self, body: Fun):
         super().__init__(body, "fori")
 
-    def __call__(self, value: Any, i: Any) -> tuple[Any, None]:
+    def __call__(self, value: PyTree, i: torch.Tensor) -> tuple[PyTree, None]:
         return self.fun(i, value), None
 
 
@@ -116,10 +117,10 @@ class _Counted(Part):
     def __init__(self, body: Fun):
         super().__init__(body, "fori while")
 
-    def __call__(self, state: Any) -> Any:
+    def __call__(self, state: PyTree) -> tuple[torch.Tensor, torch.Tensor, PyTree]:
         i, hi, value = state
         return i + 1, hi, self.fun(i, value)
 
 
-def _in_range(state: Any) -> Any:
+def _in_range(state: tuple[torch.Tensor, torch.Tensor, PyTree]) -> torch.Tensor:
     return state[0] < state[1]

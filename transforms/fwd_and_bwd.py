@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -32,11 +31,12 @@ from xfunc.stages.checks import (
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.transforms.vjp import check_outputs, vjp
+from xfunc.tree import PyTree
 
 
 def fwd_and_bwd(
     fun: Fun, argnums: int | Sequence[int], has_aux: bool = False
-) -> tuple[Transform[..., Any], Transform[..., Any]]:
+) -> tuple[Transform[..., PyTree], Transform[..., PyTree]]:
     """The forward and the backward pass of a function, as two functions.
 
     ::
@@ -76,8 +76,8 @@ class How:
 
     program: Program
     wrt: tuple[int, ...]
-    outs: Any
-    args: Any
+    outs: PyTree
+    args: PyTree
     kept: bool
 
     @property
@@ -88,28 +88,28 @@ class How:
 class Residuals:
     """The tree that `fwd` passes to `bwd`."""
 
-    def __init__(self, tensors: Iterable[Any], how: Any):
+    def __init__(self, tensors: Iterable[torch.Tensor], how: How | tree.Structure):
         self.tensors, self.how = tuple(tensors), how
 
 
 tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Residuals(tensors, how))
 
 
-class _Pass(Transform[..., Any]):
+class _Pass(Transform[..., PyTree]):
     """One of the two functions, for one pass."""
 
     def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):
         self._argnums, self._has_aux = argnums, has_aux
         super().__init__(fun, (argnums, has_aux), name)
 
-    def _value(self, *args: Any, **kwargs: Any) -> Any:
+    def _value(self, *args: object, **kwargs: object) -> tuple[PyTree, PyTree]:
         return split_results(self.fun(*args, **kwargs), self.fun, self._has_aux, self.__name__)
 
 
 class Forward(_Pass):
     """``(*args) -> (out, residuals)``, or with aux."""
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> PyTree:
         name = self.__name__
         nums = select(self._argnums, args, name)
         args, kwargs = as_tensors((args, kwargs))
@@ -143,7 +143,7 @@ class Forward(_Pass):
 class Backward(_Pass):
     """``(residuals, ct) -> gradients``."""
 
-    def apply(self, residuals: Any, ct: Any) -> Any:
+    def apply(self, residuals: object, ct: object) -> PyTree:
         if not isinstance(residuals, Residuals):
             fail(
                 TypeError,
@@ -155,7 +155,7 @@ class Backward(_Pass):
             args, kwargs = tree.unflatten(how, tensors)
             nums = select(self._argnums, args, self.__name__)
 
-            def of(*chosen: Any) -> Any:
+            def of(*chosen: object) -> PyTree:
                 full = list(args)
                 for i, x in zip(nums, chosen, strict=True):
                     full[i] = x
@@ -177,8 +177,7 @@ class Backward(_Pass):
             pair = how.pair
             rest: tuple[None, ...] = (None,) * (pair.n_outputs - len(cts))
             found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))
-            grads_of = ((inputs[i], found.get(i)) for i in how.wrt)
-            flat = [torch.zeros_like(x) if g is None else g for x, g in grads_of]
+            flat = [found[i] if i in found else torch.zeros_like(inputs[i]) for i in how.wrt]
         else:  # Halves cannot be differentiated or batched: all is computed again.
             pull = how.program.pullback(how.wrt, tuple(range(len(cts))))
             flat = bind(Call(pull), [*inputs, *cts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.transforms.checkpoint import checkpoint
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +35,7 @@ R = TypeVar("R")
 
 def grad(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, Any]:
+) -> Transform[P, PyTree]:
     """The gradient of a scalar function.
 
     Args:
@@ -58,7 +59,7 @@ def grad(
 
 def value_and_grad(
     fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, tuple[R, Any]]:
+) -> Transform[P, tuple[R, PyTree]]:
     """Like `grad`, but returns ``(value, gradient)``, or ``((value, aux), gradient)``.
 
     Source: ``jax.value_and_grad``.
@@ -91,7 +92,7 @@ def _plain(
     return value.detach(), full, tuple(a.detach() for a in aux)
 
 
-class ValueAndGrad(Transform[..., Any]):
+class ValueAndGrad(Transform[..., PyTree]):
     """What `grad` and `value_and_grad` return."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, with_value: bool):
@@ -103,14 +104,14 @@ class ValueAndGrad(Transform[..., Any]):
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
-    def apply(self, *args: object, **kwargs: object) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> PyTree:
         name = self.__name__
         args, kwargs, nums = chosen(self._argnums, args, kwargs, name)
         leaves, structure = tree.flatten([args[i] for i in nums])
         check_floating(leaves, labels_of(self.fun, args, nums), name)
         rest: list[tree.Structure] = []
 
-        def call(*xs: Tensor) -> Any:
+        def call(*xs: Tensor) -> tuple[Tensor, PyTree]:
             full = list(args)
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
@@ -121,7 +122,7 @@ class ValueAndGrad(Transform[..., Any]):
         override = ambient.override()
         run = checkpoint(call) if override is not None and override.whole else call
 
-        def flat(*xs: Tensor) -> Any:
+        def flat(*xs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             value, aux = run(*xs)
             aux_leaves, aux_tree = tree.flatten(aux)
             rest[:] = [aux_tree]

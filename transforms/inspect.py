@@ -11,9 +11,10 @@ from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.abstract import is_symbolic, symbolic_hlo, symbolic_result
 from xfunc.symbolic.fit import SymbolicModule
+from xfunc.tree import PyTree
 
 
-def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> Any:
+def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> PyTree:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
     Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
@@ -41,6 +42,7 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     The counterpart of ``jax.make_jaxpr``.
     """
 
+    # A `Module` but for Dims: as a union, callers would have to tell them apart.
     @functools.wraps(fun)
     def make(*args: object, **kwargs: object) -> Module | SymbolicModule:
         if is_symbolic(args, kwargs):

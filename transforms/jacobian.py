@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, cast
+from typing import ParamSpec, TypeAlias, cast
 
 import torch
 
@@ -20,13 +20,15 @@ from xfunc.stages.checks import (
 )
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.tree import Function, PyTree
 
 P = ParamSpec("P")
+Flat: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # outputs and aux
 
 
 def jacfwd(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, Any]:
+) -> Transform[P, PyTree]:
     """The Jacobian of `fun`, column by column, in forward mode.
 
     Args:
@@ -46,7 +48,7 @@ def jacfwd(
 
 def jacrev(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, Any]:
+) -> Transform[P, PyTree]:
     """The Jacobian of `fun`, row by row, in reverse mode; see `jacfwd`.
 
     Source: ``jax.jacrev``.
@@ -56,7 +58,7 @@ def jacrev(
 
 def hessian(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, Any]:
+) -> Transform[P, PyTree]:
     """The matrix of second derivatives: ``jacfwd(jacrev(fun))``.
 
     Source: ``jax.hessian``.
@@ -64,7 +66,7 @@ def hessian(
     return jacfwd(jacrev(fun, argnums, has_aux), argnums, has_aux)
 
 
-class Jacobian(Transform[..., Any]):
+class Jacobian(Transform[..., PyTree]):
     """What `jacfwd` and `jacrev` return."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, forward: bool):
@@ -76,13 +78,13 @@ class Jacobian(Transform[..., Any]):
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
-    def apply(self, *args: Any, **kwargs: object) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> PyTree:
         args, kwargs, nums = chosen(self._argnums, args, kwargs, self.__name__)
         leaves, structure = tree.flatten([args[i] for i in nums])
         check_floating(leaves, labels_of(self.fun, args, nums), self.__name__)
-        trees: list[Any] = []
+        trees: list[tree.Structure] = []
 
-        def flat(*xs: Tensor) -> Any:
+        def flat(*xs: Tensor) -> Flat:
             full = list(args)
             for i, x in zip(nums, tree.unflatten(structure, xs), strict=True):
                 full[i] = x
@@ -96,7 +98,7 @@ class Jacobian(Transform[..., Any]):
         columns = _forward if self._forward else _reverse
         blocks, aux = columns(flat, leaves)
         out_tree, aux_tree = trees
-        per_output: list[Any] = []
+        per_output: list[PyTree] = []
         for row in blocks:
             picked = tree.unflatten(structure, row)
             per_output.append(picked[0] if isinstance(self._argnums, int) else tuple(picked))
@@ -104,7 +106,7 @@ class Jacobian(Transform[..., Any]):
         return (jacobian, tree.unflatten(aux_tree, aux)) if self._has_aux else jacobian
 
 
-_vmap = cast(Any, torch.func.vmap)  # pyright: ignore[reportUnknownMemberType]
+_vmap = cast("Callable[..., Function]", torch.func.vmap)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _basis(x: Tensor) -> Tensor:
@@ -113,16 +115,18 @@ def _basis(x: Tensor) -> Tensor:
     return torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *x.shape)
 
 
-def _forward(flat: Callable[..., object], leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
+def _forward(
+    flat: Callable[..., Flat], leaves: list[Tensor]
+) -> tuple[list[list[Tensor]], tuple[Tensor, ...]]:
     columns: list[list[Tensor]] = []
-    aux: Any = ()
+    aux: tuple[Tensor, ...] = ()
     # Aux does not depend on the tangent. Not -1: for an output that does not either, torch reads
     # beyond its shape.
-    out_dims: Any = (0, None)
+    out_dims = (0, None)
     for i, x in enumerate(leaves):
 
-        def push(tangent: Tensor, i: int = i) -> Any:
-            def along(xi: Tensor) -> Any:
+        def push(tangent: Tensor, i: int = i) -> Flat:
+            def along(xi: Tensor) -> Flat:
                 return flat(*leaves[:i], xi, *leaves[i + 1 :])
 
             _, dots, aux = functorch.jvp(along, (leaves[i],), (tangent,))
@@ -133,13 +137,15 @@ def _forward(flat: Callable[..., object], leaves: list[Tensor]) -> tuple[list[li
     return [list(row) for row in zip(*columns, strict=True)], aux
 
 
-def _reverse(flat: Any, leaves: list[Tensor]) -> tuple[list[list[Tensor]], Any]:
+def _reverse(
+    flat: Callable[..., Flat], leaves: list[Tensor]
+) -> tuple[list[list[Tensor]], tuple[Tensor, ...]]:
     outs, pull, aux = vma.vjp(flat, *leaves)
     rows: list[list[Tensor]] = []
     for i, o in enumerate(outs):
         zeros = [torch.zeros_like(p) for p in outs]
 
-        def pull_row(ct: Tensor, i: int = i, zeros: list[Tensor] = zeros) -> Any:
+        def pull_row(ct: Tensor, i: int = i, zeros: list[Tensor] = zeros) -> tuple[Tensor, ...]:
             return pull((*zeros[:i], ct, *zeros[i + 1 :]))
 
         grads = _vmap(pull_row)(_basis(o))

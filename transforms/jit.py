@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -14,10 +14,12 @@ from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.stages import stages
+from xfunc.stages.compiler_options import Option
 from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
@@ -28,9 +30,11 @@ from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.trace import tracing
 from xfunc.transforms.named_arguments import Names, Nums, resolve
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class _Settings(TypedDict, total=False):
@@ -45,7 +49,7 @@ class _Settings(TypedDict, total=False):
     dynamic_shapes: object
     buckets: object
     memory_limit: int | None
-    compiler_options: dict[str, Any] | None
+    compiler_options: Mapping[str, Option] | None
 
 
 @overload
@@ -64,8 +68,8 @@ def jit(
     dynamic_shapes: object = None,
     buckets: object = None,
     memory_limit: int | None = None,
-    compiler_options: dict[str, Any] | None = None,
-) -> Jit[..., Any] | _Decorator:
+    compiler_options: Mapping[str, Option] | None = None,
+) -> Jit[..., PyTree] | _Decorator:
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
     The Python code of `fun` runs once per kind of arguments, on abstract tensors. Python numbers
@@ -151,12 +155,12 @@ class Jit(Transform[P, R]):
         shardings: tuple[object, object],
         dynamic: tuple[object, object] = (None, None),
         memory_limit: int | None = None,
-        compiler: dict[str, Any] | None = None,
+        compiler: Mapping[str, Option] | None = None,
     ):
         self._static = resolve(fun, *static)
         self._donate = resolve(fun, *donate)
         self._in, self._out = shardings
-        self._out_shardings: dict[Any, list[Any]] = {}
+        self._out_shardings: dict[Hashable, list[Sharding | None]] = {}
         self._is_sharded = self._in is not None or self._out is not None
         limit.check(memory_limit, f"jit({function_name(fun)})")
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
@@ -176,7 +180,7 @@ class Jit(Transform[P, R]):
                 f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
                 "only arrays can be donated: take it out of one of the two.",
             )
-        options: Any = (self._static, self._donate, self._compiler)
+        options: tuple[Hashable, ...] = (self._static, self._donate, self._compiler)
         if self._is_sharded:
             options = (*options, hashable(self._in), hashable(self._out))
         super().__init__(fun, options, "jit")
@@ -217,7 +221,7 @@ class Jit(Transform[P, R]):
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, object], options: Options) -> PyTree:
         if self._dynamic is not None:
             divide = None if self._in is None else self._divided
             return self._dynamic.run(args, kwargs, options, divide)
@@ -231,14 +235,14 @@ class Jit(Transform[P, R]):
             ambient.set_override(before)
 
     def _split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object], Options]:
         """Arguments without the static ones, and the options that stage them."""
         options = PLAIN._replace(compiler=self._compiler) if self._compiler else PLAIN
         if self._static != ((), ()):
             nums = [i for i in self._static[0] if i < len(args)]
             names = [n for n in self._static[1] if n in kwargs]
-            given: list[tuple[int | str, Any]] = [(i, args[i]) for i in nums]
+            given: list[tuple[int | str, object]] = [(i, args[i]) for i in nums]
             given += [(n, kwargs[n]) for n in names]
             for where, value in given:
                 self._check_hashable(where, value)
@@ -246,7 +250,7 @@ class Jit(Transform[P, R]):
             args = tuple(None if i in nums else a for i, a in enumerate(args))
             kwargs = {n: v for n, v in kwargs.items() if n not in names}
 
-            def call(*dynamic: Any, **named: Any) -> Any:
+            def call(*dynamic: object, **named: object) -> object:
                 full = list(dynamic)
                 for where, value in given:
                     if isinstance(where, int):
@@ -255,7 +259,7 @@ class Jit(Transform[P, R]):
                         named[where] = value
                 return fun(*full, **named)
 
-            static = tuple((w, cast("type[Any]", type(v)), v) for w, v in given)
+            static = tuple((w, type(v), v) for w, v in given)
             options = options._replace(static=static, call=call)
         if self._is_sharded:
             self._check_positional(kwargs)
@@ -265,7 +269,7 @@ class Jit(Transform[P, R]):
             options = options._replace(donated=lambda: self._donated_leaves(args, kwargs))
         return args, kwargs, options
 
-    def _check_positional(self, kwargs: dict[str, Any]) -> None:
+    def _check_positional(self, kwargs: dict[str, object]) -> None:
         if self._in is not None and kwargs:
             fail(
                 ShardingError,
@@ -274,23 +278,23 @@ class Jit(Transform[P, R]):
                 "pass all arguments by position.",
             )
 
-    def _divided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _divided(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
         """The arguments, sharded as `in_shardings` says."""
         return as_arguments(args, self._wanted(args), self._staged, kwargs)
 
-    def _wanted(self, args: tuple[Any, ...]) -> list[Any]:
+    def _wanted(self, args: tuple[object, ...]) -> list[object]:
         """The sharding of each leaf of the positional arguments; None: unchanged."""
         if self._in is None:
             return [None] * tree.structure(args).num_leaves
         dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
         return in_order(self._in, dynamic, self._staged.name)
 
-    def _wanted_by_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _wanted_by_all(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
         """The sharding of each leaf of all arguments; None: unchanged."""
-        found: list[Any] = self._wanted(args) if self._in is not None else []
+        found = self._wanted(args) if self._in is not None else []
         return found + [None] * (tree.structure((args, kwargs)).num_leaves - len(found))
 
-    def _noted(self, result: Any) -> Any:
+    def _noted(self, result: T) -> T:
         """The result, for which `xf.sharding_of` returns what `out_shardings` specified."""
         leaves, structure = tree.flatten(result)
         key = (structure, ambient.mesh())
@@ -302,7 +306,9 @@ class Jit(Transform[P, R]):
                 remember(x, s)
         return result
 
-    def _donated_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    def _donated_leaves(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> frozenset[int]:
         sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]
         sizes += [(n in self._donate[1], kwargs[n]) for n in sorted(kwargs)]
         found, k = list[int](), 0
@@ -312,7 +318,7 @@ class Jit(Transform[P, R]):
             k += n
         return frozenset(found)
 
-    def _check_hashable(self, where: int | str, value: Any) -> None:
+    def _check_hashable(self, where: int | str, value: object) -> None:
         try:
             if isinstance(value, torch.Tensor):
                 raise TypeError("a tensor's hash does not go by value")
@@ -354,6 +360,8 @@ class Jit(Transform[P, R]):
             wanted = self._wanted_by_all(given, named)
             if self._has_limit:
                 lowered.refuse_limit(self._staged.name)
+            # A `LoweredRange`, which few callers ask for: as `Lowered | LoweredRange`, the result
+            # would have no method that a type checker lets the others use.
             found: Any = lowered.lower(self._staged, given, named, options, self._buckets, wanted)
             return found
         return self.trace(*args, **kwargs).lower()

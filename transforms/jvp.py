@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 import torch
 
@@ -12,6 +12,7 @@ from xfunc.errors import fail
 from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_results
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 Aux = TypeVar("Aux")
@@ -34,10 +35,10 @@ def jvp(
 @overload
 def jvp(
     fun: Fun, primals: Sequence[object], tangents: Sequence[object], has_aux: bool
-) -> tuple[Any, ...]: ...
+) -> tuple[PyTree, ...]: ...
 def jvp(
     fun: Fun, primals: Sequence[object], tangents: Sequence[object], has_aux: bool = False
-) -> tuple[Any, ...]:
+) -> tuple[PyTree, ...]:
     """The value of `fun` at `primals` and its derivative along `tangents`.
 
     Args:
@@ -62,14 +63,14 @@ def jvp(
     return Jvp(fun, has_aux)(tuple(primals), tuple(tangents))
 
 
-class Jvp(Transform[..., Any]):
+class Jvp(Transform[..., PyTree]):
     """``(primals, tangents) -> (outputs, output tangents)``."""
 
     def __init__(self, fun: Fun, has_aux: bool):
         self._has_aux = has_aux
         super().__init__(fun, has_aux, "jvp")
 
-    def apply(self, primals: object, tangents: object) -> Any:
+    def apply(self, primals: object, tangents: object) -> PyTree:
         primals, tangents = as_tensors(primals), as_tensors(tangents)
         found = push(self.fun, primals, tangents, self.__name__, self._has_aux)
         return found if self._has_aux else found[:2]
@@ -77,7 +78,7 @@ class Jvp(Transform[..., Any]):
 
 def push(
     fun: Fun, primals: object, tangents: object, name: str, has_aux: bool = False
-) -> tuple[Any, Any, Any]:
+) -> tuple[PyTree, PyTree, PyTree]:
     """`jvp` inside a trace: outputs, their tangents, aux."""
     leaves, structure = tree.flatten(primals)
     dots = tangents_of(leaves, structure, tangents, name)
@@ -85,7 +86,7 @@ def push(
     out_trees: list[tree.Structure] = []
     picks: list[bool] = []
 
-    def flat(*xs: Tensor) -> Any:
+    def flat(*xs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         full = list(leaves)
         for i, x in zip(floating, xs, strict=True):
             full[i] = x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensors, check_same, labels_in
 from xfunc.stages.staging import Staged
 from xfunc.transforms.vjp import vjp
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 
@@ -46,7 +47,7 @@ def closure_convert(
     moved = [i for i, c in enumerate(inside) if differentiable(c)]
     n, like = len(args), tree.unflatten(structure, [aval_of(x) for x in leaves])[0]
 
-    def converted(*args_and_consts: object) -> Any:
+    def converted(*args_and_consts: object) -> PyTree:
         given, consts = args_and_consts[:n], args_and_consts[n:]
         if len(consts) != len(moved):
             fail(
@@ -63,7 +64,7 @@ def closure_convert(
             name=name,
             hint="convert the function for each kind of arguments.",
         )
-        captures = list(inside)
+        captures: list[PyTree] = list(inside)
         for i, c in zip(moved, consts, strict=True):
             captures[i] = c
         outs = bind(entry.call, [*tree.leaves(given), *captures])
@@ -72,7 +73,7 @@ def closure_convert(
     return converted, [inside[i] for i in moved]
 
 
-def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any, ...]]:
+def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[PyTree, ...]]:
     """The transpose of a linear function: from a cotangent of its result to those of its arguments.
 
     Args:
@@ -91,7 +92,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any
     avals = [x if isinstance(x, ShapeDtypeStruct) else aval_of(as_tensors(x)) for x in leaves]
     _check_linear(fun, avals, tree.structure((primals, {})))
 
-    def transposed(ct: object) -> tuple[Any, ...]:
+    def transposed(ct: object) -> tuple[PyTree, ...]:
         where = next((x.device for x in tree.leaves(ct) if isinstance(x, torch.Tensor)), None)
         zeros = [torch.zeros(a.shape, dtype=a.dtype, device=where) for a in avals]
         return vjp(fun, *tree.unflatten(structure, zeros))[1](ct)
@@ -99,7 +100,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[Any
     return transposed
 
 
-def _check_linear(fun: Fun, avals: Sequence[object], structure: tree.Structure) -> None:
+def _check_linear(fun: Fun, avals: Sequence[ShapeDtypeStruct], structure: tree.Structure) -> None:
     """Raise unless the derivative is the same everywhere."""
     entry, _ = Staged(fun, value=Part(fun, "linear")).find(structure, avals_of(avals))
     program, n = entry.program, len(avals)

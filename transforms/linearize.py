@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 import torch
 
@@ -25,6 +25,7 @@ from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
 from xfunc.transforms.vjp import split_results
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 Aux = TypeVar("Aux")
@@ -39,8 +40,8 @@ def linearize(
     fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Callable[..., R], Aux]: ...
 @overload
-def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[Any, ...]: ...
-def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
+def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...
+def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]:
     """The value of `fun`, and its derivative there as a linear function.
 
     Like `jvp` without the tangents: whatever does not depend on them is computed once. At top level
@@ -60,7 +61,7 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, .
     name = f"linearize({function_name(fun)})"
     if is_eager():
         out, aux = split_results(fun(*primals), fun, has_aux, name)
-        linear: Any = _EagerLinear(fun, primals, has_aux, name)
+        linear = _EagerLinear(fun, primals, has_aux, name)
         return (out, linear, aux) if has_aux else (out, linear)
     args = primals if tracing.current() is None else as_tensors(primals)
     leaves, structure = tree.flatten((args, {}))
@@ -78,14 +79,14 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, .
     return (out, linear, tree.unflatten(aux_tree, outs[n:])) if has_aux else (out, linear)
 
 
-class _Flat(Transform[..., Any]):
+class _Flat(Transform[..., PyTree]):
     """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
 
     def __init__(self, fun: Fun, has_aux: bool, name: str):
         self._has_aux, self._name = has_aux, name
         super().__init__(fun, has_aux, "linearize")
 
-    def apply(self, *args: Any) -> Any:
+    def apply(self, *args: object) -> tuple[PyTree, PyTree]:
         return split_results(self.fun(*args), self.fun, self._has_aux, self._name)
 
 
@@ -101,7 +102,7 @@ class Linear:
         name: str,
         program: Program,
         inputs: list[Tensor],
-        primals: tuple[Any, ...],
+        primals: tuple[object, ...],
         wrt: tuple[int, ...],
         out_tree: tree.Structure,
     ):
@@ -126,7 +127,7 @@ class Linear:
         else:
             self.values = bind(Call(program), inputs)
 
-    def __call__(self, *tangents: Any) -> Any:
+    def __call__(self, *tangents: object) -> PyTree:
         if self._trace is not None and not self._trace.is_open:
             fail(
                 LeakError,
@@ -173,8 +174,8 @@ class _EagerLinear:
     def __init__(self, fun: Fun, primals: tuple[object, ...], has_aux: bool, name: str):
         self._fun, self._primals, self._has_aux, self._name = fun, primals, has_aux, name
 
-    def __call__(self, *tangents: object) -> Any:
-        def value(*args: object) -> Any:
+    def __call__(self, *tangents: object) -> PyTree:
+        def value(*args: object) -> PyTree:
             return split_results(self._fun(*args), self._fun, self._has_aux, self._name)[0]
 
         return push(value, as_tensors(self._primals), as_tensors(tangents), self._name)[1]

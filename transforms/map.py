@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,11 +15,12 @@ from xfunc.stages.checks import Fun, as_tensors
 from xfunc.stages.transformed import Transform
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.vmap import vmap
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 
 
-def map(f: Callable[[Any], R], xs: object, batch_size: int | None = None) -> R:
+def map(f: Callable[[PyTree], R], xs: object, batch_size: int | None = None) -> R:
     """``stack([f(x) for x in xs])``, by a loop over the leading axis.
 
     Takes the memory of one call; `vmap` computes all at once. Differentiable in both modes.
@@ -52,18 +53,18 @@ class _Step(Part):
     def __init__(self, f: Fun):
         super().__init__(f, "map")
 
-    def __call__(self, carry: None, x: Any) -> tuple[None, Any]:
+    def __call__(self, carry: None, x: PyTree) -> tuple[None, PyTree]:
         return carry, self.fun(x)
 
 
-class _BatchedMap(Transform[..., Any]):
+class _BatchedMap(Transform[..., PyTree]):
     """``xs -> ys`` in batches, with a smaller one for the remainder."""
 
     def __init__(self, f: Fun, batch_size: int):
         self._batch_size = batch_size
         super().__init__(f, batch_size, "map")
 
-    def apply(self, xs: object) -> Any:
+    def apply(self, xs: object) -> PyTree:
         xs, b = as_tensors(xs), self._batch_size
         leaves = tree.leaves(xs)
         lengths = {x.shape[0] if x.ndim else None for x in leaves}
@@ -71,7 +72,7 @@ class _BatchedMap(Transform[..., Any]):
         if n is None:
             return scan(_Step(self.fun), None, xs)[1]  # Reports the error.
         full = n - n % b
-        parts: list[Any] = []
+        parts: list[PyTree] = []
         if full:
             batches = tree.map(lambda x: x[:full].reshape(full // b, b, *x.shape[1:]), xs)
             ys = scan(_Step(vmap(self.fun)), None, batches)[1]

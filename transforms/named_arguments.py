@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from xfunc.core.locations import function_name
 from xfunc.errors import fail
@@ -14,7 +13,7 @@ Names = str | Sequence[str] | None
 
 
 def resolve(
-    fun: Callable[..., Any], nums: Nums, names: Names
+    fun: Callable[..., object], nums: Nums, names: Names
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Positions and names of arguments, each completed from the other by the signature."""
     positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeGuard, cast
+from types import EllipsisType
+from typing import TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from xfunc.errors import fail, shown
 from xfunc.stages.checks import Tensor, as_tensor, broadcast_shapes, is_integer
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
+
+Entry: TypeAlias = int | slice | Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +50,12 @@ def positions(
 
     A lone mask stays a mask, unless its positions are needed.
     """
-    entries: list[Any] = [_entry(e) for e in _entries(index)]
-    if len(entries) == 1 and _is_mask(entries[0]):
-        _check_mask(entries[0], shape)
+    given = [_entry(e) for e in _entries(index)]
+    if len(given) == 1 and _is_mask(given[0]):
+        _check_mask(given[0], shape)
         if not find_mask:
-            return Positions(mask=True), entries
-    entries = _expanded(entries, shape)
+            return Positions(mask=True), [given[0]]
+    entries = _expanded(given, shape)
     slices: list[tuple[int, int, int, int]] = []
     arrays: list[int] = []
     found: list[Tensor] = []
@@ -86,7 +89,7 @@ def positions(
             dims.append(1)
             continue
         n = shape[dim]
-        if _is_slice(e):
+        if isinstance(e, slice):
             start, length, step = _cut(e, n)
             if length != n:
                 slices.append((dim, start, length, abs(step)))
@@ -105,15 +108,15 @@ def positions(
     ), found
 
 
-def _entries(index: object) -> Sequence[Any]:
-    return cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+def _entries(index: object) -> Sequence[object]:
+    return cast("tuple[object, ...]", index) if isinstance(index, tuple) else (index,)
 
 
-def _is_slice(e: object) -> TypeGuard[slice[Any, Any, Any]]:
+def _is_slice(e: object) -> TypeGuard[slice]:
     return isinstance(e, slice)
 
 
-def _entry(e: Any) -> Any:
+def _entry(e: object) -> Entry | EllipsisType:
     """One entry of an index: None, Ellipsis, an int, a slice or a tensor."""
     if e is None or e is ... or _is_slice(e) or type(e) is int:
         return e
@@ -132,7 +135,7 @@ def _entry(e: Any) -> Any:
     )
 
 
-def _is_mask(e: object) -> bool:
+def _is_mask(e: object) -> TypeGuard[Tensor]:
     return isinstance(e, Tensor) and e.dtype is torch.bool
 
 
@@ -145,7 +148,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
+def _expanded(entries: list[Entry | EllipsisType], shape: tuple[int, ...]) -> list[Entry]:
     """Entries with masks as index arrays, and one for each dimension."""
     entries = [part for e in entries for part in (_places(e) if _is_mask(e) else [e])]
     used = sum(e is not None and e is not ... for e in entries)
@@ -157,11 +160,10 @@ def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
             else "at was given more than one `...`",
             "index each dimension once.",
         )
-    rest: list[Any] = [slice(None)] * (len(shape) - used)
-    if not any(e is ... for e in entries):
-        return entries + rest
-    (k,) = (k for k, e in enumerate(entries) if e is ...)
-    return entries[:k] + rest + entries[k + 1 :]
+    rest: list[Entry] = [slice(None)] * (len(shape) - used)
+    k = next((k for k, e in enumerate(entries) if e is ...), len(entries))
+    kept = [e for e in entries if e is not ...]
+    return kept[:k] + rest + kept[k:]
 
 
 def _places(mask: Tensor) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -13,9 +12,10 @@ from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in
+from xfunc.tree import PyTree
 
 
-def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], PyTree]]:
     """The leaves of a tree in one vector, and the function that makes such trees of vectors.
 
     Args:
@@ -39,7 +39,7 @@ def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], Any]]:
     # torch.cat rejects an empty list, and has its own promotion rules.
     vector = torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
-    def unravel(v: object) -> Any:
+    def unravel(v: object) -> PyTree:
         if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
             what = short(v) if isinstance(v, Tensor) else f"{shown(v)} (a {type(v).__name__})"
             fail(

@@ -7,7 +7,6 @@ scatter ignores; its value is neutral, so that no gradient comes back from it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -48,7 +47,9 @@ def _products(rows: Tensor, values: Tensor, places: Tensor) -> Tensor:
 
 
 @_products.defjvp
-def _products_jvp(primals: Any, tangents: Any) -> Any:
+def _products_jvp(
+    primals: tuple[Tensor, Tensor, Tensor], tangents: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     # torch 2.9 has zeros for the tangent of this product.
     rows, values, places = primals
     zero, none = values == 0, rows == 0
@@ -60,7 +61,7 @@ def _products_jvp(primals: Any, tangents: Any) -> Any:
     return _products(*primals), tangent.scatter_add(0, places, tangents[1] * others)
 
 
-def _neutral(kind: str, dtype: torch.dtype) -> Any:
+def _neutral(kind: str, dtype: torch.dtype) -> float:
     if kind == "mul":
         return 1
     if dtype.is_floating_point:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 from xfunc import tree
 from xfunc.core.locations import function_name
@@ -18,6 +18,7 @@ _SIGNATURE = re.compile(rf"({_DIMS}(?:,{_DIMS})*)?->{_DIMS}(?:,{_DIMS})*")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Part: TypeAlias = tuple[str, ...]  # the names in one pair of parentheses
 
 
 def vectorize(
@@ -45,7 +46,7 @@ def vectorize(
     dims = _parsed(signature, fun) if signature is not None else None
 
     @functools.wraps(fun)
-    def vectorized(*args: Any, **kwargs: Any) -> Any:
+    def vectorized(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [i for i in range(len(args)) if i not in skip]
         tensors = [as_tensor(args[i]) for i in given]
         arrays(tensors, name, [f"argument {i}" for i in given])
@@ -58,7 +59,7 @@ def vectorize(
             )
         sizes = _sizes(tensors, inputs)
 
-        def core(*xs: Tensor) -> Any:
+        def core(*xs: Tensor) -> R:
             full = list(args)
             for i, x in zip(given, xs, strict=True):
                 full[i] = x
@@ -87,7 +88,7 @@ def vectorize(
             mapped = vmap(mapped, axes, axis_size=n) if axes else mapped
         return mapped(*kept)
 
-    def _check_outputs(out: Any, outputs: Any, sizes: dict[str, int]) -> None:
+    def _check_outputs(out: object, outputs: Sequence[Part] | None, sizes: dict[str, int]) -> None:
         leaves = tree.leaves(out)
         if outputs is None:
             outputs = [()] * len(leaves)
@@ -108,7 +109,7 @@ def vectorize(
                     "fix the function or the signature.",
                 )
 
-    def _sizes(tensors: list[Tensor], inputs: Any) -> dict[str, int]:
+    def _sizes(tensors: list[Tensor], inputs: Sequence[Part]) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for i, (x, part) in enumerate(zip(tensors, inputs, strict=True)):
             shape = tuple(x.shape[max(x.ndim - len(part), 0) :])
@@ -126,12 +127,12 @@ def vectorize(
     return vectorized
 
 
-def _known(part: tuple[str, ...], sizes: dict[str, int]) -> str:
+def _known(part: Part, sizes: dict[str, int]) -> str:
     known = [f"{d} = {sizes[d]}" for d in part if d in sizes]
     return f" with {', '.join(known)}" if known else ""
 
 
-def _parsed(signature: Any, fun: Fun) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def _parsed(signature: object, fun: Fun) -> tuple[list[Part], list[Part]]:
     text = signature.replace(" ", "") if isinstance(signature, str) else ""
     if not _SIGNATURE.fullmatch(text):
         fail(
@@ -141,7 +142,7 @@ def _parsed(signature: Any, fun: Fun) -> tuple[list[tuple[str, ...]], list[tuple
         )
     left, right = text.split("->")
 
-    def parts(side: str) -> list[tuple[str, ...]]:
+    def parts(side: str) -> list[Part]:
         found = re.findall(_DIMS, side)
         return [tuple(d for d in part[1:-1].split(",") if d) for part in found]
 

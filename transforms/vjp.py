@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias, TypeVar, overload
 
 import torch
 
@@ -11,6 +11,7 @@ from xfunc import tree
 from xfunc.core.avals import Aval, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import Shaped
 from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
@@ -30,9 +31,11 @@ from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 Aux = TypeVar("Aux")
+Pull: TypeAlias = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
 
 
 @overload
@@ -44,8 +47,8 @@ def vjp(
     fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Pullback, Aux]: ...
 @overload
-def vjp(fun: Fun, *primals: object, has_aux: bool) -> tuple[Any, ...]: ...
-def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
+def vjp(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...
+def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]:
     """The value of `fun`, and the function that pulls a cotangent back to its arguments.
 
     Args:
@@ -67,9 +70,9 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
     if staged:
         leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, tree.structure((args, {})))
     check_floating(leaves, labels_of(fun, args, range(len(args))), name)
-    out_trees: list[Any] = []
+    out_trees: list[tree.Structure] = []
 
-    def flat(*xs: Tensor) -> Any:
+    def flat(*xs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         out = fun(*tree.unflatten(structure, xs))
         out, aux = split_results(out, fun, has_aux, name)
         outs, out_tree = tree.flatten(out)
@@ -92,7 +95,7 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[Any, ...]:
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
 
-def check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> None:
+def check_outputs(outs: Iterable[Shaped], out_tree: tree.Structure, fun: Fun, name: str) -> None:
     """Raise unless all outputs are floating."""
     for o, accessor in zip(outs, out_tree.accessors(), strict=True):
         if not differentiable(o):
@@ -104,19 +107,21 @@ def check_outputs(outs: Any, out_tree: tree.Structure, fun: Fun, name: str) -> N
             )
 
 
-class _Flat(Transform[..., Any]):
+class _Flat(Transform[..., PyTree]):
     """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
 
     def __init__(self, fun: Fun, has_aux: bool, name: str):
         self._has_aux, self._name = has_aux, name
         super().__init__(fun, has_aux, "vjp")
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> tuple[PyTree, PyTree]:
         out = self.fun(*args, **kwargs)
         return split_results(out, self.fun, self._has_aux, self._name)
 
 
-def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> Any:
+def _run(
+    flat: _Flat, args: tuple[object, ...], leaves: list[Tensor], out_trees: list[tree.Structure]
+) -> tuple[list[Tensor], Pull, list[Tensor]]:
     """Run the forward pass on the device and keep its residuals."""
     structure = tree.structure((args, {}))
     wrt = tuple(differentiable(x) for x in leaves)
@@ -142,7 +147,7 @@ def _run(flat: _Flat, args: Any, leaves: list[Tensor], out_trees: list[Any]) -> 
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])
         for i, g in zip(pair.wrt, pair.backward(inputs, residuals, (*cts, *rest)), strict=True):
-            grads[i] = grads[i] if g is None else g
+            grads[i] = g
         return grads
 
     return outs[:n_out], pull, outs[n_out:]
@@ -152,13 +157,18 @@ class Pullback:
     """The function that `vjp` returns to pull cotangents back."""
 
     def __init__(
-        self, pull: Any, name: str, structure: tree.Structure, out_tree: Any, outs: list[Aval]
+        self,
+        pull: Pull,
+        name: str,
+        structure: tree.Structure,
+        out_tree: tree.Structure,
+        outs: list[Aval],
     ):
         self._pull, self._name = pull, name
         self._structure, self._out_tree, self._outs = structure, out_tree, outs
         self._trace = tracing.current()
 
-    def __call__(self, ct: object) -> tuple[Any, ...]:
+    def __call__(self, ct: object) -> tuple[PyTree, ...]:
         if self._trace is not None and not self._trace.is_open:
             fail(
                 LeakError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import optree
 import torch
@@ -19,6 +19,7 @@ from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequenc
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import batching, functorch
 from xfunc.trace import tracing
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,8 +55,8 @@ def vmap(
 
     Source: ``jax.vmap``.
     """
-    in_axes = in_axes if not isinstance(in_axes, list) else tuple(cast("list[Any]", in_axes))
-    axes: Any = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
+    in_axes = in_axes if not isinstance(in_axes, list) else tuple(cast("list[object]", in_axes))
+    axes: object = (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name or ()
     if not is_sequence(axes) or not all(isinstance(a, str) for a in axes):
         fail(
             TypeError,
@@ -77,9 +78,10 @@ class Vmap(Transform[P, R]):
         axis_name: str | None,
         mesh_axes: tuple[str, ...],
     ):
-        self._in_axes: Any = in_axes
+        self._in_axes: PyTree = in_axes
         self._out_axes, self._axis_size = out_axes, axis_size
-        self._axis_name, self._mesh_axes = axis_name, mesh_axes
+        self._axis_name: object = axis_name
+        self._mesh_axes = mesh_axes
         options = (_freeze(in_axes), _freeze(out_axes), axis_size, axis_name, mesh_axes)
         super().__init__(fun, options, "vmap")
 
@@ -102,7 +104,7 @@ class Vmap(Transform[P, R]):
         out_trees: list[tree.Structure] = []
         out_axes: list[int | None] = []
 
-        def flat(*xs: Tensor) -> Any:
+        def flat(*xs: Tensor) -> tuple[Tensor, ...] | Tensor:
             full = list(given)
             for i, x in zip(places, xs, strict=True):
                 full[i] = x
@@ -127,7 +129,7 @@ class Vmap(Transform[P, R]):
             # torch.func.vmap needs something to map over, and a named axis its numbers.
             numbers = torch.arange(size, device=leaves[0].device if leaves else None)
 
-            def numbered(number: Tensor, *xs: Tensor) -> Any:
+            def numbered(number: Tensor, *xs: Tensor) -> tuple[Tensor, ...] | Tensor:
                 with self._named(size, number):
                     return flat(*xs)
 
@@ -148,7 +150,7 @@ class Vmap(Transform[P, R]):
 
     def _named(self, size: int, numbers: Tensor) -> contextlib.AbstractContextManager[None]:
         """Have the axis by its name."""
-        name: Any = self._axis_name
+        name = self._axis_name
         if name is None:
             return contextlib.nullcontext()
         if not isinstance(name, str):
@@ -161,8 +163,7 @@ class Vmap(Transform[P, R]):
     def _dims(self, structure: tree.Structure) -> list[int | None]:
         """The axis that each flat argument is mapped over."""
         name = self.__name__
-        given: Any = structure.unflatten(range(structure.num_leaves))
-        args, kwargs = given
+        args, kwargs = tree.unflatten(structure, range(structure.num_leaves))
         own, mapped = self._in_axes, isinstance(self._in_axes, tuple)
         entries = len(own) if mapped else len(args)
         if entries != len(args):
@@ -196,7 +197,7 @@ class Vmap(Transform[P, R]):
         return next(iter(sizes.values()))
 
 
-def _freeze(axes: Any) -> Hashable:
+def _freeze(axes: PyTree) -> Hashable:
     leaves, structure = optree.tree_flatten(axes, none_is_leaf=True, namespace=tree.NAMESPACE)
     return (tuple(leaves), structure)
 
@@ -213,7 +214,7 @@ def _checked(d: int | None, x: Tensor, path: str, name: str) -> int | None:
     return d % x.ndim
 
 
-def _per_leaf(axes: Any, of: Any, name: str, what: str) -> list[int | None]:
+def _per_leaf(axes: PyTree, of: PyTree, name: str, what: str) -> list[int | None]:
     """The entry of a tree prefix that applies to each leaf of `of`."""
     # None is an entry of the prefix, but not a leaf of the tree.
     flat, structure = optree.tree_flatten(of, none_is_leaf=True, namespace=tree.NAMESPACE)

@@ -6,7 +6,7 @@ How it is differentiated and batched is in `while_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -24,12 +24,13 @@ from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.transforms.while_primitive import While
+from xfunc.tree import PyTree
 
 R = TypeVar("R")
 
 
 def while_loop(
-    cond_fun: Callable[[Any], object], body_fun: Callable[[Any], R], init_val: object
+    cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: object
 ) -> R:
     """Repeat `body_fun` as long as `cond_fun` holds.
 
@@ -61,7 +62,7 @@ def while_loop(
     return WhileLoop(cond_fun, body_fun)(init_val)
 
 
-class WhileLoop(Transform[..., Any]):
+class WhileLoop(Transform[..., PyTree]):
     """``init -> last value``."""
 
     def __init__(self, cond: Fun, body: Fun):
@@ -77,7 +78,7 @@ class WhileLoop(Transform[..., Any]):
         self._cond = Staged(cond, value=Part(cond, "while cond"))
         self._body = Staged(body, value=Part(body, "while body"))
 
-    def apply(self, init: object) -> Any:
+    def apply(self, init: object) -> PyTree:
         name = f"while_loop of {function_name(self._body_fun)}"
         init = as_tensors(init)
         carry, carry_tree = tree.flatten(init)
@@ -118,7 +119,7 @@ class WhileLoop(Transform[..., Any]):
             "compare (x < y), and reduce with .any() or .all().",
         )
 
-    def _loop(self, value: object, structure: tree.Structure, name: str) -> Any:
+    def _loop(self, value: object, structure: tree.Structure, name: str) -> PyTree:
         """The plain Python loop of `disable_jit`."""
         while True:
             again = as_results(self._cond_fun(value), function_name(self._cond_fun))

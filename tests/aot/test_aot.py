@@ -152,7 +152,11 @@ def test_holes_count_once():
     memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
     # By libtpu's own figures it would not fit, and yet libtpu compiles it.
     own = said["argument_size_in_bytes"] + said["temp_size_in_bytes"]
-    assert memory.peak_memory_in_bytes < compiled.topology.memory < own
+    peak, topology = memory.peak_memory_in_bytes, compiled.topology
+    assert peak is not None
+    assert topology is not None
+    assert topology.memory is not None
+    assert peak < topology.memory < own
 
 
 DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"

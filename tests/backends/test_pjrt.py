@@ -308,7 +308,7 @@ def test_compiler_options() -> None:
     with pytest.raises(CompileError, match="No such compile option: 'xla_fast'"):
         xf.jit(torch.sin, compiler_options={"xla_fast": True})(x)
     with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
-        xf.jit(torch.sin, compiler_options={"a": [1]})
+        xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
         xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
     xf.config.set_backend("torch_xla")

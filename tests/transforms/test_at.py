@@ -235,7 +235,11 @@ ERRORS = {
     ),
     "mode": (lambda x: xf.at(x)[0].set(0, mode="wrap"), ValueError, "mode='wrap'"),
     "dtype": (lambda x: xf.at(x.int())[0].set(0.5), TypeError, r"int32\[4\] cannot hold: float32"),
-    "string": (lambda x: xf.at(x)[0].set("a"), TypeError, r"cannot hold: 'a' \(a str\)"),
+    "string": (
+        lambda x: xf.at(x)[0].set("a"),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        r"cannot hold: 'a' \(a str\)",
+    ),
     "mask": (lambda x: xf.at(x)[(x > 1)[:2]].set(0), IndexError, r"a mask bool\[2\] for an array"),
     "values of a mask": (
         lambda x: xf.jit(lambda x: xf.at(x)[x > 2].set(V[:2]))(x),

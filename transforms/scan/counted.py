@@ -27,14 +27,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypeAlias
 
 import torch
 
-from xfunc.hlo import Builder, Module, Shape, Value
+from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.spmd.annotations import tie
 
-Role = tuple[str, Any]
+Param: TypeAlias = tuple[Literal["carry", "xs", "const"], int] | tuple[Literal["zero"], Shape]
+Result: TypeAlias = tuple[Literal["carry"], int] | tuple[Literal["ys", "sum"], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +54,15 @@ class LoopSpec:
         ties: for each result, the role that it is tied to, or None; if there are any.
     """
 
-    params: tuple[Role, ...]
-    results: tuple[Role, ...]
+    params: tuple[Param, ...]
+    results: tuple[Result, ...]
     carries: tuple[Shape, ...]
     xs: tuple[Shape, ...]
     consts: tuple[Shape, ...]
     length: int
     reverse: bool = False
     unroll: int = 1
-    ties: tuple[Role | None, ...] = ()
+    ties: tuple[Param | None, ...] = ()
 
 
 def loop_module(name: str, body: Module, spec: LoopSpec) -> Module:
@@ -78,8 +79,8 @@ class _Loop:
         self._out = [i.shape for i in body.entry.root.operands]
         self._ties = spec.ties or (None,) * len(self._out)
         read = [*spec.params, *(role for role in self._ties if role is not None)]
-        self._used_xs = sorted({i for kind, i in read if kind == "xs"})
-        self._used_consts = sorted({i for kind, i in read if kind == "const"})
+        self._used_xs = sorted({role[1] for role in read if role[0] == "xs"})
+        self._used_consts = sorted({role[1] for role in read if role[0] == "const"})
 
     def module(self) -> Module:
         spec, b = self._spec, self._builder
@@ -105,16 +106,18 @@ class _Loop:
             state = self._step(entry, entry.constant(k, torch.int32), state, fixed)
         return b.build(entry.build(entry.tuple(self._ordered(state))))
 
-    def _initial(self, comp: Any, role: Role, shape: Shape) -> Any:
+    def _initial(self, comp: ComputationBuilder, role: Result, shape: Shape) -> Value:
         dims = (self._spec.length, *shape.dims) if role[0] == "ys" else shape.dims
         return comp.zeros(Shape(shape.dtype, dims))
 
-    def _ordered(self, state: Sequence[object]) -> list[Any]:
+    def _ordered(self, state: Sequence[Value]) -> list[Value]:
         """The state in the order of the results."""
         rest = iter(state[len(self._spec.carries) :])
-        return [state[i] if kind == "carry" else next(rest) for kind, i in self._spec.results]
+        return [state[role[1]] if role[0] == "carry" else next(rest) for role in self._spec.results]
 
-    def _while(self, entry: Any, state: list[Any], fixed: list[Any], trips: int) -> list[Any]:
+    def _while(
+        self, entry: ComputationBuilder, state: list[Value], fixed: list[Value], trips: int
+    ) -> list[Value]:
         b, n, spec = self._builder, len(state), self._spec
         init = entry.tuple([entry.constant(0, torch.int32), *state, *fixed])
 
@@ -135,7 +138,9 @@ class _Loop:
         out = entry.while_(condition, step, init)
         return [entry.get_tuple_element(out, 1 + i) for i in range(n)]
 
-    def _step(self, comp: Any, k: Any, state: Sequence[object], fixed: list[Any]) -> list[Any]:
+    def _step(
+        self, comp: ComputationBuilder, k: Value, state: Sequence[Value], fixed: list[Value]
+    ) -> list[Value]:
         """The state after step k of a computation."""
         spec, n_xs = self._spec, len(self._used_xs)
         if spec.reverse:
@@ -146,38 +151,37 @@ class _Loop:
         }
         consts = dict(zip(self._used_consts, fixed[n_xs:], strict=True))
 
-        def fed(role: Role) -> Any:
-            kind, i = role
-            if kind == "carry":
-                return state[i]
-            if kind == "xs":
-                return slices[i]
-            return consts[i] if kind == "const" else comp.zeros(i)
+        def fed(role: Param) -> Value:
+            if role[0] == "zero":
+                return comp.zeros(role[1])
+            if role[0] == "carry":
+                return state[role[1]]
+            return slices[role[1]] if role[0] == "xs" else consts[role[1]]
 
         out = comp.call(self._body, [fed(role) for role in spec.params])
         new, position = list(state), len(spec.carries)
-        for j, ((kind, i), like) in enumerate(zip(spec.results, self._ties, strict=True)):
+        for j, (role, like) in enumerate(zip(spec.results, self._ties, strict=True)):
             value = comp.get_tuple_element(out, j)
             if like is not None:
                 value = tie(comp, value, fed(like), automatic=True)[0]
-            if kind == "carry":
-                new[i] = value
+            if role[0] == "carry":
+                new[role[1]] = value
                 continue
             old = state[position]
             new[position] = (
-                comp.add(old, value) if kind == "sum" else _update(comp, old, value, k, zero)
+                comp.add(old, value) if role[0] == "sum" else _update(comp, old, value, k, zero)
             )
             position += 1
         return new
 
 
-def _slice(comp: Any, x: Any, k: Any, zero: Any) -> Any:
+def _slice(comp: ComputationBuilder, x: Value, k: Value, zero: Value) -> Value:
     dims = x.shape.dims
     piece = comp.dynamic_slice(x, [k, *(zero for _ in dims[1:])], [1, *dims[1:]])
     return comp.reshape(piece, dims[1:])
 
 
-def _update(comp: Any, stacked: Any, value: Any, k: Any, zero: Any) -> Any:
+def _update(comp: ComputationBuilder, stacked: Value, value: Value, k: Value, zero: Value) -> Value:
     dims = stacked.shape.dims
     row = comp.reshape(value, (1, *dims[1:]))
     return comp.dynamic_update_slice(stacked, row, [k, *(zero for _ in dims[1:])])

@@ -23,7 +23,7 @@ from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import UNUSED, Lowering
-from xfunc.transforms.scan.counted import LoopSpec, Role, loop_module
+from xfunc.transforms.scan.counted import LoopSpec, Param, loop_module
 
 if TYPE_CHECKING:
     from xfunc.transforms.scan.primitive import Scan
@@ -34,7 +34,7 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
     xs = [stacked(a, n) for a in avals[c:x]]
     consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
-    params: list[Role] = []
+    params: list[Param] = []
     for i in body.inputs:
         if body.is_unused(i):
             params.append(("zero", UNUSED))

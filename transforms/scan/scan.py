@@ -7,7 +7,7 @@ How a scan is differentiated and batched is in `scan_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -29,13 +29,14 @@ from xfunc.stages.transformed import Transform
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan
+from xfunc.tree import PyTree
 
 C = TypeVar("C")
 Y = TypeVar("Y")
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[C, Y]],
+    f: Callable[[PyTree, PyTree], tuple[C, Y]],
     init: object,
     xs: object = None,
     length: int | None = None,
@@ -48,7 +49,7 @@ def scan(
     Means::
 
         def scan(f, init, xs, length=None):
-            carry, ys = init, list[Any]()
+            carry, ys = init, []
             for i in range(length):          # backwards if reverse
                 carry, y = f(carry, xs[i])   # of each leaf; None if xs is None
                 ys.append(y)
@@ -77,7 +78,7 @@ def scan(
     return ScanTransform(f, length, reverse, unroll, checkpoint_policy)(init, xs)
 
 
-class ScanTransform(Transform[..., Any]):
+class ScanTransform(Transform[..., PyTree]):
     """``(init, xs) -> (carry, ys)``."""
 
     def __init__(
@@ -88,15 +89,13 @@ class ScanTransform(Transform[..., Any]):
         unroll: int | bool,
         policy: Policy | None,
     ):
-        given: Any = unroll
-        if not isinstance(given, int) or (given < 1 and given is not False):
-            fail(ValueError, f"scan has unroll={unroll!r}", "give a number from 1, or True.")
+        _check_unroll(unroll)
         self._length, self._reverse, self._policy = length, bool(reverse), policy
         self._unroll = unroll
         super().__init__(fun, (length, self._reverse, (type(unroll), unroll), policy), "scan")
         self._body = Staged(fun, value=Part(fun, "scan"))
 
-    def apply(self, init: object, xs: Any) -> Any:
+    def apply(self, init: object, xs: PyTree) -> PyTree:
         name = f"scan of {function_name(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
@@ -139,7 +138,7 @@ class ScanTransform(Transform[..., Any]):
         n = len(carry)
         return tree.unflatten(carry_tree, outs[:n]), tree.unflatten(ys_tree, outs[n:])
 
-    def _check_length(self, xs: Any, name: str) -> int:
+    def _check_length(self, xs: object, name: str) -> int:
         lengths = {p: x.shape[0] if x.ndim else None for p, x in tree.leaves_with_path(xs)}
         scalars = [p for p, n in lengths.items() if n is None]
         if scalars:
@@ -201,16 +200,21 @@ class ScanTransform(Transform[..., Any]):
         )
         return ys_tree
 
-    def _loop(self, init: object, xs: object, length: int) -> Any:
+    def _loop(self, init: object, xs: object, length: int) -> PyTree:
         """The plain Python loop of `disable_jit`."""
         steps = range(length - 1, -1, -1) if self._reverse else range(length)
-        carry, ys = init, list[Any]()
+        carry, ys = init, list[PyTree]()
         for i in steps:
             carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
             ys.append(as_results(y, f"scan of {function_name(self.fun)}", "y"))
         if self._reverse:
             ys.reverse()
         return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None
+
+
+def _check_unroll(unroll: object) -> None:
+    if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
+        fail(ValueError, f"scan has unroll={unroll!r}", "give a number from 1, or True.")
 
 
 def _describe(structure: tree.Structure) -> str:

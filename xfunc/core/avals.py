@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -60,6 +60,10 @@ class ShapeDtypeStruct:
 
 
 Aval = ShapeDtypeStruct
+
+
+AvalKey: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+"""An aval as a part of a key, without its sharding."""
 
 
 def aval_of(x: Any) -> Aval:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    from xfunc.hlo.spmd.tiles import Tiles
 
 Number: TypeAlias = bool | int | float | complex
 NumpyArray: TypeAlias = npt.NDArray[np.generic] | np.generic
@@ -22,6 +25,19 @@ class Shaped(Protocol):
     def shape(self) -> Sequence[int]: ...
     @property
     def dtype(self) -> torch.dtype: ...
+
+
+@runtime_checkable
+class Sharding(Protocol):
+    """What the folders below `xfunc.sharding` ask of a `NamedSharding`."""
+
+    def tiles(self, ndim: int) -> Tiles:
+        """What each device holds of an array."""
+        ...
+
+    def check(self, shape: tuple[int, ...], what: str) -> None:
+        """Raise unless an array of this shape can be sharded like this."""
+        ...
 
 
 class AutogradContext(Protocol):

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, aval_of
+from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of
 from xfunc.errors import fail, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.literals import literal
+from xfunc.tree import Leaf
 
 if TYPE_CHECKING:
+    from xfunc.core.types import Shaped
+    from xfunc.stages.options import Fixed
     from xfunc.stages.staging import Staged
 
 
 def prepare(
-    staged: Staged, leaves: list[Any], structure: tree.Structure
-) -> tuple[list[torch.Tensor], tuple[tuple[int, Any], ...]]:
+    staged: Staged, leaves: list[Leaf], structure: tree.Structure
+) -> tuple[list[torch.Tensor], Fixed]:
     """Argument leaves as tensors that a program can take, and the leaves that are not arrays."""
     trace = tracing.current()
     made: list[torch.Tensor] = []
-    fixed: list[tuple[int, Any]] = []
+    fixed: list[tuple[int, object]] = []
     stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
     for i, x in enumerate(leaves):
         if isinstance(x, (np.ndarray, np.generic)):
@@ -93,14 +96,14 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
     return made
 
 
-def avals_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+def avals_of(leaves: Sequence[Shaped]) -> tuple[AvalKey, ...]:
     """Abstract arguments, as part of a key."""
     return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
 
 
 def arguments_of(
     staged: Staged, leaves: list[object], structure: tree.Structure
-) -> tuple[list[Any], tuple[tuple[int, Any], ...]]:
+) -> tuple[list[torch.Tensor | Aval], Fixed]:
     """Tensors or avals of the leaves, and those leaves that are neither, by position."""
     abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
     fixed = tuple(

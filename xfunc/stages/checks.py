@@ -17,12 +17,13 @@ from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.literals import literal
+from xfunc.tree import Leaf, PyTree
 
 Tensor = torch.Tensor
-Fun = Callable[..., Any]
+Fun = tree.Function
 
 
-def as_tensor(x: Any) -> Any:
+def as_tensor(x: Leaf) -> Leaf:
     """A leaf as a tensor of the enclosing trace; leaves that are not arrays are unchanged."""
     trace = tracing.current()
     if isinstance(x, (np.ndarray, np.generic)):
@@ -36,17 +37,17 @@ def as_tensor(x: Any) -> Any:
     return x
 
 
-def as_tensors(t: Any) -> Any:
+def as_tensors(t: object) -> PyTree:
     """`as_tensor` of each leaf of a tree."""
     return tree.map(as_tensor, t)
 
 
-def as_arrays(t: Any) -> Any:
+def as_arrays(t: object) -> PyTree:
     """`as_tensor` of each leaf of a tree that is not a Python number."""
     return tree.map(lambda x: x if type(x) in NUMBERS else as_tensor(x), t)
 
 
-def as_results(t: object, name: str, root: str = "output") -> Any:
+def as_results(t: object, name: str, root: str = "output") -> PyTree:
     """`as_tensors` of what a user's function returned.
 
     Args:
@@ -75,8 +76,9 @@ def no_result(name: str, leaf: object, path: str) -> NoReturn:
     )
 
 
-def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tensor]:
+def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[Tensor]:
     """The leaves, all of which must be tensors."""
+    found: list[Tensor] = []
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor):
             fail(
@@ -84,11 +86,12 @@ def arrays(leaves: Sequence[Any], name: str, labels: Sequence[str]) -> list[Tens
                 f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
                 "pass tensors, NumPy arrays and Python numbers.",
             )
-    return list(leaves)
+        found.append(x)
+    return found
 
 
 def select(
-    argnums: int | Sequence[int], args: tuple[Any, ...], name: str, option: str = "argnums"
+    argnums: int | Sequence[int], args: tuple[object, ...], name: str, option: str = "argnums"
 ) -> tuple[int, ...]:
     """Positions of arguments, checked and counted from the front."""
     nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -104,8 +107,8 @@ def select(
 
 
 def chosen(
-    argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]:
+    argnums: int | Sequence[int], args: tuple[object, ...], kwargs: dict[str, object], name: str
+) -> tuple[tuple[PyTree, ...], dict[str, PyTree], tuple[int, ...]]:
     """The arguments, those at `argnums` as tensors; and `argnums` checked.
 
     Elsewhere a Python number stays one: a size or a flag of the function.
@@ -125,7 +128,7 @@ def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[
     return found + [True] * kwargs.num_leaves
 
 
-def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> None:
+def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -> None:
     """Raise unless every leaf is a tensor of a real floating dtype."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
@@ -137,12 +140,12 @@ def check_floating(leaves: Sequence[Any], labels: Sequence[str], name: str) -> N
             )
 
 
-def labels_in(t: Any, root: str) -> list[str]:
+def labels_in(t: object, root: str) -> list[str]:
     """Key paths of the leaves of a tree."""
     return [f"{root}{path}" for path, _ in tree.leaves_with_path(t)]
 
 
-def labels_of(fun: Fun, args: tuple[Any, ...], nums: Sequence[int]) -> list[str]:
+def labels_of(fun: Fun, args: tuple[object, ...], nums: Sequence[int]) -> list[str]:
     """Key paths of the leaves of the selected arguments of a function."""
     try:
         names = list(inspect.signature(fun).parameters)
@@ -158,26 +161,26 @@ def broadcast_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     Raises:
         RuntimeError: they do not.
     """
-    broadcast = cast(Any, torch.broadcast_shapes)  # pyright: ignore[reportUnknownMemberType]
+    broadcast = cast("Callable[..., torch.Size]", torch.broadcast_shapes)  # pyright: ignore[reportUnknownMemberType]
     return tuple(broadcast(*shapes))
 
 
-def is_sequence(x: Any) -> TypeGuard[Sequence[Any]]:
+def is_sequence(x: object) -> TypeGuard[Sequence[PyTree]]:
     """Whether something is a tuple or a list."""
     return isinstance(x, (tuple, list))
 
 
-def is_integer(x: Any) -> TypeGuard[np.integer[Any]]:
+def is_integer(x: object) -> TypeGuard[np.integer[Any]]:
     """Whether something is a scalar integer of NumPy."""
     return isinstance(x, np.integer)
 
 
-def is_pair(x: Any) -> TypeGuard[tuple[Any, Any]]:
+def is_pair(x: object) -> TypeGuard[tuple[PyTree, PyTree]]:
     """Whether something is a tuple of two."""
     return isinstance(x, tuple) and len(x) == 2  # pyright: ignore[reportUnknownArgumentType]
 
 
-def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
+def split_aux(out: PyTree, fun: Fun, has_aux: bool, name: str) -> tuple[PyTree, PyTree]:
     """A function's result as ``(out, aux)``; aux is None if it has none."""
     if not has_aux:
         return out, None
@@ -191,13 +194,15 @@ def split_aux(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
     return out
 
 
-def split_results(out: Any, fun: Fun, has_aux: bool, name: str) -> tuple[Any, Any]:
+def split_results(out: PyTree, fun: Fun, has_aux: bool, name: str) -> tuple[PyTree, PyTree]:
     """`split_aux`, as tensors."""
     out, aux = split_aux(out, fun, has_aux, name)
     return as_results(out, name), as_results(aux, name, "aux")
 
 
-def check_same(got: Any, want: Any, *, what: str, name: str, hint: str, root: str = "") -> None:
+def check_same(
+    got: PyTree, want: PyTree, *, what: str, name: str, hint: str, root: str = ""
+) -> None:
     """Raise a `TreeMismatchError` that lists every path where two trees of arrays differ.
 
     The one check of structures, shapes and dtypes, for all transforms that need equal trees.

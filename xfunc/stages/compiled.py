@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from xfunc import export, tree
 from xfunc.backends.active import printer, runtime
@@ -18,8 +19,11 @@ from xfunc.hlo.estimate.cost import cost
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiler_options import compiler_options
 from xfunc.stages.staging import run_staged
+from xfunc.tree import PyTree
 
 if TYPE_CHECKING:
+    from xfunc.aot.buffers import Buffer
+    from xfunc.aot.topology import Topology
     from xfunc.stages.stages import Lowered
 
 
@@ -30,7 +34,8 @@ class Program(Protocol):
         topology: the devices that it is for; None: those of this process.
     """
 
-    topology: Any
+    @property
+    def topology(self) -> Topology | None: ...
 
     def module(self) -> Module | None:
         """The optimized HLO, or None if the compiler does not provide it."""
@@ -44,7 +49,7 @@ class Program(Protocol):
         """Its use of a device's memory."""
         ...
 
-    def largest_buffers(self, n: int) -> list[Any] | None:
+    def largest_buffers(self, n: int) -> Sequence[Buffer] | None:
         """The largest buffers in a device's memory, or None if unknown."""
         ...
 
@@ -52,7 +57,7 @@ class Program(Protocol):
         """The program for another process."""
         ...
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> PyTree:
         """Run it."""
         ...
 
@@ -60,7 +65,7 @@ class Program(Protocol):
 class Target(Protocol):
     """Where programs may be compiled to; `register_target` makes it known."""
 
-    def __call__(self, lowered: Lowered, target: str, options: dict[str, Any]) -> Program:
+    def __call__(self, lowered: Lowered, target: str, options: dict[str, object]) -> Program:
         """Compile.
 
         Args:
@@ -79,12 +84,12 @@ def register_target(kind: str, target: Target) -> None:
     _targets[kind] = target
 
 
-def compile_for(lowered: Lowered, target: str | None, options: dict[str, Any]) -> Compiled:
+def compile_for(lowered: Lowered, target: str | None, options: Mapping[str, object]) -> Compiled:
     """See `Lowered.compile`."""
     if target is None:
         return Compiled(lowered, _Running(lowered, options))
     kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-    return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, options))
+    return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, dict(options)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,7 +106,7 @@ class Compiled:
     program: Program
 
     @property
-    def topology(self) -> Any:
+    def topology(self) -> Topology | None:
         """The devices that it was compiled for; None: those of this process."""
         return self.program.topology
 
@@ -132,7 +137,7 @@ class Compiled:
         """
         return self.program.memory()
 
-    def largest_buffers(self, n: int = 10) -> list[Any] | None:
+    def largest_buffers(self, n: int = 10) -> Sequence[Buffer] | None:
         """The n largest buffers in one device's memory and their contents, the largest first.
 
         Values that use the same memory at different times count once, as the largest of them. None
@@ -149,7 +154,7 @@ class Compiled:
         """
         return self.program.serialize()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         """Run it.
 
         Raises:
@@ -164,7 +169,7 @@ class _Running:
 
     topology = None
 
-    def __init__(self, lowered: Lowered, options: dict[str, Any]):
+    def __init__(self, lowered: Lowered, options: Mapping[str, object]):
         self._lowered, self._parts = lowered, lowered.traced.parts
         entry, own = self._parts.entry, compiler_options(options, "compile")
         if own:
@@ -204,7 +209,7 @@ class _Running:
     def serialize(self) -> bytes:
         return export.serialize(self._lowered)
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> PyTree:
         traced, staged = self._lowered.traced, self._parts.staged
         for where in traced.static_positions:
             args = (*args[:where], None, *args[where:])
@@ -242,6 +247,6 @@ def costs(module: Module) -> dict[str, float]:
     return {name: float(n) for name, n in zip(COSTS, numbers, strict=True)}
 
 
-def _show(structure: tree.Structure, avals: Any) -> str:
+def _show(structure: tree.Structure, avals: Sequence[Aval]) -> str:
     args, kwargs = tree.unflatten(structure, [str(a) for a in avals])
     return f"{args} {kwargs}" if kwargs else f"{args}"

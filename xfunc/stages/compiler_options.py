@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 from xfunc.errors import fail, shown
 
-CompilerOptions = tuple[tuple[str, Any], ...]
+Option: TypeAlias = str | bool | int | float
+CompilerOptions: TypeAlias = tuple[tuple[str, Option], ...]
 
 
-def compiler_options(given: Any, function: str) -> CompilerOptions:
+def compiler_options(given: object, function: str) -> CompilerOptions:
     """Options in the order of their names.
 
     Raises:
@@ -23,12 +24,13 @@ def compiler_options(given: Any, function: str) -> CompilerOptions:
             f"{function}: compiler_options is {shown(given)}",
             "give a dict of options by name.",
         )
-    options = cast("dict[Any, Any]", given)
-    for name, value in options.items():
+    options: list[tuple[str, Option]] = []
+    for name, value in cast("dict[object, object]", given).items():
         if not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
             fail(
                 ValueError,
                 f"{function}: compiler_options has {shown(name)}: {shown(value)}",
                 "give options by name, as strings, numbers or booleans.",
             )
-    return tuple(sorted(options.items()))
+        options.append((name, value))
+    return tuple(sorted(options, key=lambda option: option[0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
+from xfunc.tree import PyTree
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
@@ -58,13 +58,15 @@ class Entry:
         outs = self.program.outputs
         return outs[: len(outs) - sum(e.size for e in self.effects)]
 
-    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+    def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
         """The tree of results; has the effects."""
         if self.effects:
             outs = effects.take(self.effects, outs)
         return self.out_tree.unflatten(outs)
 
-    def inputs(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[Any]:
+    def inputs(
+        self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Arguments and captures, in the program's order."""
         if not self.captures:
             return leaves
@@ -132,7 +134,7 @@ class _Donated(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls, func: object, types: object, args: object = (), kwargs: object = None
-    ) -> Any:
+    ) -> str:
         if getattr(func, "__name__", "") == "__repr__":
             return "<donated tensor>"
         fail(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from xfunc.program.call import Call
 from xfunc.program.program import Program
 from xfunc.stages.compiler_options import CompilerOptions
+from xfunc.tree import Function
+
+Static: TypeAlias = tuple[tuple[int | str, type, object], ...]
+"""Arguments that were taken out: position or name, type and value of each."""
+Fixed: TypeAlias = tuple[tuple[int, object], ...]
+"""Leaves of the arguments that are not arrays, by position."""
 
 
 # A named tuple, since one is made at each call of a function with static or donated arguments.
@@ -15,8 +21,8 @@ class Options(NamedTuple):
     """How a staged function is found, traced and applied.
 
     Attributes:
-        static: arguments that were taken out, a part of the key: ``(where, type, value)`` of each.
-        fixed: leaves of the arguments that are not arrays, by position; they count by value.
+        static: arguments that were taken out, a part of the key: see `Static`.
+        fixed: they count by value; see `Fixed`.
         beside: other dependencies of the program, by value; tensors in them are treated like
             tensors that the function holds.
         call: what to trace instead of the function (with static arguments put back).
@@ -27,10 +33,10 @@ class Options(NamedTuple):
         compiler: options of the compiler, by name; functions that differ in them are staged apart.
     """
 
-    static: tuple[tuple[int | str, type, Any], ...] | None = None
-    fixed: tuple[tuple[int, Any], ...] = ()
-    beside: tuple[tuple[Hashable, Any], ...] = ()
-    call: Callable[..., Any] | None = None
+    static: Static | None = None
+    fixed: Fixed = ()
+    beside: tuple[tuple[Hashable, object], ...] = ()
+    call: Function | None = None
     donated: Callable[[], frozenset[int]] = frozenset
     zeros: frozenset[int] = frozenset()
     primitive: Callable[[Program], Call] = Call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from xfunc import tree
 from xfunc.backends.active import printer, runtime
 from xfunc.backends.placement import is_on_devices, known_sharding
 from xfunc.core.avals import Aval
+from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.tiles import Tiles
@@ -24,6 +24,7 @@ from xfunc.stages.staging import Staged
 from xfunc.trace import portable
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
+from xfunc.tree import PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class Traced:
         return self.parts.entry.out_tree
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> PyTree:
         """The result as a tree of `ShapeDtypeStruct`."""
         return tree.unflatten(self.out_tree, self.parts.entry.outputs)
 
@@ -123,7 +124,7 @@ class Lowered:
         return compiled.costs(self.module)
 
     def compile(
-        self, target: str | None = None, compiler_options: dict[str, Any] | None = None
+        self, target: str | None = None, compiler_options: Mapping[str, object] | None = None
     ) -> Compiled:
         """Compile; runs nothing.
 
@@ -170,11 +171,11 @@ def trace(
     return Traced(structure, in_avals, parts)
 
 
-def _sharding(x: Any, given: Any, what: str) -> Any:
+def _sharding(x: torch.Tensor | Aval, given: object, what: str) -> Sharding | None:
     """The sharding of an argument: the one that the function requires, or its own."""
     wanted = given if given is not None else getattr(x, "sharding", None)
     if wanted is not None:
-        if hasattr(wanted, "check"):
+        if isinstance(wanted, Sharding):
             wanted.check(tuple(x.shape), what)
             return wanted
         fail(
@@ -186,7 +187,10 @@ def _sharding(x: Any, given: Any, what: str) -> Any:
 
 
 def _tiles(
-    entry: Entry, avals: Sequence[Aval], leaves: Sequence[object], held: Sequence[torch.Tensor]
+    entry: Entry,
+    avals: Sequence[Aval],
+    leaves: Sequence[torch.Tensor | Aval],
+    held: Sequence[torch.Tensor],
 ) -> tuple[Tiles | None, ...]:
     """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
@@ -197,7 +201,7 @@ def _tiles(
     return (*found, unused) if any(found) else ()
 
 
-def _divided(x: Any, sharding: Any) -> Tiles | None:
+def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
     if not isinstance(x, torch.Tensor) or not is_on_devices(x) or runtime().device_count() == 1:

@@ -12,7 +12,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import optree
 import torch
@@ -26,7 +26,7 @@ from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
 from xfunc.cache.programs import FunctionCache
 from xfunc.core import ambient
-from xfunc.core.avals import Aval
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import path_of
@@ -35,12 +35,18 @@ from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
-from xfunc.stages.options import PLAIN, Options
+from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
+from xfunc.tree import Function, Leaf, PyTree
 
+Beside: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
+# The fields of `Key`, in its order.
+KeyParts: TypeAlias = tuple[
+    Hashable, tree.Structure, tuple[AvalKey, ...], Static | None, Hashable, Beside
+]
 _AVAL = operator.attrgetter("shape", "dtype")
 
 
@@ -57,8 +63,8 @@ class Staged:
 
     def __init__(
         self,
-        fun: Callable[..., Any],
-        value: Any = None,
+        fun: Function,
+        value: object = None,
         arrays_only: bool = False,
         stays: Callable[[tree.Structure], Sequence[bool]] | None = None,
     ):
@@ -76,27 +82,27 @@ class Staged:
     @functools.cached_property
     def parameters(self) -> list[str]:
         """The names of the function's parameters."""
+        if not callable(self.value):
+            return []
         try:
             return list(inspect.signature(self.value).parameters)
         except (TypeError, ValueError):
             return []
 
-    def labels(
-        self, structure: tree.Structure, fixed: tuple[tuple[int, Any], ...] = ()
-    ) -> list[str]:
+    def labels(self, structure: tree.Structure, fixed: Fixed = ()) -> list[str]:
         """Key paths of the flat arguments: ``params['layers'][0]``."""
         skip = {i for i, _ in fixed}
         accessors = structure.accessors()
         return [path_of(a, self.parameters) for i, a in enumerate(accessors) if i not in skip]
 
     def key_of(
-        self, structure: tree.Structure, avals: tuple[Any, ...], options: Options
-    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
+    ) -> tuple[KeyParts, list[torch.Tensor]]:
         """The fields of the `Key` of a call, and the tensors that the function holds."""
         value, others, held = self._values(options)
         return (value, structure, avals, options.static, ambient.modes(), others), held
 
-    def _values(self, options: Options) -> tuple[Hashable, Hashable, list[torch.Tensor]]:
+    def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""
         value, held = self.function_value()
         if ambient.named_axes():  # Of these the function may hold the numbers without knowing.
@@ -108,7 +114,7 @@ class Staged:
     def find(
         self,
         structure: tree.Structure,
-        avals: tuple[Any, ...],
+        avals: tuple[AvalKey, ...],
         wrt: tuple[bool, ...] | None = None,
         options: Options = PLAIN,
     ) -> tuple[Entry, list[torch.Tensor]]:
@@ -124,7 +130,7 @@ class Staged:
 
     def make(
         self,
-        key_parts: tuple[Any, ...],
+        key_parts: KeyParts,
         held: list[torch.Tensor],
         wrt: tuple[bool, ...] | None,
         options: Options,
@@ -154,7 +160,7 @@ class Staged:
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             store.traces += 1
-            full = list(leaves)
+            full: list[object] = list(leaves)
             for i, x in fixed:
                 full.insert(i, x)
             args, kwargs = tree.unflatten(key.tree, full)
@@ -211,12 +217,12 @@ class Runnable(Protocol):
         """Call the program."""
         ...
 
-    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+    def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
         """The tree of results."""
         ...
 
 
-def definition(fun: Any) -> Location | None:
+def definition(fun: object) -> Location | None:
     """Where a function is written."""
     code = getattr(identity.root_of(fun), "__code__", None)
     if code is None:
@@ -229,7 +235,7 @@ def _is_tracer(t: torch.Tensor) -> bool:
     return trace is not None and trace.is_inside(t)
 
 
-Inspect = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
+Inspect: TypeAlias = Callable[[str, Function, tuple[object, ...], dict[str, object], object], None]
 
 
 class _Thread(threading.local):
@@ -263,16 +269,17 @@ def _check_no_recursion(staged: Staged, key: Key) -> None:
 
 
 def run_staged(
-    staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options = PLAIN
-) -> Any:
+    staged: Staged, args: tuple[object, ...], kwargs: dict[str, object], options: Options = PLAIN
+) -> PyTree:
     """Call a staged function with real tensors."""
     with lock:
         # Plain tensors are the common case of small functions, where flattening would show.
         where = active.runtime()
         if not kwargs and set(map(type, args)) <= where.kinds:
-            leaves, structure = list(args), _structure_of_leaves(len(args))
+            leaves: list[Leaf] = list(args)
+            structure = _structure_of_leaves(len(args))
         else:
-            given: Any = (args, kwargs)
+            given: PyTree = (args, kwargs)
             leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
         try:
             ready = all(map(where.holds, leaves))
@@ -299,7 +306,11 @@ def run_staged(
 
 
 def inspected(
-    staged: Staged, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, result: Any
+    staged: Staged,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    options: Options,
+    result: object,
 ) -> None:
     """Pass the result of a run to the hook that `inspect_results` installed."""
     if _thread.inspect is not None:
@@ -326,7 +337,7 @@ def first_run(
     entry: Runnable,
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor],
-) -> Any:
+) -> PyTree:
     """Run an entry that may have to be compiled; counts that."""
 
     def count() -> None:
@@ -350,11 +361,11 @@ def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
 
 def call_in_trace(
     staged: Staged,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     options: Options = PLAIN,
     check_captures: Callable[[Sequence[torch.Tensor]], None] = lambda captures: None,
-) -> Any:
+) -> PyTree:
     """Call a staged function inside a trace: one call of its program."""
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)

@@ -13,6 +13,7 @@ from xfunc.backends.active import tracer
 from xfunc.backends.devices import device_count
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
+from xfunc.core.avals import AvalKey
 from xfunc.hlo import Module
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import avals_of, prepare
@@ -216,7 +217,7 @@ class Dynamic:
         self,
         declared: Declared,
         structure: tree.Structure,
-        avals: tuple[object, ...],
+        avals: tuple[AvalKey, ...],
         ends: Mapping[str, tuple[int, int]],
         options: Options,
     ) -> tuple[Bucket, list[torch.Tensor]]:
