@@ -303,7 +303,7 @@ class _RulePair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         p = self.primitive
         floats = [c for c, o in zip(cts, p.outputs, strict=True) if differentiable(o)]
         given = [*(None for _ in p.outputs), *floats]

@@ -177,7 +177,8 @@ class Backward(_Pass):
             pair = how.pair
             rest: tuple[None, ...] = (None,) * (pair.n_outputs - len(cts))
             found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))
-            flat = [found[i] if i in found else torch.zeros_like(inputs[i]) for i in how.wrt]
+            grads_of = ((inputs[i], found.get(i)) for i in how.wrt)
+            flat = [torch.zeros_like(x) if g is None else g for x, g in grads_of]
         else:  # Halves cannot be differentiated or batched: all is computed again.
             pull = how.program.pullback(how.wrt, tuple(range(len(cts))))
             flat = bind(Call(pull), [*inputs, *cts])

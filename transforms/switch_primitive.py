@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from xfunc.core.avals import Aval, batched
-from xfunc.program.bind import bind, or_zeros, zeros
+from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import gathered
@@ -78,7 +78,7 @@ class Switch(Primitive):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         present = tuple(i for i, c in enumerate(cts) if c is not None)
         n = len(self.avals)
         derived, uses = list[Program](), list[tuple[int, ...]]()
@@ -87,7 +87,8 @@ class Switch(Primitive):
             uses.append((*u, *range(n, n + len(present))))
         avals = (*self.avals, *(self.outputs[i] for i in present))
         inner = Switch(tuple(derived), tuple(uses), avals)
-        return bind(inner, [*args, *(c for c in cts if c is not None)])
+        grads = bind(inner, [*args, *(c for c in cts if c is not None)])
+        return where_reached(grads, inner.reads, range(n, len(avals)))
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         wrt = [i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])]
@@ -102,15 +103,16 @@ class Switch(Primitive):
         outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
         dots = iter(outs[len(self.outputs) :])
         found = [next(dots) if differentiable(o) else None for o in self.outputs]
-        reads = [
-            {
-                u[k]
-                for b, u in zip(self.branches, self.uses, strict=True)
-                for k in b.lowering.dependencies[i]
-            }
-            for i in range(len(found))
+        return where_reached(found, self.reads, wrt)
+
+    @property
+    def reads(self) -> list[set[int]]:
+        """For each output, the flat inputs that a branch computes it from."""
+        pairs = list(zip(self.branches, self.uses, strict=True))
+        return [
+            {u[k] for b, u in pairs for k in b.lowering.dependencies[i]}
+            for i in range(len(self.outputs))
         ]
-        return where_reached(found, reads, wrt)
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
@@ -210,33 +212,45 @@ class SwitchPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        outputs = self.joints[0].outputs
-        given = [or_zeros(cts[i], outputs[i]) for i in self.cts]
+    ) -> list[Tensor | None]:
         consts = [t for h in self._halves for t in h.forward.consts]
-        loop = self.joints[0].memo(("switch backward", *self._key), self._backward)
-        return loop.apply([*args, *residuals, *given, *consts])
+        given = [c for i in self.cts if (c := cts[i]) is not None]
+        present = tuple(i for i in self.cts if cts[i] is not None)
+        key = ("switch backward", present, *self._key)
+        loop, wrt = self.joints[0].memo(key, lambda: self._backward(cts, present))
+        grads = loop.apply([*args, *residuals, *given, *consts])
+        return list(placed(len(self.wrt), wrt, grads))
 
-    def _backward(self) -> Lowering:
+    def _backward(
+        self, given: Sequence[Tensor | None], present: tuple[int, ...]
+    ) -> tuple[Lowering, list[int]]:
+        """The choice between backward halves, and the positions in `wrt` of its gradients."""
         n, n_slots = len(self.avals), len(self._slots)
         outputs = self.joints[0].outputs
         first_ct = n + n_slots
-        first_const = first_ct + len(self.cts)
-        avals = [*self.avals, *self._slots, *(outputs[i] for i in self.cts)]
+        first_const = first_ct + len(present)
+        avals = [*self.avals, *self._slots, *(outputs[i] for i in present)]
+        halves = [j.without(h, given) for j, h in zip(self.joints, self._halves, strict=True)]
+        results = [
+            {u[j.wrt[g]]: k for k, g in enumerate(h.gradients)}
+            for j, h, u in zip(self.joints, halves, self.uses, strict=True)
+        ]
+        found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
+        wrt = [self.wrt[k] for k in found]
         arms: list[Arm] = []
-        for j, h, u, slots in zip(
-            self.joints, self._halves, self.uses, self._slots_of, strict=True
+        for j, h, u, slots, own in zip(
+            self.joints, halves, self.uses, self._slots_of, results, strict=True
         ):
             consts = range(first_const, first_const + len(h.forward.consts))
-            cts = [first_ct + self.cts.index(i) for i in j.cts]
+            place = {i: first_ct + k for k, i in enumerate(present)}
+            cts = [place.get(i, -1) for i in j.cts]
             residuals = [n + s for s in slots]
             inputs = gathered(h.sources, [*u, *consts], residuals, cts.__getitem__)
-            own: dict[int, int] = {u[i]: g for g, i in enumerate(j.wrt)}
-            arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in self.wrt)))
+            arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
             avals += [Aval(tuple(t.shape), t.dtype) for t in h.forward.consts]
             first_const += len(h.forward.consts)
-        gradients = [self.avals[i] for i in self.wrt]
-        return conditional(f"{self.name}.backward", avals, gradients, arms)
+        gradients = [self.avals[i] for i in wrt]
+        return conditional(f"{self.name}.backward", avals, gradients, arms), found
 
     def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
         out_dims, grad_dims = (0,) * self.n_outputs, (0,) * len(self.wrt)
@@ -271,19 +285,17 @@ class SelectPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        total: dict[int, Tensor] = {}
+    ) -> list[Tensor | None]:
+        found: dict[int, Tensor] = {}
         kept = list(residuals)
         for k, (pair, uses) in enumerate(zip(self.pairs, self.uses, strict=True)):
             own, kept = kept[: pair.n_residuals], kept[pair.n_residuals :]
-            mine = [
-                None if ct is None else torch.where(_mask(args[0], k, ct), ct, torch.zeros_like(ct))
-                for ct in cts
-            ]
-            grads = pair.backward([args[i] for i in uses], own, mine)
+            grads = pair.backward([args[i] for i in uses], own, cts)
             for i, g in zip((uses[i] for i in pair.wrt), grads, strict=True):
-                total[i] = total[i] + g if i in total else g
-        return [total[i] for i in self.wrt]
+                if g is not None:  # Selected, since zeros times infinity would be no zeros.
+                    other = found[i] if i in found else torch.zeros_like(g)
+                    found[i] = torch.where(_mask(args[0], k, g), g, other)
+        return [found.get(i) for i in self.wrt]
 
     def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
         pairs = tuple(

@@ -147,7 +147,7 @@ def _run(
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])
         for i, g in zip(pair.wrt, pair.backward(inputs, residuals, (*cts, *rest)), strict=True):
-            grads[i] = g
+            grads[i] = grads[i] if g is None else g
         return grads
 
     return outs[:n_out], pull, outs[n_out:]

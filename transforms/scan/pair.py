@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import or_zeros
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.primitive import Dims, Pair, Tensor, placed
 from xfunc.program.program import Joint
 from xfunc.remat.split import Halves, Source, gathered
 from xfunc.trace.lowering import UNUSED, Lowering
@@ -56,11 +56,10 @@ class ScanPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        c = self.scan.n_carry
-        missing = tuple(i >= c and ct is None for i, ct in enumerate(cts))
-        key = ("scan backward", self.scan.policy, missing, *self.scan.shape)
-        loop, sources, ties = self.joint.memo(key, lambda: self._backward_loop(missing))
+    ) -> list[Tensor | None]:
+        present = tuple(ct is not None for ct in cts)
+        key = ("scan backward", self.scan.policy, present, *self.scan.shape)
+        loop, sources, numbers, ties = self.joint.memo(key, lambda: self._backward_loop(present))
         inputs = [*args, *self.halves.forward.consts]
 
         def ct(i: int) -> Tensor:
@@ -69,18 +68,37 @@ class ScanPair:
         grads = loop.apply(gathered(sources, inputs, residuals, ct))
         for k, i in ties:
             grads[k] = tied(grads[k], args[i], Tie.emit)
-        return grads
+        return list(placed(len(self.wrt), numbers, grads))
+
+    def _present(self, present: Sequence[bool]) -> tuple[Halves, list[int]]:
+        """What is left of the halves, and the carries that have a cotangent.
+
+        A carry has one if it is given one, or if some step computes one: see `Halves.without`.
+        """
+        joint, c = self.joint, self.scan.n_carry
+        carried = {i for i in joint.wrt if i < c and present[i]}
+        while True:
+            given = [(i in carried if i < c else p) or None for i, p in enumerate(present)]
+            halves = joint.without(self.halves, given)
+            found = {joint.wrt[g] for g in halves.gradients} - joint.unread
+            if not (new := {i for i in found if i < c} - carried):
+                break
+            carried |= new
+        # A cotangent that is given, and computed by no step, is zeros after one.
+        left = (g for g, i in enumerate(joint.wrt) if (i in carried if i < c else i in found))
+        return joint.without(self.halves, given, tuple(left)), sorted(carried)
 
     def _backward_loop(
-        self, missing: tuple[bool, ...]
-    ) -> tuple[Lowering, list[Source], list[tuple[int, int]]]:
-        """The reversed loop, the sources of its inputs, and the ties after it.
+        self, present: tuple[bool, ...]
+    ) -> tuple[Lowering, list[Source], list[int], list[tuple[int, int]]]:
+        """The reversed loop, the sources of its inputs, its gradients, and the ties after it.
 
-        A tie is the number of a result and the argument that it is the gradient of.
+        The gradients are positions in `wrt`. A tie is the number of a result and the argument that
+        it is the gradient of.
         """
-        scan, joint, halves = self.scan, self.joint, self.halves
+        scan, joint = self.scan, self.joint
+        halves, carried = self._present(present)
         c, x = scan.n_carry, scan.n_carry + scan.n_xs
-        carried = [i for i in joint.wrt if i < c]
         sources: dict[str, list[Source]] = {
             "carry": [("ct", i) for i in carried],
             "xs": [],
@@ -101,12 +119,7 @@ class ScanPair:
         for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]
-                if i < c:
-                    params.append(("carry", carried.index(i)))
-                elif missing[i]:
-                    params.append(("zero", hlo_shape(aval)))
-                else:
-                    params.append(fed("xs", ("ct", i), aval))
+                params.append(("carry", carried.index(i)) if i < c else fed("xs", ("ct", i), aval))
             elif kind == "input":
                 params.append(fed("xs" if k < x else "const", (kind, k), aval))
             else:
@@ -116,7 +129,8 @@ class ScanPair:
         ties: list[Param | None] = []
         behind: list[tuple[int, int]] = []
         carries = self._residual_carries()
-        for k, (i, aval) in enumerate(zip(joint.wrt, halves.backward.outputs, strict=True)):
+        wrt = [joint.wrt[g] for g in halves.gradients]
+        for k, (i, aval) in enumerate(zip(wrt, halves.backward.outputs, strict=True)):
             if i < c:
                 results.append(("carry", carried.index(i)))
             else:
@@ -143,10 +157,11 @@ class ScanPair:
         flat = [*avals["carry"], *avals["xs"], *avals["const"]]
         name = f"{scan.name}.backward"
         if not outputs:
-            return Lowering.empty(name, flat), [], []
+            return Lowering.empty(name, flat), [], [], []
         module = loop_module(name, halves.backward.module, spec)
         loop = Lowering.of(name, module, flat, outputs)
-        return loop, [*sources["carry"], *sources["xs"], *sources["const"]], behind
+        flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
+        return loop, flat_sources, [*halves.gradients], behind
 
     def _residual_carries(self) -> dict[int, Source]:
         """The carries that are residuals themselves, and which ones."""
@@ -163,9 +178,9 @@ class ScanPair:
         step = tuple(0 if i < c or d is not None else None for i, d in enumerate(dims))
         inner = ScanPair(self.scan, self.joint.batched(step, n))
 
-        def placed(i: int) -> int:
+        def at(i: int) -> int:
             return 1 if c <= i < x else 0
 
-        arg_dims = tuple(None if d is None else placed(i) for i, d in enumerate(step))
+        arg_dims = tuple(None if d is None else at(i) for i, d in enumerate(step))
         out_dims = tuple(0 if i < c else 1 for i in range(self.n_outputs))
-        return inner, arg_dims, out_dims, tuple(placed(i) for i in self.wrt)
+        return inner, arg_dims, out_dims, tuple(at(i) for i in self.wrt)

@@ -22,7 +22,7 @@ import torch
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable, reached
+from xfunc.program.program import Program, differentiable, reached, read_by
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
@@ -122,14 +122,17 @@ class Scan(Primitive):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         c, x = self.n_carry, self.n_carry + self.n_xs
         body, avals = self.body, self.body.avals
-        carries = self._stack_carries(args)
-        smooth = [i for i in range(c) if differentiable(avals[i])]
+        present = read_by(body.lowering.dependencies, c, cts)
         y_cts = [i for i in range(c, len(body.outputs)) if cts[i] is not None]
-        wrt_xs = [i for i in wrt if c <= i < x]
-        wrt_ks = [i for i in wrt if i >= x]
+        smooth = [i for i in range(c) if differentiable(avals[i]) and i in present]
+        wrt_xs = [i for i in wrt if c <= i < x and i in present]
+        wrt_ks = [i for i in wrt if i >= x and i in present]
+        if not (smooth or wrt_xs or wrt_ks):
+            return [None for _ in wrt]
+        carries = self._stack_carries(args)
         n_ct, n_sum = len(smooth), len(wrt_ks)
         pull = body.pullback((*smooth, *wrt_xs, *wrt_ks), (*smooth, *y_cts))
 
@@ -145,7 +148,7 @@ class Scan(Primitive):
             *(avals[i] for i in smooth), *(avals[i] for i in wrt_ks),
             *avals[:x], *(body.outputs[i] for i in y_cts), *avals[x:],
         ]  # fmt: skip
-        key = ("scan vjp", c, self.n_xs, wrt, tuple(y_cts))
+        key = ("scan vjp", c, self.n_xs, wrt, tuple(smooth), tuple(y_cts))
         back = body.derive(key, pull.name, fn, order)
         inner = self.with_body(back, n_ct + n_sum, x + len(y_cts))
         inner = dataclasses.replace(inner, reverse=not self.reverse)
@@ -157,7 +160,7 @@ class Scan(Primitive):
         ]  # fmt: skip
         of_c, of_k, of_x = _regroup(bind(inner, flat), (n_ct, n_sum))
         found = dict(zip([*smooth, *wrt_ks, *wrt_xs], [*of_c, *of_k, *of_x], strict=True))
-        return [tied(found[i], args[i]) for i in wrt]
+        return [tied(found[i], args[i]) if i in found else None for i in wrt]
 
     def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The carry that each step received."""

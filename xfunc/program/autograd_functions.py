@@ -167,7 +167,7 @@ class _BackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: object, output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
+        ctx.mark_non_differentiable(*(o for o in output if o is not None))
 
     @staticmethod
     def backward(ctx: Any, *cts: object) -> Any:
@@ -189,7 +189,8 @@ class _BackwardFunction(torch.autograd.Function):
         _, inner, arg_dims, out_dims, grad_dims = application.batched
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
         moved = _moved(flat, dims, wanted, n)
-        return apply(_BackwardFunction, inner, n_args, n_residuals, *moved), grad_dims
+        grads = apply(_BackwardFunction, inner, n_args, n_residuals, *moved)
+        return grads, _dims_of(grads, grad_dims)
 
 
 def _size(info: Any) -> int:
@@ -211,19 +212,24 @@ def _batched_pullback(
     """Gradients of a batch of cotangents, computed from the inputs."""
     primitive = application.primitive
     assert primitive is not None
+    wrt = application.pair.wrt
     used = [*range(n_args), *range(n_args + n_residuals, len(flat))]
     present = [i for i in used if flat[i] is not None]
+    found: list[int] = []
 
     def pull(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(present, tensors, strict=True))
         args = [given[i] for i in range(n_args)]
         cts = [given.get(i) for i in range(n_args + n_residuals, len(flat))]
-        return tuple(primitive.vjp(args, cts, application.pair.wrt))
+        grads = primitive.vjp(args, cts, wrt)
+        found[:] = [k for k, g in enumerate(grads) if g is not None]
+        return tuple(g for g in grads if g is not None)
 
     tensors: list[Any] = [flat[i] for i in present]
     own = [dims[i] for i in present]
-    grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
-    return grads, tuple(0 for _ in grads)
+    own_grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
+    grads = placed(len(wrt), found, own_grads)
+    return grads, _dims_of(grads, (0,) * len(wrt))
 
 
 def _batched_again(
@@ -242,7 +248,12 @@ def _batched_again(
     again = Application(None, pair)
     kept = apply(PairFunction, again, *args)[len(out_dims) :]
     grads = apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
-    return grads, grad_dims
+    return grads, _dims_of(grads, grad_dims)
+
+
+def _dims_of(grads: Sequence[Tensor | None], dims: Dims) -> Dims:
+    """The batch dimensions of gradients, where there is one."""
+    return tuple(None if g is None else d for g, d in zip(grads, dims, strict=True))
 
 
 def _moved(

@@ -92,7 +92,7 @@ class _Gradient(Rule):
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> tuple[Sequence[int], Sequence[Tensor]]:
+    ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
         wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
         return wrt, self._primitive.vjp(kept, cts, wrt)
 

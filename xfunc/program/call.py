@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from xfunc.core.avals import Aval
-from xfunc.program.bind import bind, or_zeros
-from xfunc.program.primitive import Dims, Primitive, Tensor
+from xfunc.program.bind import bind
+from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable, where_reached
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.remat.split import Halves, gathered
@@ -40,10 +41,12 @@ class Call(Primitive):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         present = tuple(i for i, c in enumerate(cts) if c is not None)
-        pullback = Call(self.program.pullback(wrt, present), self._policy, self._barrier)
-        return bind(pullback, [*args, *(c for c in cts if c is not None)])
+        pullback = self.program.pullback(wrt, present)
+        given = [*args, *(c for c in cts if c is not None)]
+        grads = bind(Call(pullback, self._policy, self._barrier), given)
+        return where_reached(grads, pullback.lowering.dependencies, range(len(args), len(given)))
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         wrt = tuple(
@@ -88,15 +91,14 @@ class CallPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        joint, halves = self._joint, self.halves
+    ) -> list[Tensor | None]:
+        joint = self._joint
+        halves = joint.without(self.halves, cts)
         inputs = [*args, *halves.forward.consts]
-
-        def ct(k: int) -> Tensor:
-            i = joint.cts[k]
-            return or_zeros(cts[i], joint.outputs[i])
-
-        return halves.backward.apply(gathered(halves.sources, inputs, residuals, ct))
+        given: list[Any] = [cts[i] for i in joint.cts]
+        flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
+        grads = halves.backward.apply(flat)
+        return list(placed(len(self.wrt), halves.gradients, grads))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallPair, Dims, Dims, Dims]:
         inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)

@@ -18,7 +18,7 @@ class Mappable(Protocol):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
+    ) -> Sequence[Tensor | None]:
         """See `Primitive`."""
         ...
 
@@ -41,7 +41,7 @@ class OwnPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
+    ) -> Sequence[Tensor | None]:
         return self.primitive.vjp(args, cts, self.wrt)
 
     def batched(self, dims: Dims, n: int) -> tuple[OwnPair, Dims, Dims, Dims]:

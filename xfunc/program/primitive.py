@@ -37,8 +37,8 @@ class Pair(Protocol):
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        """Gradients of the inputs in `wrt`; a cotangent None is zero."""
+    ) -> Sequence[Tensor | None]:
+        """Gradients of the inputs in `wrt`; None, of a cotangent too, is zero."""
         ...
 
     def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
@@ -62,7 +62,7 @@ class Rule:
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> tuple[Sequence[int], Sequence[Tensor]]:
+    ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
         """The inputs that have a gradient, and these; a cotangent is there."""
         raise NotImplementedError
 
@@ -82,10 +82,10 @@ class Rule:
 
 
 def placed(
-    n_inputs: int, wrt: Sequence[int], gradients: Sequence[Tensor]
+    n_inputs: int, wrt: Sequence[int], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """A gradient for each input: those of the inputs in `wrt`, else None."""
-    found: dict[int, Tensor] = dict(zip(wrt, gradients, strict=True))
+    found: dict[int, Tensor | None] = dict(zip(wrt, gradients, strict=True))
     return tuple(found.get(i) for i in range(n_inputs))
 
 
@@ -121,8 +121,8 @@ class Primitive(Protocol):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
-        """Gradients of the inputs in `wrt`, differentiable again."""
+    ) -> Sequence[Tensor | None]:
+        """Gradients of the inputs in `wrt`, differentiable again; None, as in `cts`, is zero."""
         ...
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -59,6 +59,22 @@ def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[in
     return found
 
 
+def read_by(
+    reads: Sequence[Collection[int]], carries: int, wanted: Sequence[object | None]
+) -> set[int]:
+    """The inputs that the steps of a loop compute some outputs from; of these, the carries too.
+
+    Args:
+        reads: for each output of a step, the inputs that it is computed from.
+        carries: how many inputs the first outputs stand for in the next step.
+        wanted: for each output, None if it is not wanted.
+    """
+    outputs = {i for i, w in enumerate(wanted) if w is not None}
+    while new := {k for i in outputs for k in reads[i] if k < carries} - outputs:
+        outputs |= new
+    return {i for i in outputs if i < carries}.union(*(reads[i] for i in outputs))
+
+
 def where_reached(
     tangents: Sequence[T | None], reads: Sequence[Collection[int]], given: Collection[int]
 ) -> list[T | None]:
@@ -80,6 +96,7 @@ class Joint:
         cts: the outputs that have a cotangent, in order.
         wrt: the inputs that have a gradient, in order.
         source: the program that it was made from.
+        unread: the inputs in `wrt` that no output depends on: their gradients are zeros.
     """
 
     source: Program
@@ -88,6 +105,7 @@ class Joint:
     outputs: tuple[Aval, ...]
     cts: tuple[int, ...]
     wrt: tuple[int, ...]
+    unread: frozenset[int] = frozenset()
     _memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict[Hashable, Any], repr=False)
 
     def split(
@@ -113,6 +131,22 @@ class Joint:
             ),
         )
 
+    def without(
+        self,
+        halves: Halves,
+        cts: Sequence[object | None],
+        gradients: tuple[int, ...] | None = None,
+    ) -> Halves:
+        """What is left of its halves where some cotangents of outputs are None.
+
+        By default, the gradients that are left are those that are not absent then.
+        """
+        absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
+        if not absent and gradients in (None, halves.gradients):
+            return halves
+        key = ("without", halves, absent, gradients)
+        return self.memo(key, lambda: halves.without(absent, gradients))
+
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""
         if key not in self._memo:
@@ -127,7 +161,9 @@ class Joint:
             # it can be batched any number of times.
             program = self.as_program().batched((*dims, *(0 for _ in self.cts)), n)
             outputs = program.outputs[: len(self.outputs)]
-            batched = Joint(program, program.lowering, self.n_inputs, outputs, self.cts, self.wrt)
+            batched = dataclasses.replace(
+                self, source=program, lowering=program.lowering, outputs=outputs, _memo={}
+            )
             batched._memo["program"] = program
             self._memo[key] = batched
         return self._memo[key]
@@ -261,8 +297,9 @@ class Program:
                 with functorch.own_gradient():
                     grads = list(torch.autograd.grad(diff, of, ct_values, allow_unused=True))
                 del diff, of
+            unread = frozenset(i for g, i in zip(grads, wanted, strict=True) if g is None) & zeros
             for k, i in enumerate(wanted):
-                if grads[k] is None and i in zeros:
+                if i in unread:
                     grads[k] = torch.zeros_like(inputs[i])
             present = [g for g in grads if g is not None]
             lowering = lower(
@@ -274,7 +311,7 @@ class Program:
             positions = tuple(i for i, g in zip(wanted, grads, strict=True) if g is not None)
             n = len(inputs)
             del inputs, outs, ct_values, grads, present
-        return Joint(self, lowering, n, self._outputs, cts, positions)
+        return Joint(self, lowering, n, self._outputs, cts, positions, unread)
 
     def _open(self) -> Trace:
         frozen = self._traced or self._derived

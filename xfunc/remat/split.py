@@ -8,11 +8,12 @@ else it needs it receives as an input or recomputes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, TypeVar
 
 from xfunc.core.avals import Aval
 from xfunc.hlo import Instruction
+from xfunc.hlo.passes.absent import without
 from xfunc.hlo.passes.common import extract, reachable
 from xfunc.hlo.passes.offload import brought, sent
 from xfunc.remat.joint_graph import joint_graph
@@ -33,12 +34,42 @@ class Halves:
         backward: computes the gradients; its flat inputs are listed in `sources`.
         sources: where each flat input of `backward` comes from.
         n_residuals: how many residuals there are.
+        gradients: the gradients that `backward` computes, by their numbers in the joint program.
     """
 
     forward: Lowering
     backward: Lowering
     sources: tuple[Source, ...]
     n_residuals: int
+    gradients: tuple[int, ...]
+
+    def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Halves:
+        """What is left where some cotangents are absent; the forward half stays what it was.
+
+        The gradients that are left are those in `gradients`, or else those that are not absent.
+
+        An absent cotangent is no zeros: the zeros would be multiplied, and give NaN where they meet
+        infinity.
+        """
+        absent = [n for n, (kind, k) in enumerate(self.sources) if kind == "ct" and k in cts]
+        if not self.gradients:
+            return self
+        second = self.backward
+        kept = None if gradients is None else [self.gradients.index(g) for g in gradients]
+        module, left, results = without(second.module, absent, kept)
+        avals = [second.avals[n] for n in left]
+        outputs = [second.outputs[k] for k in results]
+        backward = (
+            Lowering.empty(second.name, avals)
+            if module is None
+            else Lowering.of(second.name, module, avals, outputs)
+        )
+        return dataclasses.replace(
+            self,
+            backward=backward,
+            sources=tuple(self.sources[n] for n in left),
+            gradients=tuple(self.gradients[k] for k in results),
+        )
 
 
 def gathered(
@@ -133,7 +164,7 @@ def split(
             n = len(backward_params)
             backward = brought(backward, {n + k: w.src for k, w in away.items()})
         second = Lowering.of(second.name, backward, avals, joint.outputs[n_outputs:])
-    return Halves(first, second, tuple(sources), len(residuals))
+    return Halves(first, second, tuple(sources), len(residuals), tuple(range(len(gradients))))
 
 
 def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:

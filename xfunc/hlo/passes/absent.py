@@ -1,22 +1,34 @@
-"""Absent tangents: zeros that stay zero whatever they are multiplied by.
+"""Absent tangents and cotangents: zeros that stay zero whatever they are multiplied by.
 
-Forward-mode formulas multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a
+Formulas of derivatives multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a
 constant there is no `da`, and its product with `b` must not be computed: ``0 * inf`` would give
 NaN. torch has tensors for that whose product with anything is one of them again, but not on every
 device, nor for every product. Here they are marked when they are made, and what is known to be such
 a zero is found when a traced function has been lowered.
+
+In reverse mode, it is when the backward pass runs that it is known which results have no cotangent:
+`without` makes of a module what is left of it when some of its parameters are absent.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import bypass, constant, fill, fresh_ids, instruction
+from xfunc.hlo.edit import bypass, constant, copied, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.module import Module
-from xfunc.hlo.passes.common import dead_code_elimination
+from xfunc.hlo.passes import scalars
+from xfunc.hlo.passes.common import dead_code_elimination, extract, reachable
+from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.spmd.annotations import is_pair
+
+Known: TypeAlias = "bool | tuple[Known, ...]"
+"""Whether a value is absent; of a tuple, whether its elements are."""
 
 
 def absent_tangent(
@@ -34,82 +46,239 @@ def drop_absent(hlo: bytes) -> bytes:
     if _NAME not in hlo:
         return hlo
     proto = pb.HloModuleProto.FromString(hlo)
-    computations = {c.id: c for c in proto.computations}
-    ids = fresh_ids(proto)
+    spread = _Spread(proto)
     for c in proto.computations:
-        found = _Absent(c, computations)
-        if not found.absent:
-            continue
-        made: list[pb.HloInstructionProto] = []
-        for i in c.instructions:
-            if i.id in found.absent and not i.shape.tuple_shapes:
-                zero = constant(0, next(ids), Shape.from_proto(i.shape).dtype)
-                made.append(zero)
-                i = instruction("broadcast", i.id, i.shape, [zero.id], of=i)
-            made.append(i)
-        fill(c, made)
-        bypass(c, found.stands_for)
+        spread.over(c, {})
+    _add(proto, spread.made)
     return dead_code_elimination(Module(proto)).to_bytes()
+
+
+def without(
+    module: Module, absent: Collection[int], kept: Collection[int] | None = None
+) -> tuple[Module | None, tuple[int, ...], tuple[int, ...]]:
+    """What is left of a module where some of its parameters are absent.
+
+    Args:
+        module: is not changed.
+        absent: the numbers of the parameters.
+        kept: the results that are left; by default, those that are not zeros then.
+
+    Returns:
+        The module, None if it has no results; which parameters are left, and which results.
+    """
+    flat = inline_calls(module)
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(flat.proto)
+    entry, spread = entry_of(proto), _Spread(proto)
+    numbers = {i.id: i.parameter_number for i in entry.instructions if i.opcode == "parameter"}
+    known = spread.over(entry, dict.fromkeys(absent, True), keep_parameters=False)
+    _add(proto, spread.made)
+    left = Module(proto)
+    operands = left.entry.root.operands
+    gone = known if isinstance(known, tuple) else (known,) * len(operands)
+    results = tuple(k for k, g in enumerate(gone) if not g) if kept is None else tuple(kept)
+    if not results:
+        return None, (), ()
+    roots = [operands[k] for k in results]
+    needed = reachable(roots)
+    parameters = [k for k, n in numbers.items() if k in needed and n not in absent]
+    parameters.sort(key=numbers.__getitem__)
+    found = extract(left, [r.id for r in roots], parameters, name=module.name)
+    return found, tuple(numbers[k] for k in parameters), results
+
+
+def _add(proto: pb.HloModuleProto, made: Sequence[pb.HloComputationProto]) -> None:
+    """Add computations to a module, before its entry."""
+    if not made:
+        return
+    old = [c for c in proto.computations if c.id != proto.entry_computation_id]
+    new = pb.HloModuleProto(computations=[*old, *made, entry_of(proto)])
+    del proto.computations[:]
+    proto.computations.MergeFrom(new.computations)
 
 
 # Zero if the first operand is.
 _LINEAR = frozenset(
-    "broadcast convert copy divide dynamic-slice gather get-tuple-element imag negate real reshape "
-    "reverse slice transpose".split()
+    "broadcast convert copy divide dynamic-slice fft gather imag negate real reduce-precision "
+    "reshape reverse slice transpose".split()
 )
 _PRODUCTS = frozenset(("multiply", "dot", "convolution"))  # zero if any operand is
 _SUMS = frozenset(("add", "subtract", "complex", "concatenate"))  # zero if all operands are
 # Zero if those operands are.
-_PARTS = {"select": (1, 2), "dynamic-update-slice": (0, 1), "scatter": (0, 2)}
+_PARTS = {
+    "select": (1, 2),
+    "dynamic-update-slice": (0, 1),
+    "scatter": (0, 2),
+    "pad": (0, 1),
+    "select-and-scatter": (1, 2),
+    "triangular-solve": (1,),
+}
+
+
+class _Spread:
+    """Rewrites computations, and copies of what they run with absent operands.
+
+    Attributes:
+        made: the copies, callees before callers.
+    """
+
+    def __init__(self, proto: pb.HloModuleProto) -> None:
+        self.computations = {c.id: c for c in proto.computations}
+        self.ids: Iterator[int] = fresh_ids(proto)
+        self.made: list[pb.HloComputationProto] = []
+
+    def over(
+        self, c: pb.HloComputationProto, given: Mapping[int, Known], keep_parameters: bool = True
+    ) -> Known:
+        """Rewrite a computation, in place; what is known of its result.
+
+        Args:
+            c: the computation.
+            given: what is known of parameters, by number.
+            keep_parameters: whether absent ones stay parameters: they are zeros.
+        """
+        found = _Absent(c, self, given)
+        made: list[pb.HloInstructionProto] = []
+        for i in c.instructions:
+            if found.known.get(i.id) is True and not i.shape.tuple_shapes:
+                if i.opcode == "parameter" and keep_parameters:
+                    made.append(i)
+                    continue
+                zero = constant(0, next(self.ids), Shape.from_proto(i.shape).dtype)
+                made.append(zero)
+                i = instruction("broadcast", i.id, i.shape, [zero.id], of=i)
+            made.append(i)
+        if len(made) > len(c.instructions):
+            fill(c, made)
+        bypass(c, found.stands_for)
+        return found.known.get(c.root_id, False)
+
+    def special(self, k: int, given: Mapping[int, Known]) -> tuple[int, Known]:
+        """A copy of a computation for what is known of its parameters."""
+        copy = copied(self.computations[k], {}, lambda: next(self.ids))
+        known = self.over(copy, given)
+        self.computations[copy.id] = copy
+        self.made.append(copy)
+        return copy.id, known
 
 
 class _Absent:
     """The absent values in a computation.
 
     Attributes:
-        absent: the ids of what is zero.
+        known: what is absent, by the ids of values.
         stands_for: what is left of sums of which a part is absent.
     """
 
     def __init__(
-        self, c: pb.HloComputationProto, computations: dict[int, pb.HloComputationProto]
+        self, c: pb.HloComputationProto, spread: _Spread, given: Mapping[int, Known]
     ) -> None:
-        self.absent: set[int] = set()
+        self.known: dict[int, Known] = {}
         self.stands_for: dict[int, int] = {}
-        self._computations = computations
+        self._zeros: set[int] = set()  # zeros that are computed as such
+        self._spread = spread
         for i in c.instructions:
             if i.HasField("sharding") or i.control_predecessor_ids:
                 continue
-            if self._is_absent(i):
-                self.absent.add(i.id)
+            is_given = i.opcode == "parameter"
+            known = given.get(i.parameter_number, False) if is_given else self._of(i)
+            if _any(known):
+                self.known[i.id] = known
             elif i.opcode in ("add", "subtract"):
                 first, second = i.operand_ids
-                if second in self.absent:
+                if second in self.known:
                     self.stands_for[i.id] = first
-                elif first in self.absent:
+                elif first in self.known:
                     if i.opcode == "add":
                         self.stands_for[i.id] = second
                     else:
                         i.opcode = "negate"
                         i.operand_ids[:] = [second]
 
-    def _is_absent(self, i: pb.HloInstructionProto) -> bool:
-        known = [k in self.absent for k in i.operand_ids]
-        if i.opcode == "call":
-            callee = self._computations[i.called_computation_ids[0]]
-            return callee.name.startswith(absent_tangent.__name__)
-        if i.opcode in _LINEAR:
-            return known[0]
+    def _of(self, i: pb.HloInstructionProto) -> Known:
+        known = [self.known.get(k, False) for k in i.operand_ids]
+        match i.opcode:
+            case "constant":
+                if not i.shape.dimensions and scalars.read(i) == 0:
+                    self._zeros.add(i.id)
+                return False
+            case "tuple":
+                return tuple(known)
+            case "get-tuple-element":
+                of = known[0]
+                return of[i.tuple_index] if isinstance(of, tuple) else of
+            case "opt-barrier":
+                return known[0]
+            case "call":
+                callee = self._spread.computations[i.called_computation_ids[0]]
+                if callee.name.startswith(absent_tangent.__name__):
+                    return True
+                return tuple(known) if is_pair(callee) else False
+            case "while":
+                return self._loop(i, known[0])
+            case "conditional":
+                return self._choice(i, known[1:])
+            case _:
+                return self._array(i, known)
+
+    def _loop(self, i: pb.HloInstructionProto, known: Known) -> Known:
+        body, made = i.called_computation_ids[0], len(self._spread.made)
+        while _any(known):
+            special, after = self._spread.special(body, {0: known})
+            if (both := _both(known, after)) == known:
+                i.called_computation_ids[0] = special
+                return known
+            known = both
+            del self._spread.made[made:]
+        return False
+
+    def _choice(self, i: pb.HloInstructionProto, known: Sequence[Known]) -> Known:
+        if not any(map(_any, known)):
+            return False
+        pairs = zip(i.called_computation_ids, known, strict=True)
+        branches = [self._spread.special(k, {0: of}) for k, of in pairs]
+        i.called_computation_ids[:] = [k for k, _ in branches]
+        found = branches[0][1]
+        for _, after in branches[1:]:
+            found = _both(found, after)
+        return found
+
+    def _array(self, i: pb.HloInstructionProto, known: Sequence[Known]) -> bool:
         if i.opcode in _PRODUCTS:
-            return any(known)
-        if i.opcode in _SUMS:
-            return all(known) and bool(known)
-        if i.opcode in _PARTS:
-            return all(known[k] for k in _PARTS[i.opcode])
-        return i.opcode in ("reduce", "reduce-window") and known[0] and self._adds(i)
+            return True in known
+        if i.opcode in _LINEAR:
+            parts = [0]
+        elif i.opcode in _SUMS:
+            parts = range(len(known))
+        elif i.opcode in _PARTS:
+            parts = _PARTS[i.opcode]
+        elif i.opcode in ("reduce", "reduce-window") and self._adds(i):
+            parts = [0]  # torch_xla starts all sums with zero.
+        else:
+            return False
+        nothing = [known[k] is True or i.operand_ids[k] in self._zeros for k in parts]
+        if not nothing or not all(nothing):
+            return False
+        if any(known[k] is True for k in parts):
+            return True
+        self._zeros.add(i.id)
+        return False
 
     def _adds(self, i: pb.HloInstructionProto) -> bool:
-        """Whether a reduction is a sum; torch_xla starts all of those with zero."""
-        callee = self._computations[i.called_computation_ids[0]]
+        """Whether a reduction is a sum."""
+        callee = self._spread.computations[i.called_computation_ids[0]]
         root = next(j for j in callee.instructions if j.id == callee.root_id)
         return root.opcode == "add"
+
+
+def _any(known: Known) -> bool:
+    return any(map(_any, known)) if isinstance(known, tuple) else known
+
+
+def _both(a: Known, b: Known) -> Known:
+    """What is absent in both."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(map(_both, a, b))
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        return (a if b else False) if isinstance(a, tuple) else (b if a else False)
+    return a and b
