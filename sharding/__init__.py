@@ -31,6 +31,7 @@ from xfunc.sharding.mesh import use_mesh as use_mesh
 from xfunc.sharding.process_local import (
     make_array_from_process_local_data as make_array_from_process_local_data,
 )
+from xfunc.sharding.process_local import process_local_indices as process_local_indices
 from xfunc.sharding.shard_as import shard_alike as shard_alike
 from xfunc.sharding.shard_as import shard_as as shard_as
 from xfunc.sharding.shard_map import shard_map as shard_map

@@ -1,4 +1,4 @@
-"""`make_array_from_process_local_data`: one array of what each process has of it."""
+"""Arrays of which each process has a part: one array made of them, and which part is whose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_array_from_process_local_data(
     dims = (1,) * data.ndim if placement is None else placement.tiles.dims
     unit = Target(dims, data.dtype, placement=placement)
     starts = [start for start, _ in unit.boxes()]
-    held = [sorted({s[d] for s in starts}) for d in range(data.ndim)]
+    held = _held(starts, data.ndim)
     if global_shape is None:
         shape = tuple(
             n * k // len(places) for n, k, places in zip(data.shape, dims, held, strict=True)
@@ -70,3 +70,39 @@ def make_array_from_process_local_data(
     found = assemble(parts, target)
     remember(found, given)
     return found
+
+
+def process_local_indices(
+    sharding: NamedSharding | PartitionSpec, global_shape: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    """Which part of a sharded array the devices of this process hold.
+
+    ``make_array_from_process_local_data(s, x[torch.meshgrid(*indices, indexing="ij")])`` is
+    ``device_put(x, s)``: what a process need not have of `x` it need not read.
+
+    Args:
+        sharding: of the whole, or a spec on the mesh in use.
+        global_shape: of the whole.
+
+    Returns:
+        For each dimension the places of which it holds something, in ascending order.
+
+    Raises:
+        ShardingError: the shape does not fit the sharding.
+    """
+    given = resolve_sharding(sharding, "the sharding of process_local_indices")
+    shape = tuple(global_shape)
+    check_shape(given, shape, "the array")
+    placement = placement_of(given.tiles(len(shape)))
+    target = Target(shape, torch.float32, placement=placement)
+    starts = _held([start for start, _ in target.boxes()], len(shape))
+    sizes = zip(starts, target.padded, strict=True)
+    return tuple(
+        torch.tensor([i for start in held for i in range(start, start + size)], dtype=torch.int64)
+        for held, size in sizes
+    )
+
+
+def _held(starts: Sequence[tuple[int, ...]], ndim: int) -> list[list[int]]:
+    """Where parts start, along each dimension."""
+    return [sorted({s[d] for s in starts}) for d in range(ndim)]

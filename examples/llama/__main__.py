@@ -20,6 +20,7 @@ from . import (
     evaluate,
     fit,
     harness,
+    hosts,
     options,
     scores,
     tokenizer,
@@ -49,13 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     args = parser.parse_args(argv)
     try:
-        return COMMANDS[args.command](args.arguments)
-    except KeyboardInterrupt:
-        print("interrupted: what was done since the last checkpoint is lost", file=sys.stderr)
-        return 130
+        status = COMMANDS[args.command](args.arguments)
+        hosts.leave()
+    except KeyboardInterrupt as error:
+        text = "interrupted: what was done since the last checkpoint is lost"
+        return hosts.failed(error, text, 130)
     except _EXPLAINED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return hosts.failed(error, f"error: {error}", 2)
+    except Exception as error:
+        return hosts.failed(error, f"{type(error).__name__}: {error}", 1, explained=False)
+    return status
 
 
 def fit_command(argv: Sequence[str]) -> int:
@@ -67,6 +71,7 @@ def fit_command(argv: Sequence[str]) -> int:
         help="go on from a checkpoint though text, order or size of batches are others than its",
     )
     args = parser.parse_intermixed_args(argv)
+    hosts.join()
     if xf.default_backend() == "cpu":
         allocation.keep_memory()
     outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
@@ -82,17 +87,20 @@ def eval_command(argv: Sequence[str]) -> int:
         help="texts to be scored instead, each by itself; see data.files",
     )
     args = parser.parse_intermixed_args(argv)
+    hosts.join()
     found = trained.load(args.folder, args.step, args.config, args.settings)
     if args.files:
         return _by_file(found, args.files)
-    reader = Reader(found.run.data, found.run.folder, found.recipe.model.vocab)
+    data, rows = found.run.data, evaluate.local_rows(found.recipe, found.run.data.batch)
+    reader = Reader(data, found.run.folder, found.recipe.model.vocab, rows=rows)
+    hosts.check_same_data(reader.state(0))
     batches = found.run.eval_batches
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, batches, found.base)
     text = f"{found.name}: held-out loss {loss:.4f}"
     if not found.recipe.pairs:
         perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.
         text += f", perplexity {perplexity:.2f}"
-    print(text)
+    _say(text)
     if not math.isfinite(loss):
         raise NotFiniteError("the loss is not finite: the weights have diverged")
     return 0
@@ -103,7 +111,7 @@ def _by_file(found: trained.Trained, files: Sequence[str]) -> int:
     params, known = found.computing(), tokenizer.load(found.tokenizer)
     scorer = scores.Scorer(params, recipe.model, recipe.plan, length=data.seq, batch=data.batch)
     for file, total in scores.by_file(scorer, known, files, data.field):
-        print(
+        _say(
             f"{file}: loss {total.loss:.4f}, perplexity {total.perplexity:.2f}, "
             f"{total.bits_per_byte:.4f} bits per byte of {total.size:,}, {total.tokens:,} tokens"
         )
@@ -149,16 +157,18 @@ def generate_command(argv: Sequence[str]) -> int:
         raise options.SettingError(f"--batch is {args.batch}: make 1 text or more at a time")
     if "" in args.stop:
         raise options.SettingError("--stop is empty: every text ends with that")
+    hosts.join()
     found = trained.load(args.folder, args.step, args.config, args.settings)
-    if not (texts := args.prompt or sys.stdin.read().splitlines()):
+    given = sys.stdin.read().splitlines() if hosts.is_first() and not args.prompt else args.prompt
+    if not (texts := hosts.from_first(given)):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
 
     def say(number: int, text: str) -> None:
         if len(texts) == 1:  # Of several, the texts come in their order.
-            print(text, end="", flush=True)
+            _say(text, end="", flush=True)
 
     if len(texts) == 1:
-        print(texts[0], end="", flush=True)
+        _say(texts[0], end="", flush=True)
     try:
         made = complete.complete(
             found.computing(),
@@ -177,10 +187,10 @@ def generate_command(argv: Sequence[str]) -> int:
             f"{found.name}: {error}. Use an older checkpoint, with --step"
         ) from None
     if len(texts) == 1:
-        print()
+        _say()
     else:
         for text, more in zip(texts, made, strict=True):
-            print(text + more)
+            _say(text + more)
     return 0
 
 
@@ -209,9 +219,10 @@ def import_command(argv: Sequence[str]) -> int:
         "--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with"
     )
     args = parser.parse_intermixed_args(argv)
+    hosts.join()
     run = trained.import_published(args.folder, args.config, args.settings, args.adapter)
     files = "" if run.data.files else " data.files=..."
-    print(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
+    _say(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
     return 0
 
 
@@ -232,12 +243,13 @@ def export_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     if args.adapter and args.dtype:
         parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")
+    hosts.join()
     found = trained.load(args.folder, args.step, args.config, args.settings)
     if args.adapter:
         trained.export_adapters(found, args.out)
     else:
         trained.export_published(found, args.out, known.get(args.dtype))
-    print(f"{found.name} is in {args.out}")
+    _say(f"{found.name} is in {args.out}")
     return 0
 
 
@@ -272,6 +284,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "curves": curves_command,
     "aot": aot_command,
 }
+
+
+def _say(*texts: str, end: str = "\n", flush: bool = False) -> None:
+    """Print; of several processes the first one does."""
+    if hosts.is_first():
+        print(*texts, end=end, flush=flush)
 
 
 def _parser(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import hf, lora, model
+from . import hf, hosts, lora, model
 from .hf_config import FormatError, read_json
 from .lora import FULL, LORA, Adapter, Tune
 from .model import Config, Params
@@ -85,11 +85,14 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         ]
         or None,
     }
+    whole = hosts.fetch(params)
+    if not hosts.is_first():
+        return
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     (partial / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-    save_file(dict(_tensors(xf.device_get(params), config)), partial / TENSORS)
+    save_file(dict(_tensors(whole, config)), partial / TENSORS)
     partial.rename(folder)
 
 

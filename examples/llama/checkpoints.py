@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from torch import distributed
-
 import xfunc as xf
+
+from . import hosts
 
 _STEP = "checkpoint of step"
 
@@ -54,8 +54,8 @@ class Checkpoints:
         return sorted(int(path.name) for path in found if path.name.isdecimal())
 
     def latest(self) -> int | None:
-        """The newest step, or None."""
-        return max(self.steps(), default=None)
+        """The newest step, or None; of several processes all have to ask."""
+        return hosts.from_first(max(self.steps(), default=None))
 
     def save(self, step: int, state: Any, extra: dict[str, Any], *, at_once: bool = False) -> None:
         """Begin to save; the state may be donated or changed from now on.
@@ -78,7 +78,7 @@ class Checkpoints:
                 f"{self.folder} has a checkpoint of step {latest}, and step {step} is not after "
                 "it: resume from the newest, use another folder, or remove the later ones"
             )
-        if _is_first():
+        if hosts.is_first():
             self._clean()
         self._damaged.clear()
         path, noted = self.folder / str(step), {_STEP: step, "extra": extra}
@@ -97,7 +97,7 @@ class Checkpoints:
         if pending is None:
             return
         pending.result()
-        if _is_first():
+        if hosts.is_first():
             self._remove_old()
 
     def restore(
@@ -129,11 +129,12 @@ class Checkpoints:
                 )
             return self._read(target, step, check, partial)
         first = None
-        for each in reversed(self.steps()):
+        for each in reversed(hosts.from_first(self.steps())):
             try:
                 return self._read(target, each, check, partial)
             except (xf.errors.DamagedCheckpointError, FileNotFoundError) as error:
-                warnings.warn(f"step {each} is skipped: {error}", stacklevel=2)
+                if hosts.is_first():
+                    warnings.warn(f"step {each} is skipped: {error}", stacklevel=2)
                 self._damaged.add(each)
                 first = first or error
         raise first or FileNotFoundError(
@@ -183,7 +184,3 @@ def _remove(path: Path) -> None:
     """Remove a checkpoint so that there is never a part of one under its name."""
     removed = path.rename(path.with_suffix(".removed"))
     shutil.rmtree(removed)
-
-
-def _is_first() -> bool:
-    return not distributed.is_initialized() or distributed.get_rank() == 0

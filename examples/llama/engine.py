@@ -151,8 +151,6 @@ class Engine:
     ):
         if size < 1 or length < 2:
             raise ValueError(f"size is {size}, length {length}: use 1 slot of 2 tokens or more")
-        if xf.process_count() > 1:
-            raise ValueError("there are several processes: texts are made by one, on its devices")
         self.length, self.waiting = length, waiting
         self._params, self._config, self._plan = params, config, plan
         self._pieces = sorted({min(n, length) for n in pieces or _powers(min(plan.block, length))})

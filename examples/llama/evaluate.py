@@ -1,5 +1,10 @@
 """The loss on held-out data, and batches on the devices."""
 
+import functools
+
+from jaxtyping import Float
+from torch import Tensor
+
 import xfunc as xf
 
 from . import train
@@ -9,20 +14,42 @@ from .recipe import Recipe
 
 
 def put(batch: Batch, recipe: Recipe) -> Batch:
-    """The batch on the devices, divided as the recipe says."""
+    """The batch on the devices, divided as the recipe says.
+
+    Of several processes each gives its `local_rows`.
+    """
     sharding = recipe.plan.sharding
+    if sharding is not None and xf.process_count() > 1:
+        where = sharding.on_mesh(sharding.batch)
+        return xf.tree.map(lambda x: xf.make_array_from_process_local_data(where, x), batch)
     return xf.device_put(batch, sharding and sharding.on_mesh(sharding.batch))
+
+
+def local_rows(recipe: Recipe, batch: int) -> list[int] | None:
+    """The rows of a batch of so many that lie on this process's devices; None: all of them."""
+    sharding = recipe.plan.sharding
+    if sharding is None or xf.process_count() == 1:
+        return None
+    (rows,) = xf.sharding.process_local_indices(sharding.on_mesh(sharding.batch), (batch,))
+    return rows.tolist()
 
 
 def held_out_loss(
     params: Params, reader: Reader, recipe: Recipe, batches: int, base: Params | None = None
 ) -> float:
     """The mean loss of a token, or of a pair, in the first so many batches of held-out data."""
-    losses, counts = [], []
+    found = []
     for i in range(min(batches, reader.held_out_batches)):
-        batch = reader.held_out(i)
-        counts.append(train.target_count(batch, recipe).item())
-        loss = train.eval_loss(params, put(batch, recipe), base, recipe=recipe)
-        losses.append(loss)
-    found = xf.device_get(losses)
-    return sum(float(x) * n for x, n in zip(found, counts, strict=True)) / sum(counts)
+        batch = put(reader.held_out(i), recipe)
+        found.append(_counted_loss(params, batch, base, recipe=recipe))
+    pairs = [(float(loss), float(count)) for loss, count in xf.device_get(found)]
+    return sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
+
+
+@functools.partial(xf.jit, static_argnames="recipe")
+def _counted_loss(
+    params: Params, batch: Batch, base: Params | None, *, recipe: Recipe
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The loss of a batch, and of how many targets or pairs it is the mean."""
+    loss = train.eval_loss(params, batch, base, recipe=recipe)
+    return loss, train.target_count(batch, recipe)

@@ -82,8 +82,9 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
     Raises:
         FolderInUseError: another process trains in the folder.
     """
-    recipe = run.recipe(xf.device_count())
     hosts.join()
+    recipe = run.recipe(xf.device_count())
+    hosts.check_same_settings(run)
     with owned(Path(run.folder)):
         return _fit(run, recipe, console, new_data)
 
@@ -94,7 +95,9 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
     say = functools.partial(console.print, soft_wrap=True)
     based = base.about(run, recipe)
-    reader = Reader(run.data, folder, recipe.model.vocab, say)
+    rows = evaluate.local_rows(recipe, run.data.batch)
+    reader = Reader(run.data, folder, recipe.model.vocab, say, rows)
+    hosts.check_same_data(reader.state(0))
     with Checkpoints(folder / "checkpoints", run.keep, run.keep_every) as checkpoints:
         first, state, told = begin(run, recipe, reader, checkpoints, new_data, based)
         frozen = base.load(run, recipe)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import tokenizer, trained
+from . import hosts, tokenizer, trained
 from .complete import complete
 from .model import Config, Params
 from .options import SettingError
@@ -132,6 +132,7 @@ def language_model(*args: Any, **kwargs: Any) -> Any:
 
 def run(args: argparse.Namespace, say: Callable[[str], object] = print) -> int:
     """Run tasks on a checkpoint, and print and write what they find."""
+    hosts.check_alone("harness")
     found = trained.load(args.folder, args.step, args.config, args.settings)
     length = max(found.run.context, found.run.data.seq)
     model = language_model(

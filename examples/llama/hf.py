@@ -22,7 +22,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import model
+from . import hosts, model
 from . import tokenizer as tokenizers
 from .families import NAMES
 from .hf_config import config_json as config_json
@@ -213,6 +213,8 @@ def save(
     The files are written to ``<folder>.partial``, which gets its name at the end: a folder of that
     name is complete.
 
+    Of several processes all call it, and the first one writes.
+
     Args:
         folder: must not exist.
         config: the sizes.
@@ -231,10 +233,13 @@ def save(
     if folder.exists():
         raise FileExistsError(f"{folder} already exists: give a new folder")
     partial = folder.with_name(f"{folder.name}.partial")
+    stored: torch.dtype = dtype or params["embed"].dtype
+    if not hosts.is_first():  # It helps the first one, which writes.
+        _write(partial, config, params, stored, max_shard_size)
+        return
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        stored: torch.dtype = dtype or params["embed"].dtype
         fields = config_json(config, stored, context)
         if tokenizer is not None:
             fields |= _copy_tokenizer(tokenizers.load(tokenizer), partial, config)
@@ -261,8 +266,9 @@ def _write(
     for file, names in split.filename_to_tensors.items():
         found = ((name, *by_name[name]) for name in names)
         tensors = {name: _fetch(weight, part.at).to(dtype) for name, part, weight in found}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if split.is_sharded:
+        if hosts.is_first():
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+    if split.is_sharded and hosts.is_first():
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
@@ -271,7 +277,7 @@ def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:
     """A weight or one layer of it, or one expert of that, on the CPU."""
     for i in at:
         weight = weight[i] if weight.device.type == "cpu" else _take(weight, i)
-    return xf.device_get(weight).contiguous()
+    return hosts.fetch(weight).contiguous()
 
 
 @xf.jit

@@ -1,17 +1,62 @@
-"""The processes of a pod, one on each host, which all run the same program."""
+"""The processes of a run, which all run the same program, on one host or several."""
+
+import os
+import sys
+import traceback
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 import xfunc as xf
 
+from . import options
+from .options import SettingError
+from .watch import Watch
+
+LOST = os.EX_UNAVAILABLE  # the exit status of a process whose run has lost another one
+
+_T = TypeVar("_T")
+_COUNTS = {  # how many processes were started, where the other variable is set
+    "MASTER_ADDR": "WORLD_SIZE",  # torchrun
+    "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; a script of sbatch alone has no step
+    "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
+}
+_watch: Watch | None = None
+
+
+class ProcessesDifferError(SettingError):
+    """The processes were started with different settings, or find different data."""
+
 
 def join() -> None:
-    """Let the processes find each other, if there are several: checkpoints need it."""
-    if xf.process_count() > 1 and not distributed.is_initialized():
-        import torch_xla.distributed.xla_backend  # It knows where xla:// is.  # noqa: F401
+    """Let the processes find each other, if there are several, and watch each other from then on.
 
-        distributed.init_process_group("gloo", init_method="xla://")
+    Called by a program before it asks for devices; again, it does nothing.
+    """
+    global _watch
+    if _watch is not None:
+        return
+    if not distributed.is_initialized():
+        if _started():
+            xf.distributed.initialize()
+        elif xf.process_count() > 1:  # a pod of TPUs, whose hosts torch_xla has connected
+            import torch_xla.distributed.xla_backend  # It knows xla://.  # noqa: F401
+
+            distributed.init_process_group("gloo", init_method="xla://")
+    if are_several():
+        _watch = Watch(_end)
+
+
+def _started() -> int:
+    """How many processes a launcher has started; 0: there was none."""
+    counts = (os.environ.get(name, "") for has, name in _COUNTS.items() if has in os.environ)
+    return max((int(count) for count in counts if count.isdecimal()), default=0)
+
+
+def are_several() -> bool:
+    """Whether other processes take part."""
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def is_first() -> bool:
@@ -26,3 +71,106 @@ def agree(wanted: bool) -> bool:
     votes = torch.tensor(int(wanted))
     distributed.all_reduce(votes, distributed.ReduceOp.MAX)
     return bool(votes)
+
+
+def from_first(value: _T) -> _T:
+    """What the first process says."""
+    if not are_several():
+        return value
+    found = [value]
+    distributed.broadcast_object_list(found, 0)
+    return found[0]
+
+
+def check_same_settings(run: Any) -> None:
+    """Raise an error, in all processes, unless they have the same settings of a run."""
+    for k, other in enumerate(said := _of_all(run)):
+        if differ := " ".join(options.differing(other, said[0])):
+            raise ProcessesDifferError(
+                f"process {k} was started with {differ}, unlike process 0: give all of them the "
+                "same settings"
+            )
+
+
+def check_same_data(state: dict[str, Any]) -> None:
+    """Raise an error, in all processes, unless the `state` of their readers is the same."""
+    for k, other in enumerate(said := _of_all(state)):
+        differ = [key for key in said[0] if other.get(key) != said[0][key]]
+        if differ or len(other) != len(said[0]):
+            raise ProcessesDifferError(
+                f"process {k} found other data than process 0 ({', '.join(differ)}): let all of "
+                "them read the same files"
+            )
+
+
+def check_alone(what: str) -> None:
+    """Raise an error if there are several processes."""
+    if _started() > 1 or xf.process_count() > 1:
+        raise SettingError(f"{what} runs as one process: start one, on one host")
+
+
+def _of_all(value: _T) -> list[_T]:
+    """What each process says."""
+    if not are_several():
+        return [value]
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def fetch(x: Any) -> Any:
+    """A tree of tensors on the host, where all processes ask for it; parts are put together."""
+    return xf.distributed.process_allgather(x) if are_several() else xf.device_get(x)
+
+
+def leave() -> None:
+    """Wait until all have done what they should, and part."""
+    global _watch
+    if _watch is not None:
+        _watch.leave()
+        _watch = None
+        xf.distributed.shutdown()
+
+
+def failed(error: BaseException, text: str, status: int, *, explained: bool = True) -> int:
+    """Tell of an error that ends this process, and return its exit status.
+
+    Of several processes it ends this one, which must not wait for the others, and has them end.
+
+    Args:
+        error: the error.
+        text: what to say of it.
+        status: the exit status.
+        explained: whether the text says all.
+    """
+    if _watch is None:
+        if not explained:
+            raise error
+        print(text, file=sys.stderr)
+        return status
+    news = _watch.fail(text)
+    said = (news or "").partition(" failed: ")[2]
+    if said and text.startswith(said):  # It happened in all of them, and the first one says it.
+        _exit(status)
+    if not explained:
+        traceback.print_exception(error)
+    if explained or news is None:
+        print(f"process {distributed.get_rank()}: {text}", file=sys.stderr)
+    if news is not None:
+        _end(news)
+    _exit(status)
+    return status
+
+
+def _end(news: str) -> None:
+    """End this process, because another one has."""
+    text = f"error: {news}. This process, {distributed.get_rank()}, ends too: start all again"
+    print(text, file=sys.stderr)
+    _exit(LOST)
+
+
+def _exit(status: int) -> None:
+    """End without waiting for anybody, as what would be done at the end of Python does."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

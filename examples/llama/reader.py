@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Reader:
             names a cache.
         say: is told of what takes long.
         vocab: of the model that is trained, which shall have all tokens; None: of any.
+        rows: those of a batch, by number, that this process wants, where there are several; None:
+            all. With `config.dynamic` a batch is always whole.
 
     Attributes:
         config: what is read.
@@ -49,6 +51,7 @@ class Reader:
         folder: str | Path,
         vocab: int | None = None,
         say: Callable[[str], object] = lambda text: None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         self.tokenizer, self._corpus = prepare(config, Path(folder), vocab, say)
         train, held_out, _ = self._corpus
@@ -64,7 +67,9 @@ class Reader:
                 if not config.validation
                 else "data.validation has no text: give other files"
             )
-        self.config, self._rows, self._position = config, np.arange(config.batch), Position()
+        self.config, self._position = config, Position()
+        some = rows is not None and not config.dynamic
+        self._rows = np.array(rows) if some else np.arange(config.batch)
         self._train, self._held_out = _rows(config, train), _packed(config, held_out)
         if not self._train.rows:
             raise DataError("no document to train on has two tokens: use more text")

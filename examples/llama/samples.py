@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from . import hosts
 from .complete import complete
 from .config import Run
 from .model import Params
@@ -32,6 +33,8 @@ def write(
         plan=recipe.plan,
     )
     texts = [prompt + text for prompt, text in zip(run.samples, made, strict=True)]
+    if not hosts.is_first():
+        return texts
     with Path(run.folder, "samples.jsonl").open("a", encoding="utf-8") as file:
         for text in texts:
             file.write(json.dumps({"step": step, "text": text}, ensure_ascii=False) + "\n")

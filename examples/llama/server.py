@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from . import requests, responses, tokenizer, trained
+from . import hosts, requests, responses, tokenizer, trained
 from .chat_template import TemplateError
 from .conversations import Encoder
 from .data_config import DataConfig
@@ -275,6 +275,7 @@ def serve(args: argparse.Namespace, say: Callable[[str], object] = print) -> int
     """Load a model, compile all that it needs, and answer requests until a signal comes."""
     if not 0 <= args.port < 65536:
         raise SettingError(f"--port is {args.port}: use a number up to 65535")
+    hosts.check_alone("serve")
     found = trained.load(args.folder, args.step, args.config, args.settings)
     known = tokenizer.load(found.tokenizer)
     engine = Engine(

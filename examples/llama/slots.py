@@ -106,7 +106,9 @@ def advance(
     last = (rows.size - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
     logits = model.logits(params, x.take_along_dim(last, 1), config, plan)[:, 0]
     token = choose(logits, rows.sampling, seen, rows.at + rows.size)
-    return State(cache, _whole(every, plan)), _told(logits, token)
+    # Each process reads all of it, where there are several.
+    made = Made(*(_whole(x, plan) for x in _told(logits, token)))
+    return State(cache, _whole(every, plan)), made
 
 
 def _run(

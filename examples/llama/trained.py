@@ -9,7 +9,7 @@ import torch
 
 import xfunc as xf
 
-from . import adapters, base, config, hf, lora, options, tokenizer, train
+from . import adapters, base, config, hf, hosts, lora, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite
@@ -184,6 +184,8 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         run = options.plain(trained.run)
         extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
         checkpoints.save(0, start(trained.params), extra, at_once=True)
+    if not hosts.is_first():
+        return
     if (source / "tokenizer.json").exists():
         tokenizer.load(source).save(folder / "tokenizer")
     config.write(trained.run, folder / "config.yaml")

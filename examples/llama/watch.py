@@ -1,0 +1,130 @@
+"""The processes of a run tell each other that they are alive.
+
+What they compute together they also wait for together: if one of them dies, the others would wait
+for long, or for ever, deep within XLA. So a thread of each process speaks to that of the first one,
+a few times a second. It notices at once if a process has ended, after some time if its host has
+gone or it is stopped, and hears of the errors of others.
+"""
+
+import contextlib
+import datetime
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import distributed
+
+_EVERY = 0.3  # seconds from one round to the next
+_SILENCE = 60.0  # seconds after which a process that says nothing counts as lost
+_SIZE = 1024  # bytes of a message
+
+# What a process says, and what the first one answers: its first character, then a text.
+_WELL, _LEFT, _FAILED = " ", "l", "f"
+_GO_ON, _END, _LOST = " ", "e", "x"
+
+
+class Watch:
+    """Watches the other processes of ``torch.distributed``. All of them make one at the same time.
+
+    Args:
+        lost: is given what has happened, in another thread, when a process has failed or is gone
+            and this one has not. It must end this process, since the main thread may never go on.
+        silence: after how many seconds a process that says nothing is taken for lost.
+    """
+
+    def __init__(self, lost: Callable[[str], object], silence: float = _SILENCE):
+        self._lost, self._silence = lost, silence
+        self._rank, self._count = distributed.get_rank(), distributed.get_world_size()
+        # Of its own, because threads must not mix their messages.
+        timeout = datetime.timedelta(seconds=silence)
+        self._group = distributed.new_group(backend="gloo", timeout=timeout)
+        self._said, self._news = _WELL, ""
+        self._failing = self._failed = False
+        self._heard, self._changed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Wait until all processes leave."""
+        self._say(_LEFT)
+        self._thread.join()
+
+    def fail(self, text: str) -> str | None:
+        """Tell the others that this process has failed, unless it did because another one has.
+
+        Returns:
+            What has happened to the other one; None: this process is the first to fail.
+        """
+        self._failing = True
+        # What fails in all processes shall be told by the first one. An error of any may follow
+        # from the end of another, of which news are on the way.
+        if not self._heard.wait(2.0 if self._rank == 0 else 4.0):
+            self._failed = True
+            self._say(_FAILED + text)
+            self._thread.join(10.0)
+        return None if self._failed or not self._news else self._news
+
+    def _say(self, what: str) -> None:
+        self._said = what
+        self._changed.set()
+
+    def _run(self) -> None:
+        self._news = self._lead() if self._rank == 0 else self._follow()
+        self._heard.set()
+        if self._news and not self._failing:
+            self._lost(self._news)
+
+    def _lead(self) -> str:
+        """Ask all others, again and again; returns what has happened, nothing if all have left."""
+        while True:
+            said = [self._said]
+            for k in range(1, self._count):
+                try:
+                    said.append(self._receive(k))
+                except RuntimeError:
+                    said.append(f"{_LOST}{self._gone(k)}")
+            bad = [(k, text) for k, text in enumerate(said) if text[0] in (_FAILED, _LOST)]
+            # One that is lost may be the reason for what others say.
+            bad.sort(key=lambda pair: pair[1][0] != _LOST)
+            answer = _END if all(text[0] == _LEFT for text in said) else _GO_ON
+            if bad:
+                k, text = bad[0]
+                told = f"process {k} failed: {text[1:]}" if text[0] == _FAILED else text[1:]
+                answer = _LOST + told
+            for k in range(1, self._count):
+                if said[k][0] != _LOST:
+                    self._answer(answer, k)
+            if answer != _GO_ON:
+                return answer[1:]
+            self._changed.wait(_EVERY)
+            self._changed.clear()
+
+    def _follow(self) -> str:
+        """Say how it is, again and again; returns what has happened, nothing if all have left."""
+        try:
+            while True:
+                distributed.send(_packed(self._said), 0, self._group)
+                if (answer := self._receive(0)) != _GO_ON:
+                    return answer[1:]
+        except RuntimeError:
+            return self._gone(0)
+
+    def _receive(self, k: int) -> str:
+        found = torch.empty(_SIZE, dtype=torch.uint8)
+        distributed.recv(found, k, self._group)
+        return bytes(found.tolist()).rstrip(b"\0").decode(errors="replace")
+
+    def _answer(self, text: str, k: int) -> None:
+        with contextlib.suppress(RuntimeError):  # It is gone, which the next round finds.
+            distributed.send(_packed(text), k, self._group)
+
+    def _gone(self, k: int) -> str:
+        return (
+            f"process {k} is gone: it was killed, crashed, or has said nothing for "
+            f"{self._silence:.0f} seconds"
+        )
+
+
+def _packed(text: str) -> torch.Tensor:
+    data = text.encode()[:_SIZE]
+    return torch.frombuffer(bytearray(data.ljust(_SIZE, b"\0")), dtype=torch.uint8)
