@@ -275,8 +275,10 @@ def _write(
 
 def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:
     """A weight or one layer of it, or one expert of that, on the CPU."""
+    # Those of JAX's runtime are of a class of their own, and say that they are on the CPU.
+    is_on_host = type(weight) is Tensor and weight.device.type == "cpu"
     for i in at:
-        weight = weight[i] if weight.device.type == "cpu" else _take(weight, i)
+        weight = weight[i] if is_on_host else _take(weight, i)
     return hosts.fetch(weight).contiguous()
 
 

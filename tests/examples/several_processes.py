@@ -1,0 +1,124 @@
+"""The training program as several processes on one machine, started as torchrun does.
+
+As a program, ``python -m tests.examples.several_processes COMMAND ... + COMMAND ...`` runs commands
+of the program one after another, in processes that join once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.llama import __main__ as program
+from examples.llama import hosts
+
+CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
+TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    """Those of a short run of a tiny model; its text and tokens are in `folder`."""
+    draw = random.Random(0)
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text(
+            " ".join(draw.choice(["the cat", "a dog", "sings", "or"]) for _ in range(9999))
+        )
+    return [
+        *f"data.files={text} data.cache={folder / 'cache'} data.vocab=300 data.batch=8".split(),
+        *"data.seq=16 train.model=tiny train.model.vocab=300 train.warmup=2 trackers=[]".split(),
+        *"train.steps=12 save_every=4 eval_every=6 eval_batches=2".split(),
+        *more,
+    ]
+
+
+@contextlib.contextmanager
+def started(
+    count: int, devices: int, *arguments: str, module: str = "examples.llama"
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of the program with so many devices each; none is left behind."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    shared = {
+        **os.environ,
+        "CPU_NUM_DEVICES": str(devices),
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+    shared.pop("NPROC", None)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=shared
+            | dict(zip(TORCHRUN, ("127.0.0.1", str(port), str(k), str(count)), strict=True)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for k in range(count)
+    ]
+
+    def kill() -> None:
+        for p in running:
+            p.kill()
+
+    limit = threading.Timer(240, kill)
+    limit.start()
+    try:
+        yield running
+    finally:
+        limit.cancel()
+        kill()
+        for p in running:
+            p.communicate()
+
+
+def until(process: subprocess.Popen[str], text: str) -> str:
+    """What a process says until a line that begins with a text, or until it ends."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith(text):
+            break
+    return said
+
+
+def ends(running: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """The exit status of each process, and what it has said since."""
+    said = [p.stdout.read() if p.stdout else "" for p in running]
+    return [(p.wait(), text) for p, text in zip(running, said, strict=True)]
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """The losses of a run."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [{key: line[key] for key in CURVE if key in line} for line in lines]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run commands, which `+` parts."""
+    hosts.join()
+    for is_end, words in itertools.groupby(arguments, lambda word: word == "+"):
+        if not is_end:
+            command, *rest = words
+            status = program.COMMANDS[command](rest)
+            if hosts.is_first():
+                print(f"{command} ends with {status}", flush=True)
+    hosts.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Training by several processes: the same losses, whoever ends, and however many go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import hosts
+from examples.llama.config import Run
+from examples.llama.data_config import DataConfig
+from examples.llama.options import SettingError
+from examples.llama.reader import Reader
+from tests.examples.several_processes import TORCHRUN, curve, ends, settings, started, until
+
+COMMANDS = "tests.examples.several_processes"
+
+
+def used(run: Path, out: Path, *step: str) -> list[str]:
+    """Commands that use the weights of a run: of one step, or the newest."""
+    asked = ["--prompt", "the", "--prompt", "sings", "--new", "6", "--temperature", "0"]
+    return [
+        *("+", "eval", str(run), *step),
+        *("+", "generate", str(run), *step, *asked),
+        *("+", "export-hf", str(run), *step, "--out", str(out)),
+    ]
+
+
+def test_processes_that_end_and_others_that_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    fit = ["fit", *settings(tmp_path, f"folder={run}", "keep=9")]
+
+    # A signal to one of them is one to all.
+    many = [*fit, *used(run, tmp_path / "two")]
+    with started(2, 4, *many, module=COMMANDS) as running:
+        until(running[0], "step 1:")
+        running[1].send_signal(signal.SIGTERM)
+        (first, said), (second, nothing) = ends(running)
+    assert (first, second) == (0, 0), said + nothing
+    assert f"fit ends with {os.EX_TEMPFAIL}" in said
+    (step,) = re.findall(r"stopped after step (\d+), which is saved", said)
+    assert "step" not in nothing, "The first one speaks."
+    _, _, of_two = said.partition("fit ends with")
+
+    # If one is killed, the others say so and end.
+    with started(2, 4, *fit) as running:
+        until(running[0], "step 9:")
+        running[1].kill()
+        (first, said), (second, _) = ends(running)
+    assert (first, second) == (hosts.LOST, -signal.SIGKILL), said
+    assert "error: process 1 is gone: it was killed" in said
+
+    # One process goes on from there, and finds what the two found.
+    undisturbed = ["fit", *settings(tmp_path, f"folder={whole}")]
+    more = [*fit, *used(run, tmp_path / "one", "--step", step), "+", *undisturbed]
+    with started(1, 8, *more, module=COMMANDS) as running:
+        ((status, said),) = ends(running)
+    assert status == 0, said
+    assert re.search("^[48] of 12 steps are made", said, re.MULTILINE), "8 may not be complete."
+    assert curve(run) == curve(whole)
+    assert [line["step"] for line in curve(run) if "loss" in line] == [*range(1, 13)]
+    _, _, of_one = said.partition("fit ends with")
+    assert of_one.splitlines()[1:6] == of_two.splitlines()[1:6]
+    weights = [tmp_path / name / "model.safetensors" for name in ("one", "two")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["packed", "dynamic"])
+def test_rows_of_a_process(kind: str, tmp_path: Path) -> None:
+    """What processes read makes up the batch, in every epoch; one by length is read whole."""
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i % 37}" for i in range(600)))
+    config = DataConfig((str(tmp_path / "text.txt"),), vocab=300, batch=6, seq=16)
+    if kind == "dynamic":
+        lines = "\n".join(f'{{"text": "{"ab " * (1 + i % 9)}"}}' for i in range(40))
+        (tmp_path / "text.jsonl").write_text(lines)
+        config = DataConfig(
+            (str(tmp_path / "text.jsonl"),), vocab=300, batch=6, seq=16, dynamic=True
+        )
+    whole, *parts = (Reader(config, tmp_path, rows=rows) for rows in (None, [0, 1, 4], [2, 3], [5]))
+    for batch in (whole.batch(0), whole.batch(40), whole.held_out(0)):
+        assert batch.tokens.shape[0] == 6
+    for step in range(0, 60, 7):
+        found = [part.batch(step) for part in parts]
+        for field in range(2 if kind == "dynamic" else 3):
+            expected = whole.batch(step)[field]
+            if kind == "dynamic":
+                assert all(torch.equal(part[field], expected) for part in found)
+            else:
+                made = torch.cat([part[field] for part in found])
+                assert torch.equal(made[np.argsort([0, 1, 4, 2, 3, 5])], expected)
+    assert parts[0].state(7) == whole.state(7), "The place in the data is of all."
+
+
+def test_they_must_have_the_same_settings_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = [Run(), Run(seed=3)]
+    monkeypatch.setattr(hosts, "_of_all", lambda value: said)
+    with pytest.raises(hosts.ProcessesDifferError, match="process 1 was started with seed=3, unl"):
+        hosts.check_same_settings(Run())
+    said[:] = [{"text": "a", "seq": 3}, {"text": "a", "seq": 3}, {"text": "b", "seq": 3}]
+    with pytest.raises(hosts.ProcessesDifferError, match=r"process 2 found other data .* \(text\)"):
+        hosts.check_same_data(said[0])
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({}, 0),
+        (dict(zip(TORCHRUN, ("localhost", "1", "0", "2"), strict=True)), 2),
+        ({"WORLD_SIZE": "2"}, 0),
+        ({"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_NTASKS": "4"}, 4),
+        ({"SLURM_NTASKS": "4"}, 0),  # the script of a batch, outside of srun
+        ({"OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1", "OMPI_COMM_WORLD_SIZE": "3"}, 3),
+    ],
+)
+def test_who_started_it(
+    variables: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*TORCHRUN, "SLURM_STEP_NODELIST", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if count > 1:
+        with pytest.raises(SettingError, match="serve runs as one process"):
+            hosts.check_alone("serve")
+    else:
+        hosts.check_alone("serve")
+
+
+def test_one_process() -> None:
+    hosts.join()
+    hosts.check_same_settings(Run())
+    hosts.check_same_data({"seq": 3})
+    assert not hosts.are_several()
+    assert hosts.from_first([3]) == [3]
+    assert hosts.fetch({"a": xf.device_put(torch.ones(2))})["a"].tolist() == [1.0, 1.0]
+    hosts.leave()
