@@ -83,6 +83,15 @@ def test_one_program_on_all_devices(pair: Found) -> None:
     assert pair[1][0]["grad"] == pair[1][1]["grad"]
 
 
+def test_which_part_is_whose(pair: Found) -> None:
+    for k, f in enumerate(pair[1]):
+        (rows, all_columns), (all_rows, columns) = f["indices"]
+        assert rows == [*range(8 * k, 8 * k + 8)]
+        assert columns == [*range(4 * k, 4 * k + 4)]
+        assert all_columns == [*range(8)]
+        assert all_rows == [*range(16)]
+
+
 def test_what_others_hold_is_not_read(pair: Found) -> None:
     for f in pair[1]:
         assert f["read"].startswith("ShardingError: a tensor of shape (16, 8) was read")
@@ -137,6 +146,10 @@ def test_one_process() -> None:
     made = xf.make_array_from_process_local_data(spec, torch.ones(4, 2))
     assert made.cpu().tolist() == torch.ones(4, 2).tolist()
     assert xf.sharding_of(made) == spec
+    places = xf.sharding.process_local_indices(spec, (4, 2))
+    assert [each.tolist() for each in places] == [[0, 1, 2, 3], [0, 1]]
+    with pytest.raises(xf.errors.ShardingError, match="process_local_indices is 'data'"):
+        xf.sharding.process_local_indices("data", (4, 2))  # pyright: ignore
     with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
         xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
     xf.distributed.shutdown()

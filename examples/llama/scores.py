@@ -106,10 +106,10 @@ def scores(
 
     rows = tokens.shape[0]
     start = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.bool)
-    found, _ = xf.scan(chunk, start, (chunks(x, 0.0), chunks(targets, IGNORE)))
+    (total, greedy), _ = xf.scan(chunk, start, (chunks(x, 0.0), chunks(targets, IGNORE)))
     if (s := plan.sharding) is not None:  # Each process reads all of it, where there are several.
-        found = tuple(s.constrain(x, s.whole) for x in found)
-    return found
+        total, greedy = s.constrain(total, s.whole), s.constrain(greedy, s.whole)
+    return total, greedy
 
 
 def windows(tokens: Sequence[int], length: int) -> Iterator[Row]:

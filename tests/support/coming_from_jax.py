@@ -108,6 +108,7 @@ UNTRIED = {
     "XlaRuntimeError", "errors of orbax", "none: symbolic shapes are for export only",
     "jax.distributed.initialize", "jax.distributed.is_initialized", "jax.distributed.shutdown",
     "jax.make_array_from_process_local_data", "jax.experimental.multihost_utils.process_allgather",
+    "jax.sharding.Sharding.addressable_devices_indices_map",
     "jax.experimental.multihost_utils.broadcast_one_to_all",
     "jax.experimental.multihost_utils.sync_global_devices",
 }  # fmt: skip

@@ -54,6 +54,11 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     n = 16 // count
     x = xf.make_array_from_process_local_data(split, rows()[k * n : (k + 1) * n])
     found["shape"] = list(x.shape)
+    indices = [
+        xf.sharding.process_local_indices(s, (16, 8))
+        for s in (split, NamedSharding(mesh, P(None, "data")))
+    ]
+    found["indices"] = [[places.tolist() for places in each] for each in indices]
     w = xf.device_put(weights(), NamedSharding(mesh, P("tensor", "data")))
     step = xf.jit(xf.value_and_grad(loss))
     value, grad = step(w, x)
