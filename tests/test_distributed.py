@@ -149,7 +149,7 @@ def test_one_process() -> None:
     places = xf.sharding.process_local_indices(spec, (4, 2))
     assert [each.tolist() for each in places] == [[0, 1, 2, 3], [0, 1]]
     with pytest.raises(xf.errors.ShardingError, match="process_local_indices is 'data'"):
-        xf.sharding.process_local_indices("data", (4, 2))  # pyright: ignore
+        xf.sharding.process_local_indices("data", (4, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
         xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
     xf.distributed.shutdown()
