@@ -9,11 +9,13 @@ Of a table marked ``sampled(n)``, an n-th runs each day: see `tests.support.day`
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.day import DAY, is_due
+from tests.support.fresh import Server
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
@@ -104,6 +106,14 @@ def pytest_terminal_summary(
             "Not run: tests/sharding, which needs 8 devices. `python -m tests` runs all.",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Runs code in processes of its own, without the seconds that importing torch takes."""
+    server = Server(tmp_path_factory.mktemp("fresh"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +12,30 @@ import torch
 
 import xfunc as xf
 from tests.support import processes
+from tests.support.fresh import Server
 from xfunc.backends import active
 
 Found = tuple[Path, list[dict[str, Any]]]
 
 
-def start(folder: Path, address: str, count: int, devices: int = 2) -> list[dict[str, Any]]:
-    """What each of several processes found."""
+def start(fresh: Server, folder: Path) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    count = 2
     env = {
-        **os.environ,
-        "CPU_NUM_DEVICES": str(devices),
+        "CPU_NUM_DEVICES": "2",
         "JAX_PLATFORMS": "cpu",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(count),
     }
-    env.pop("NPROC", None)
-    command = [sys.executable, "-m", "tests.support.processes", str(folder), address]
+    code = "import os; os.environ.pop('NPROC', None); from tests.support import processes; "
+    code += "processes.write()"
     running = [
-        subprocess.Popen(
-            [*command, str(k), str(count)],
-            env={**env, "RANK": str(k)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        fresh.start(code, folder, "torchrun", k, count, env={**env, "RANK": str(k)})
         for k in range(count)
     ]
-    try:
-        said = [p.communicate(timeout=240)[0].decode() for p in running]
-    finally:
-        for p in running:
-            p.kill()
-    for p, text in zip(running, said, strict=True):
-        assert p.returncode == 0, text
+    for done in [process.wait() for process in running]:
+        assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{k}.json").read_text()) for k in range(count)]
 
 
@@ -58,10 +46,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def pair(tmp_path_factory: pytest.TempPathFactory, fresh: Server) -> Found:
     folder = tmp_path_factory.mktemp("pair")
     xf.sharding.save_checkpoint(folder / "before", {"x": processes.rows()})
-    return folder, start(folder, "torchrun", 2)
+    return folder, start(fresh, folder)
 
 
 def test_they_know_each_other(pair: Found) -> None:

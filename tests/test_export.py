@@ -6,9 +6,6 @@ Run as a script, it writes the files of tests/data/export anew: see export_in_ja
 import collections
 import io
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 DATA = Path(__file__).parent / "data" / "export"
 S = xf.ShapeDtypeStruct
@@ -77,7 +75,7 @@ def test_jax_ran_what_is_exported_now(name):
     assert xf.export.deserialize(exported(name)).stablehlo == recorded
 
 
-def test_another_process_needs_no_code_of_the_first(tmp_path):
+def test_another_process_needs_no_code_of_the_first(tmp_path: Path, fresh: Server) -> None:
     x, w, v = inputs(SHAPES)
     file = tmp_path / "program"
     file.write_bytes(exported("gradients"))
@@ -88,9 +86,8 @@ def test_another_process_needs_no_code_of_the_first(tmp_path):
         out = fun(*torch.load(sys.argv[2]))
         torch.save(xf.device_get(out), sys.argv[3])
     """
-    command = [sys.executable, "-c", script, file, tmp_path / "inputs", tmp_path / "outputs"]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    subprocess.run(command, check=True, cwd=tmp_path, env=env)
+    done = fresh.run(script, file, tmp_path / "inputs", tmp_path / "outputs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     equal(torch.load(tmp_path / "outputs"), gradients(x, w, v))
 
 

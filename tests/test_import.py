@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,7 +76,7 @@ def _joined(order: list[list[str]], rows: list[list[str]]) -> list[list[str]]:
     return list(found.values())
 
 
-def test_a_module_can_be_printed_before_anything_was_traced():
+def test_a_module_can_be_printed_before_anything_was_traced(fresh: Server) -> None:
     code = """if True:
         import torch, xfunc as xf
         from xfunc.hlo import Builder, Shape
@@ -86,5 +87,5 @@ def test_a_module_can_be_printed_before_anything_was_traced():
         print("HloModule m" in str(b.build(body.build(body.tuple([x])))))
         print(before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_))
     """
-    done = run(code)
+    done = fresh.run(code)
     assert done.stdout.split() == ["True", "True"], done.stderr

@@ -23,8 +23,6 @@ import pickle
 import queue
 import random
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +33,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.errors import (
     ConcretizationError,
     LeakError,
@@ -924,14 +923,11 @@ assert kept == [None]  # The graph of a trace is not shown.
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_has_killed_the_process(name: str) -> None:
-    start = "import torch, torch_xla, xfunc as xf\nx = torch.tensor([1.0, 2.0, 3.0])\n"
+def test_what_has_killed_the_process(name: str, fresh: Server) -> None:
+    start = "import faulthandler, torch, torch_xla, xfunc as xf\nfaulthandler.enable()\n"
+    start += "x = torch.tensor([1.0, 2.0, 3.0])\n"
     end = "torch_xla.sync()\nassert xf.jit(lambda x: x * 2)(x).sum().item() == 12\nprint('alive')\n"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", start + FATAL[name] + end],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = fresh.run(start + FATAL[name] + end)
     assert done.stdout.endswith("alive\n"), f"{done.returncode}: {done.stdout}{done.stderr}"
 
 

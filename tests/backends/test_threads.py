@@ -1,11 +1,9 @@
 """On the CPU, a client needs more threads than devices: xfunc sees to it, or says so."""
 
-import os
-import subprocess
-import sys
+from tests.support.fresh import Server
 
 
-def test_enough_threads_whatever_the_environment():
+def test_enough_threads_whatever_the_environment(fresh: Server) -> None:
     """With a thread for each device, or fewer, collectives would deadlock."""
     program = """
 import os, torch, xfunc as xf
@@ -17,26 +15,21 @@ for _ in range(20):
 print(y.item(), os.environ["NPROC"])
 """
     for given in ("8", "1000"):
-        env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "NPROC": given}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-        )
+        done = fresh.run(program, env={"CPU_NUM_DEVICES": "8", "NPROC": given})
+        assert done.returncode == 0, done.stderr
         value, threads = done.stdout.split()
         assert float(value) == 520.0
         assert int(threads) == max(int(given), 32)
 
 
-def test_torch_xla_started_with_too_few_threads():
+def test_torch_xla_started_with_too_few_threads(fresh: Server) -> None:
     program = """
 import torch_xla
 torch_xla._XLAC._xla_num_global_devices()
 import xfunc as xf
 xf.make_mesh((8,), "x")
 """
-    env = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", "NPROC": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
-    )
+    done = fresh.run(program, env={"CPU_NUM_DEVICES": "8", "NPROC": "2"})
     assert done.returncode == 1
     assert "torch_xla started before xfunc, with 8 CPU devices and too few threads" in done.stderr
     assert "set the environment variable NPROC=32" in done.stderr

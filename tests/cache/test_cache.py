@@ -8,9 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +16,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -750,16 +748,8 @@ print("survived")
 """
 
 
-def test_a_program_that_torch_xla_has_evicted_is_compiled_again() -> None:
-    environment = {**os.environ, "XLA_COMPILATION_CACHE_SIZE": "1", "PJRT_DEVICE": "CPU"}
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-c", EVICTION],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def test_a_program_that_torch_xla_has_evicted_is_compiled_again(fresh: Server) -> None:
+    done = fresh.run(EVICTION, env={"XLA_COMPILATION_CACHE_SIZE": "1"})
     assert "survived" in done.stdout, done.stdout + done.stderr
 
 

@@ -42,7 +42,7 @@ def _title(p: Recorded) -> str:
     return f"program {p.number} ({' of '.join(p.nest) or 'plain'}), inputs {p.inputs}"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("chunk", CHUNKS, ids=lambda c: f"{c[0].number}-{c[-1].number}")
 def test_equals_jax(chunk: list[Recorded]) -> None:
     found = failures(chunk)

@@ -1,24 +1,22 @@
 """Every block of Python in README.md and docs/ runs, and every relative link leads somewhere.
 
-The blocks of one file, or the cells of a notebook, run in order, as one module, in a fresh
-interpreter (this file run as a script). What follows `python` on a fence changes that:
+The blocks of one file, or the cells of a notebook, run in order, as one module, in a
+process of their own. What follows `python` on a fence changes that:
 
     ```python no-run              is not run
     ```python raises=ErrorName    must raise that error; where the next block is a `text` block, its
                                   text must occur in the error as printed; `...` stands for anything
 """
 
-import atexit
 import builtins
 import dataclasses
 import itertools
 import os
 import re
-import subprocess
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +24,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from tests.support.fresh import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
@@ -128,64 +128,14 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.fixture(scope="module")
-def fresh_process() -> Iterator[Callable[[str, Path], int]]:
-    """Runs a page in a process of its own; what it prints goes to `out` in the folder."""
-    with subprocess.Popen(
-        [sys.executable, "-P", "-W", "error", __file__],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        requests, statuses = server.stdin, server.stdout
-        assert requests is not None
-        assert statuses is not None
-
-        def start(page: str, folder: Path) -> int:
-            print(page, folder, sep="\t", file=requests, flush=True)
-            return int(statuses.readline())
-
-        yield start
-        requests.close()
-
-
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks(page, tmp_path, fresh_process):
+def test_python_blocks(page: str, tmp_path: Path, fresh: Server) -> None:
     if not any(blocks(page)):
         return
-    status = fresh_process(page, tmp_path)
-    if status:
-        printed = (tmp_path / "out").read_text()
-        pytest.fail(f"{page}: exit status {status}\n{printed}", pytrace=False)
-
-
-def serve() -> None:
-    """Run the pages named on stdin, each in a fork of this process, and print exit statuses.
-
-    What torch_xla imports of torch takes seconds, and is imported once. torch_xla itself is not:
-    xfunc says how it is to be loaded, and threads would not live on in a fork. Nor is all that was
-    imported taken down at the end of each fork, which takes seconds as well.
-    """
-    import functorch.compile  # noqa: F401
-    import torch._inductor.fx_passes.post_grad  # noqa: F401
-
-    import xfunc  # noqa: F401
-
-    for line in sys.stdin:
-        page, folder = line.rstrip("\n").split("\t")
-        pid = os.fork()
-        if pid == 0:
-            os.chdir(folder)
-            out = os.open("out", os.O_WRONLY | os.O_CREAT)
-            for stream in (1, 2):
-                os.dup2(out, stream)
-            fault = run(page)
-            print(fault or "")
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            os._exit(fault is not None)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    code = f"import sys; from tests.docs import test_docs; sys.exit(test_docs.run({page!r}))"
+    done = fresh.run(code, cwd=tmp_path)
+    if done.returncode:
+        pytest.fail(f"{page}: {done.stdout}{done.stderr}", pytrace=False)
 
 
 @pytest.mark.parametrize("page", LINKED)
@@ -217,7 +167,3 @@ def try_link(page: str, target: str) -> str | None:
     if in_page and parts.fragment not in anchors(str(path.resolve().relative_to(ROOT))):
         return "no such heading"
     return None
-
-
-if __name__ == "__main__":
-    serve()

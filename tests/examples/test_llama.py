@@ -38,6 +38,7 @@ def assert_close(actual: Any, expected: Any, *, rtol: float, atol: float) -> Non
 # -- attention ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("documents", [False, True], ids=["one document", "several"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "seq", "block"),
@@ -90,6 +91,7 @@ def test_attention_in_blocks_never_holds_all_scores() -> None:
 # -- the model ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_change_no_result(policy: str) -> None:
     config = model.TINY["tiny-scaled"]

@@ -115,6 +115,7 @@ def test_equal_in_float64(config: model.Config, folder: Path) -> None:
     assert not found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-6), (torch.float32, 2e-5)])
 def test_compiled_is_near(
     config: model.Config, folder: Path, dtype: torch.dtype, tolerance: float

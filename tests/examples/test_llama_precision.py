@@ -135,6 +135,7 @@ def saved(run: Run) -> Any:
     return xf.device_get(Checkpoints(Path(run.folder, "checkpoints")).restore(target).state)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["mixed", "stochastic", "compensated"])
 def test_a_run_goes_on_and_is_exported(
     name: str,

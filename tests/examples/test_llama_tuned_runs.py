@@ -90,6 +90,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_and_damaged(
     begun: Callable[..., Run],

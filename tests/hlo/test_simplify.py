@@ -308,6 +308,7 @@ def test_what_must_run_before_stays():
     assert [i.id for i in found.entry.instructions][1:-1] == [first.id, last.id]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_the_same_bits(seed: int, run: Run):
     rng = random.Random(seed)

@@ -188,6 +188,7 @@ COMPLEX_FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COMPLEX_FUNCTIONS)
 def test_gradients_through_complex_numbers_are_those_of_torch(name: str) -> None:
     z = torch.tensor([1 + 2j, -0.5 + 1j, 2 - 1j, 0.3 + 0.1j], dtype=torch.complex128)

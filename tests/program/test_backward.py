@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 pytestmark = pytest.mark.usefixtures("device")
 Fun = Callable[..., torch.Tensor]
@@ -305,11 +303,8 @@ print("survived")
 """
 
 
-def test_backward_on_the_host_before_the_first_use_of_the_device() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, timeout=120
-    )
+def test_backward_on_the_host_before_the_first_use_of_the_device(fresh: Server) -> None:
+    done = fresh.run(LATE)
     assert "survived" in done.stdout, done.stdout + done.stderr
 
 

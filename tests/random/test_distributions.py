@@ -56,6 +56,7 @@ IN_JIT = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", IN_JIT)
 def test_draws_the_same_inside_jit(call: str) -> None:
     torch.testing.assert_close(xf.jit(lambda: evaluated(call))(), evaluated(call))

@@ -51,6 +51,7 @@ def test_the_brute_force_is_right(seed):
     assert frontier(problem) == frontier_of_subsets(problem)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 20))
 def test_plans_are_the_best_there_are(first, capfd):
     for seed in SEEDS[first : first + 20]:

@@ -99,6 +99,7 @@ FORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_on_every_mesh(form: str, any_mesh: Any) -> None:
     names = any_mesh.axis_names

@@ -77,6 +77,7 @@ REGIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("name", REGIONS)
 def test_regions(mesh, name, order):

@@ -47,6 +47,7 @@ def on_one_device() -> Any:
     return run(xf.device_get(model.init(CONFIG)), batch(), Plan(attention="dense", block=4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "axes",
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}],

@@ -44,6 +44,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9, check_dtype=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equals_jax(name: str) -> None:
     want = [torch.from_numpy(RECORDED[k]) for k in RECORDED if k.rpartition("/")[0] == name]

@@ -89,6 +89,7 @@ def test_50_steps(way):
         assert found.tiles(x.ndim) == s.tiles(x.ndim)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float32", "stochastic", "compensated"])
 def test_adafactor_is_the_same_on_a_mesh(precision):
     recipe = dataclasses.replace(RECIPE, optimizer="adafactor", peak_lr=1e-2, precision=precision)

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.errors import TreeMismatchError
 
 S = xf.ShapeDtypeStruct
@@ -461,16 +459,8 @@ print("abstract", len(text), f"{grown:.0f} MB")
 """
 
 
-def test_the_gradient_of_405_billion_parameters_is_lowered_without_data() -> None:
-    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", ABSTRACT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def test_the_gradient_of_405_billion_parameters_is_lowered_without_data(fresh: Server) -> None:
+    done = fresh.run(ABSTRACT)
     assert "abstract" in done.stdout, done.stdout + done.stderr
 
 

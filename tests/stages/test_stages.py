@@ -1,15 +1,13 @@
 """Text, analyses, compiling, the names in HLO, profiles, and what survives on disk."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 S = xf.ShapeDtypeStruct
 F32 = torch.float32
@@ -264,17 +262,15 @@ PERSISTENT = """if True:
 
 @pytest.mark.sampled(7)
 @pytest.mark.torch_xla
-def test_the_cpu_client_cannot_load_what_it_compiled(tmp_path):
+def test_the_cpu_client_cannot_load_what_it_compiled(tmp_path: Path, fresh: Server) -> None:
     """torch_xla's persistent cache fills, and every program in it is compiled again.
 
     When this fails, the client has learnt to load: say so in docs/inspection.md, and offer it.
     """
-    root = str(Path(__file__).parents[2])
-    env = os.environ | {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path), "PYTHONPATH": root}
-    command = [sys.executable, "-c", PERSISTENT]
 
-    def run():
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    def run() -> tuple[list[str], str]:
+        done = fresh.run(PERSISTENT, env={"XLA_PERSISTENT_CACHE_PATH": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
         return done.stdout.split()[1:], done.stderr
 
     assert run()[0] == ["PersistentCacheMiss"]

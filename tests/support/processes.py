@@ -1,9 +1,7 @@
 """What each of several processes does: `tests/test_distributed.py` starts them.
 
-    python -m tests.support.processes FOLDER ADDRESS NUMBER COUNT
-
-It writes what it found to ``FOLDER/NUMBER.json``. With the address ``torchrun`` it is left to
-xfunc to find out who the others are.
+Each is given FOLDER ADDRESS NUMBER COUNT, and writes what it found to ``FOLDER/NUMBER.json``. With
+the address ``torchrun`` it is left to xfunc to find out who the others are.
 """
 
 from __future__ import annotations
@@ -102,7 +100,8 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     return found
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Be one of the processes."""
     where, address, number, count = sys.argv[1:]
     found = main(Path(where), address, int(number), int(count))
     Path(where, f"{number}.json").write_text(json.dumps(found))

@@ -47,6 +47,7 @@ def check(program, sizes, jitted=None):
     return jitted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name):
     jitted = check(EXACT[name], SIZES[:3])

@@ -160,6 +160,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equal_to_the_exact_shape(name):
     f, spec, given, right = PROGRAMS[name]

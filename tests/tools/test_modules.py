@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as torch_pytree
 
 import xfunc as xf
+from tests.support.fresh import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,6 +165,7 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_value_gradients_and_buffers_match_eager(case: Case, mode: str) -> None:
@@ -711,7 +711,7 @@ def test_dropout_draws_from_a_key() -> None:
 # -- torch_xla ------------------------------------------------------------------------------------
 
 
-def test_torch_xla_replaces_nothing_in_torch() -> None:
+def test_torch_xla_replaces_nothing_in_torch(fresh: Server) -> None:
     """Where xfunc loads it. (In this process another test may have been first.)"""
     code = """
 import torch, xfunc as xf
@@ -719,7 +719,8 @@ before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
 xf.jit(torch.sin)(torch.ones(2))
 assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    done = fresh.run(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_gru_of_torch_xla() -> None:

@@ -93,6 +93,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(xf.device_get(ours), theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_match_eager(name: str) -> None:
     make, batch, cached = MODELS[name]

@@ -56,6 +56,7 @@ COMPOSED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's vmap of some
 @pytest.mark.filterwarnings("ignore:torch.qr is deprecated")
 @pytest.mark.parametrize("name", COMPOSED)

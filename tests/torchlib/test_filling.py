@@ -90,6 +90,7 @@ QUANTILES: list[tuple[Any, ...]] = [
 QUANTILES += [(torch.tensor([0.2, 0.9]), 0, True), (0.7, None, True), (torch.tensor(0.4), 0)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("func", [torch.quantile, torch.nanquantile])
 def test_quantiles_in_every_mode(func: Callable[..., Any]) -> None:
     every = [(*(args), kind) for args in QUANTILES for kind in INTERPOLATIONS]

@@ -284,6 +284,7 @@ def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
     torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), 2 - 2 * torch.tanh(x) ** 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "change",
     [

@@ -9,7 +9,7 @@ import xfunc as xf
 from tests.support.cases import CASES, OURS, PLAIN, arguments
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_plain_torch(case: str, transform: str) -> None:

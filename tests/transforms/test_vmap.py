@@ -138,6 +138,7 @@ def _agree(ours: Callable[..., Any], theirs: Callable[..., Any], functions: dict
     torch.testing.assert_close(xf.device_get(found), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of eager torch
 @pytest.mark.parametrize("mode", MODES)
 def test_writing_in_place(mode: str) -> None:
