@@ -2,7 +2,7 @@
 
 A day takes a part of the operations, each in one floating or complex dtype and in one of int64 and
 bool, which change from day to day: after five rounds, each has run in all of its dtypes. The part
-is a twelfth, and in continuous integration a third (``TESTS_SWEEP=3``).
+is a twentieth, and in continuous integration a third (``TESTS_SWEEP=3``).
 ``python -m benchmarks operations`` runs all at once.
 """
 
@@ -15,7 +15,7 @@ from tests.support.day import DAY
 
 SMOOTH = ["float64", "float32", "complex64", "bfloat16", "float16"]
 EXACT = ["int64", "bool"]
-PARTS = int(os.environ.get("TESTS_SWEEP", "12"))
+PARTS = int(os.environ.get("TESTS_SWEEP", "20"))
 TRANSFORMS = ["jit", "vmap", "grad", "vmap(grad)", "jvp", "grad(grad)", "vjp"]
 
 
@@ -41,5 +41,5 @@ def test_five_rounds_take_every_operation_in_every_dtype():
 @pytest.mark.parametrize("day", [pytest.param(DAY, id=f"day-{DAY}")])
 def test_operations_of_the_day_are_right_or_refused_by_name(day, part):
     found = operations.measure(examined(day, part))
-    assert sum(f.status == "right" for f in found) > 120
+    assert sum(f.status == "right" for f in found) > 70
     assert [f for f in found if f.status in ("wrong", "crash", "error")] == []
