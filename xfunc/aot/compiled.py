@@ -41,7 +41,7 @@ class _Ahead:
     def serialize(self) -> bytes:
         return self.result.executable
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> NoReturn:
         fail(
             CompileError,
             f"{self._name} was compiled for {self.topology.name}, and cannot run here",
@@ -85,7 +85,7 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> _Ah
 _OURS = ("xla_dump_to", "xla_dump_hlo_as_proto")
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: dict[str, object]) -> None:
     for name, value in options.items():
         if name in _OURS:
             problem = f"the compiler option {name} is set by xfunc itself"

@@ -44,7 +44,7 @@ class Request:
     options: dict[str, Any]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """What the worker is told beside the module."""
         return {
             "topology": self.topology.name,

@@ -52,7 +52,7 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _devices(name: str, options: Mapping[str, object]) -> list[Any]:
+def _devices(name: str, options: Mapping[str, object]) -> list[object]:
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(name, "tpu", **options).devices

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from xfunc import tree
 from xfunc.backends.active import runtime
+from xfunc.tree import PyTree
+
+T = TypeVar("T")
 
 
 def devices() -> list[int]:
@@ -66,12 +69,12 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return runtime().to_device(tensor)
 
 
-def device_get(x: object) -> Any:
+def device_get(x: PyTree) -> PyTree:
     """The tree with every tensor copied to the host."""
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)
 
 
-def block_until_ready(x: object) -> Any:
+def block_until_ready(x: T) -> T:
     """Wait until everything that was launched has run; returns `x`."""
     runtime().block()
     return x

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +17,20 @@ from xfunc.backends.lock import lock
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+
+
+class Sharding(Protocol):
+    """A sharding (`xfunc.sharding.NamedSharding`), as far as data is concerned."""
+
+    @property
+    def mesh(self) -> object: ...
+    def tiles(self, ndim: int) -> Tiles:
+        """What each device holds of an array."""
+        ...
+
+    def check(self, shape: tuple[int, ...], what: str) -> None:
+        """Refuse arrays that it does not fit."""
+        ...
 
 
 class Placement:
@@ -64,7 +78,7 @@ def is_on_devices(tensor: torch.Tensor) -> bool:
         return False
 
 
-def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
+def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     """The data of a tensor on the running devices, with a given sharding."""
     with lock:
         if runtime().device_count() == 1:
@@ -75,7 +89,7 @@ def divided(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
     return found
 
 
-def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
+def as_argument(x: Any, sharding: Sharding, function: str, label: str) -> Any:
     """An argument that a function takes with a given sharding.
 
     A CPU tensor or a replicated one is sharded; one that is already sharded must have this
@@ -98,10 +112,10 @@ def as_argument(x: Any, sharding: Any, function: str, label: str) -> Any:
     return divided(x, sharding)
 
 
-_noted: WeakTable[Any] = WeakTable()
+_noted: WeakTable[Any] = WeakTable()  # shardings, and meshes
 
 
-def remember(tensor: torch.Tensor, sharding: Any) -> None:
+def remember(tensor: torch.Tensor, sharding: object) -> None:
     """Record how a tensor was sharded: a sharding, or the mesh of one."""
     # Not as an attribute, which torch.save would write.
     _noted[tensor] = sharding
@@ -112,7 +126,7 @@ def remembered(tensor: torch.Tensor) -> Any:
     return _noted.get(tensor)
 
 
-def known_sharding(tensor: torch.Tensor) -> Any:
+def known_sharding(tensor: torch.Tensor) -> Sharding | None:
     """The sharding recorded for a tensor, if it still has that placement."""
     known = remembered(tensor)
     if known is None or not hasattr(known, "tiles"):

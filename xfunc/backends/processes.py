@@ -91,7 +91,7 @@ def stop() -> None:
     client.leave()
 
 
-def gathered(value: object) -> list[Any]:
+def gathered(value: object) -> list[object]:
     """What each process says, in their order."""
     count = active.runtime().process_count()
     if count == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -141,7 +141,7 @@ class Runtime(Protocol):
         avals: Sequence[Aval],
         donated: frozenset[int],
         placements: Sequence[Placement | None],
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, object]] = (),
     ) -> Executable:
         """Compile a program.
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from xfunc.cache import changes
 from xfunc.cache.changes import Changed
 from xfunc.cache.watch import Watch, end_watches
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_user
+
+if TYPE_CHECKING:
+    from xfunc.cache.valuation import ContentWalk
 
 _MAX_CLASSES = 4096
 _HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
@@ -67,7 +70,7 @@ class ClassState:
         return self._walk.modules
 
     @property
-    def things(self) -> list[Any]:
+    def things(self) -> list[object]:
         """What the class holds and can be changed."""
         self.own()
         return self._walk.things
@@ -131,7 +134,7 @@ class ClassState:
         self._state = _kept(self._states, tuple([c.own() for c in self._all]))
         return self._state
 
-    def _attributes(self) -> list[tuple[type, str, Any]]:
+    def _attributes(self) -> list[tuple[type, str, object]]:
         return [
             (c, n, v)
             for kind in self.kinds
@@ -149,19 +152,19 @@ def _kept(states: dict[Hashable, State], value: Hashable) -> State:
     return state
 
 
-_walks: list[Callable[[], Any]] = []
+_walks: list[Callable[[], ContentWalk]] = []
 
 
-def walk_with(walk: Callable[[], object]) -> None:
+def walk_with(walk: Callable[[], ContentWalk]) -> None:
     """Let this walk take the values of what stands in classes; it asks for their states too."""
     _walks[:] = [walk]
 
 
-def _content_walk() -> Any:
+def _content_walk() -> ContentWalk:
     return _walks[0]()
 
 
-def _value_in(walk: Any, cls: type, x: Any) -> Hashable:
+def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
     """The value of what stands in a class."""
     if not is_of_user(cls):
         return walk.same(x)

@@ -48,7 +48,7 @@ class Globals:
 
     def __init__(
         self,
-        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        functions: Iterable[tuple[types.CodeType, dict[str, object]]],
         modules: Iterable[types.ModuleType],
     ):
         self._functions, self._modules = list(functions), list(modules)
@@ -117,7 +117,7 @@ class Guards:
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}
 
-    def of(self, fun: Any) -> Globals:
+    def of(self, fun: object) -> Globals:
         """The guard of a function."""
         walk = Walk()
         walk.value(fun)
@@ -148,7 +148,7 @@ def _modules_of(kinds: Iterable[type]) -> list[types.ModuleType]:
 class _GlobalWalk(StateWalk):
     """A visit of what globals hold: of modules of torch too, but not of their tensors' data."""
 
-    def value(self, x: Any) -> Hashable:
+    def value(self, x: object) -> Hashable:
         if not isinstance(x, torch.nn.Module):
             return super().value(x)
         if id(x) in self._seen:
@@ -191,7 +191,7 @@ class _Reach:
 
     def run(
         self,
-        functions: Iterable[tuple[types.CodeType, dict[str, Any]]],
+        functions: Iterable[tuple[types.CodeType, dict[str, object]]],
         modules: Iterable[types.ModuleType],
     ) -> None:
         """Find all that functions reach."""
@@ -214,13 +214,13 @@ class _Reach:
                 if is_of_program(f.__code__)
             ]
 
-    def _visit(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+    def _visit(self, code: types.CodeType, namespace: dict[str, object]) -> None:
         if (code, id(namespace)) in self._codes:
             return
         self._codes[code, id(namespace)] = None
         names = _names(code)
         self._mentioned.update(dict.fromkeys(names.mentioned))
-        direct: list[Any] = []
+        direct: list[object] = []
         for name in names.looked_up:
             value = namespace.get(name, MISSING)
             if value is MISSING and hasattr(builtins, name):
@@ -251,7 +251,7 @@ class _Reach:
     def _add_modules(self, modules: Iterable[types.ModuleType]) -> None:
         self._modules.update({id(m): m for m in modules if _is_of_user(m)})
 
-    def _add(self, namespace: dict[str, Any], name: str) -> None:
+    def _add(self, namespace: dict[str, object], name: str) -> None:
         place = id(namespace), name
         if place in self.places or place in self._volatile:
             return
@@ -259,7 +259,7 @@ class _Reach:
         value = namespace.get(name, MISSING)
         self.values[place] = self._value(value, name)
 
-    def _value(self, x: Any, name: str) -> Hashable:
+    def _value(self, x: object, name: str) -> Hashable:
         if x is MISSING:
             return "nothing"
         if isinstance(x, types.ModuleType):
@@ -274,7 +274,7 @@ def _is_of_user(module: types.ModuleType) -> bool:
     return module_is_of_user(module, module.__name__)
 
 
-def _is_fixed(x: Any, name: str) -> bool:
+def _is_fixed(x: object, name: str) -> bool:
     """Whether something of a library stands under its own name, where it is no choice."""
     if isinstance(x, types.FunctionType):
         return not is_of_program(x.__code__) and x.__name__ == name

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,8 +31,10 @@ from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
 
+T = TypeVar("T")
 
-def places_of(fun: Any) -> dict[tuple[int, str | None], tuple[Any, Hashable]]:
+
+def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashable]]:
     """The places that a function holds, and what is in them."""
     walk = Walk()
     walk.places = {}
@@ -40,14 +42,16 @@ def places_of(fun: Any) -> dict[tuple[int, str | None], tuple[Any, Hashable]]:
     return walk.places
 
 
-def class_contents(fun: Any) -> dict[classes.ClassState, Any]:
+def class_contents(fun: object) -> dict[classes.ClassState, Any]:
     """What stands in the classes of what a function holds; see `ClassState.note_changes`."""
     walk = Walk()
     walk.value(fun)
     return {c: c.contents() for c in map(classes.known, walk.classes)}
 
 
-def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hashable]]) -> Changed:
+def note_changes(
+    fun: object, before: dict[tuple[int, str | None], tuple[object, Hashable]]
+) -> Changed:
     """Mark the places changed since `before` as volatile; what has changed."""
     held = {key: content for key, (_, content) in before.items()}
     now = {key: content for key, (_, content) in places_of(fun).items()}
@@ -57,19 +61,19 @@ def note_changes(fun: Any, before: dict[tuple[int, str | None], tuple[Any, Hasha
     return kinds | Changed.VOLATILE if any(map(volatile.is_marked, before)) else kinds
 
 
-def let_change(fun: Any) -> bool:
+def let_change(fun: object) -> bool:
     """Mark all places that a function holds as volatile; whether there are any."""
     places = places_of(fun)
     volatile.mark({key: owner for key, (owner, _) in places.items()})
     return bool(places)
 
 
-def function_value(fun: Any) -> tuple[Hashable, list[torch.Tensor]]:
+def function_value(fun: object) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
     return _walked(fun, Walk())
 
 
-def _walked(fun: Any, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
+def _walked(fun: object, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
     try:
         return walk.value(fun), walk.tensors
     except RecursionError:
@@ -82,7 +86,7 @@ def _walked(fun: Any, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
 
 
 def values_beside(
-    given: Iterable[tuple[Hashable, Any]], held: list[torch.Tensor]
+    given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
     """The values of labelled things that a program depends on beside its function.
 
@@ -101,7 +105,7 @@ class FunctionValue:
     tensors of the last step are not to be.
     """
 
-    def __init__(self, fun: Any):
+    def __init__(self, fun: object):
         self._fun = fun
         self._watch: Constants | Watch | None = constants(fun)
         self._found: tuple[Hashable, list[torch.Tensor]] | None = None
@@ -141,13 +145,13 @@ class Constants:
         return True
 
 
-def constants(fun: Any) -> Constants | None:
+def constants(fun: object) -> Constants | None:
     """The functions in `fun` if nothing in it can change, so that its value may be taken once."""
     found: list[types.FunctionType] = []
     return Constants(found) if _add_constants(fun, found) else None
 
 
-def _add_constants(fun: Any, found: list[types.FunctionType]) -> bool:
+def _add_constants(fun: object, found: list[types.FunctionType]) -> bool:
     if isinstance(fun, Bundle):
         return all(_add_constants(f, found) for f in fun.funs)
     if isinstance(fun, Wrapper):
@@ -161,7 +165,7 @@ def _add_constants(fun: Any, found: list[types.FunctionType]) -> bool:
     return not held and all(map(is_atom, fun.__defaults__ or ()))
 
 
-def skeleton(fun: Any) -> Hashable:
+def skeleton(fun: object) -> Hashable:
     """The part of a function that is the same each time it is re-created."""
     if isinstance(fun, Bundle):
         return (Bundle, tuple(map(skeleton, fun.funs)))
@@ -176,7 +180,7 @@ def skeleton(fun: Any) -> Hashable:
     return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else Same(fun)
 
 
-def root_of(fun: Any) -> Any:
+def root_of(fun: object) -> Any:
     """The Python function inside transforms, partials and methods."""
     while True:
         if isinstance(fun, Wrapper):
@@ -195,7 +199,7 @@ def forget_changes() -> None:
     classes.forget_changes()
 
 
-def frozen(fun: Any) -> Any:
+def frozen(fun: T) -> T:
     """A copy of a function that does not see what it holds being changed later.
 
     A program runs its function again for each derived program, perhaps when the enclosing function

@@ -10,13 +10,17 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xfunc.cache import watch
 from xfunc.cache.watch import MISSING
 from xfunc.core.locations import in_user_code
+
+if TYPE_CHECKING:
+    from xfunc.cache.valuation import Walk
+
 
 BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
@@ -41,7 +45,7 @@ class Same:
         return f"<{type(self.value).__name__} at {id(self.value):#x}>"
 
 
-def _function(walk: Any, x: types.FunctionType) -> Hashable:
+def _function(walk: Walk, x: types.FunctionType) -> Hashable:
     walk.functions.append(x)
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
     before = walk.refuses
@@ -52,7 +56,7 @@ def _function(walk: Any, x: types.FunctionType) -> Hashable:
         walk.refuses = before
 
 
-def _function_value(walk: Any, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
+def _function_value(walk: Walk, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
     return (
         x.__code__,
         Same(x.__globals__),
@@ -68,41 +72,41 @@ def _content(cell: object) -> Any:
     return Ellipsis if found is MISSING else found
 
 
-def _method(walk: Any, x: Any) -> Hashable:
+def _method(walk: Walk, x: Any) -> Hashable:
     return ("method", walk.value(x.__func__), ("self", walk.value(x.__self__)))
 
 
-def _builtin(walk: Any, x: Any) -> Hashable:
+def _builtin(walk: Walk, x: Any) -> Hashable:
     owner = x.__self__
     if owner is None or isinstance(owner, (types.ModuleType, type)):
         return Same(x)
     return ("method", x.__name__, ("self", walk.value(owner)))
 
 
-def _partial(walk: Any, x: functools.partial[Any]) -> Hashable:
+def _partial(walk: Walk, x: functools.partial[Any]) -> Hashable:
     keywords = tuple((k, walk.value(v)) for k, v in x.keywords.items())
     return ("partial", walk.value(x.func), walk.all(x.args), keywords)
 
 
-def _sequence(walk: Any, x: Any) -> Hashable:
+def _sequence(walk: Walk, x: Any) -> Hashable:
     return (type(x), walk.place(x, None, x))
 
 
-def _tuple(walk: Any, x: tuple[Any, ...]) -> Hashable:
+def _tuple(walk: Walk, x: tuple[Any, ...]) -> Hashable:
     return (type(x), walk.all(x))
 
 
-def _dict(walk: Any, x: dict[object, object]) -> Hashable:
+def _dict(walk: Walk, x: dict[object, object]) -> Hashable:
     items = [part for item in x.items() for part in item]
     factory = getattr(x, "default_factory", None)
     return (type(x), walk.place(x, None, items), walk.value(factory))
 
 
-def _set(walk: Any, x: Any) -> Hashable:
+def _set(walk: Walk, x: Any) -> Hashable:
     return (type(x), walk.place(x, None, sorted(x, key=hash)))
 
 
-def _array(walk: Any, x: np.ndarray) -> Hashable:
+def _array(walk: Walk, x: np.ndarray) -> Hashable:
     if x.dtype == object:
         return (type(x), x.shape, walk.place(x, None, x.ravel()))
     return (type(x), x.shape, x.strides, x.dtype.str, x.tobytes())
@@ -112,11 +116,11 @@ def _bytes(walk: object, x: object) -> Hashable:
     return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
 
 
-def _range(walk: Any, x: Any) -> Hashable:
+def _range(walk: Walk, x: Any) -> Hashable:
     return (type(x), walk.all((x.start, x.stop, x.step)))
 
 
-def _cached(walk: Any, x: Any) -> Hashable:
+def _cached(walk: Walk, x: Any) -> Hashable:
     return ("cached", walk.value(x.__wrapped__), walk.state(x))
 
 

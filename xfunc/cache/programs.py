@@ -109,7 +109,7 @@ def cache_of(fun: object) -> FunctionCache:
         return found
 
 
-def _code(fun: object) -> Any:
+def _code(fun: object) -> object:
     return getattr(fun, "__code__", fun)
 
 

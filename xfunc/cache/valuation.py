@@ -67,7 +67,7 @@ class Walk:
         self.skipped = False
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
 
     def value(self, x: object) -> Hashable:
         kind = type(x)

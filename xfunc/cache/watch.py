@@ -27,11 +27,14 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
+
 
 MISSING = object()
 # Where in an object they lie: from which byte to which.
@@ -49,7 +52,7 @@ _requires_grad = operator.attrgetter("requires_grad")
 _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
-def _place(x: Any, part: tuple[int, int]) -> Any:
+def _place(x: object, part: tuple[int, int]) -> Any:
     start, end = part
     return (ctypes.c_char * (end - start)).from_address(id(x) + start)
 
@@ -141,7 +144,7 @@ def end_watches() -> None:
 class Namespace:
     """The values of some names in a dict; of all, if none are given."""
 
-    def __init__(self, names: dict[str, Any], watched: Iterable[str] | None = None):
+    def __init__(self, names: dict[str, object], watched: Iterable[str] | None = None):
         self._dict, self._names = names, None if watched is None else tuple(watched)
         self._all, self._held = tuple(names), list(self._now())
         self.tag = _place(names, _DICT_VERSION) if _dict_versions else None
@@ -152,7 +155,7 @@ class Namespace:
             return False
         return all(map(operator.is_, self._now(), self._held))
 
-    def _now(self) -> Iterable[Any]:
+    def _now(self) -> Iterable[object]:
         if self._names is None:
             return self._dict.values()
         get = self._dict.get
@@ -266,7 +269,7 @@ class Watch:
             map(operator.is_, itertools.chain.from_iterable(views), self._held)
         )
 
-    def _class_contents(self) -> list[Any]:
+    def _class_contents(self) -> list[object]:
         dicts = [vars(base) for cls in self._classes for base in cls.__mro__]
         return [x for d in dicts for x in (*d, *d.values())]
 
@@ -276,28 +279,28 @@ class Watch:
         return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: object) -> bool:
     return isinstance(x, dict) and all(type(k) is str for k in x)
 
 
-def _has_attributes(x: Any) -> bool:
+def _has_attributes(x: object) -> bool:
     # Some, such as dict[str, int], show the attributes of something else, in a dict made anew.
     own = getattr(x, "__dict__", None)
     return isinstance(own, dict) and own is x.__dict__
 
 
-def _flat(parts: Iterable[Iterable[Any]]) -> list[Any]:
+def _flat(parts: Iterable[Iterable[object]]) -> list[Any]:
     return list(itertools.chain.from_iterable(parts))
 
 
-def _content_of(cell: Any) -> tuple[Any]:
+def _content_of(cell: object) -> tuple[object]:
     return (content(cell),)
 
 
 class _Look:
     """A view of what a function tells about a thing."""
 
-    def __init__(self, look: Callable[[Any], tuple[Any, ...]], thing: Any):
+    def __init__(self, look: Callable[[T], Sequence[object]], thing: T):
         self._look, self._thing = look, thing
 
     def __len__(self) -> int:
@@ -310,7 +313,7 @@ class _Look:
 class _Bytes:
     """A view of the bytes of a thing: one object as long as they are the same."""
 
-    def __init__(self, thing: Any):
+    def __init__(self, thing: object):
         self._thing, self._last = thing, bytes_of(thing)
 
     def __len__(self) -> int:
@@ -355,16 +358,20 @@ def all_slots(cls: type) -> tuple[str, ...]:
     return tuple(n for c in cls.__mro__ for n in slots_of(c))
 
 
-def context_value(var: contextvars.ContextVar[Any]) -> Any:
+def context_value(var: contextvars.ContextVar[object]) -> Any:
     """What a context variable is here; `MISSING` if nothing."""
     return var.get(MISSING)
 
 
-def referent(proxy: Any) -> Any:
+def referent(proxy: object) -> Any:
     """What a weak proxy stands for."""
     with contextlib.suppress(ReferenceError):
         return proxy.__reduce_ex__.__self__
     return MISSING
+
+
+def _default_of(d: Any) -> tuple[object]:
+    return (d.default_factory,)
 
 
 def _views(x: Any) -> list[Any]:
@@ -376,7 +383,7 @@ def _views(x: Any) -> list[Any]:
     if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
         return [x]
     if isinstance(x, dict):
-        own = [_Look(lambda d: (d.default_factory,), x)] if hasattr(x, "default_factory") else []
+        own = [_Look(_default_of, x)] if hasattr(x, "default_factory") else []
         return own if all(type(k) is str for k in x) else [*own, x, x.values()]
     if isinstance(x, types.MappingProxyType):
         return [x, x.values()]

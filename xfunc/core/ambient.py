@@ -19,7 +19,7 @@ import torch
 class Surroundings(NamedTuple):
     """The context of a call, as far as it changes what is traced."""
 
-    mesh: Any = None
+    mesh: object = None
     region: Any = None
     override: Override | None = None
     named_axes: tuple[Any, ...] = ()
@@ -47,21 +47,21 @@ def restore(surroundings: Surroundings) -> Surroundings:
     return before
 
 
-def mesh() -> Any:
+def mesh() -> object:
     """The mesh of the innermost `use_mesh` of this thread, or None."""
     return _thread.around.mesh
 
 
-def set_mesh(new: object) -> Any:
+def set_mesh(new: object) -> object:
     """Have this mesh in use from now on; the one before."""
     return restore(_thread.around._replace(mesh=new)).mesh
 
 
-_known: list[Any] = []
+_known: list[object] = []
 _MOST_KNOWN = 16
 
 
-def known_meshes() -> list[Any]:
+def known_meshes() -> list[object]:
     """The mesh in use, then those that shardings were made for, the latest first."""
     return [*([] if mesh() is None else [mesh()]), *_known]
 
@@ -77,7 +77,7 @@ def region() -> Any:
     return _thread.around.region
 
 
-def set_region(new: object) -> Any:
+def set_region(new: object) -> object:
     """Be in this manual region from now on; the one before."""
     return restore(_thread.around._replace(region=new)).region
 
@@ -105,7 +105,7 @@ class Override:
         asked: whether a checkpoint or a scan has been met.
     """
 
-    policy: Any
+    policy: object
     whole: bool = False
     asked: bool = False
 
@@ -120,7 +120,7 @@ def override() -> Override | None:
     return _thread.around.override
 
 
-def policy_for(own: object) -> Any:
+def policy_for(own: object) -> object:
     """The policy of a checkpoint or scan that was given `own`."""
     override = _thread.around.override
     if override is None:

@@ -58,7 +58,7 @@ class Guarded:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[Guard, ...], dict[tuple[Hashable, ...], Any]] = {}
+        self._groups: dict[tuple[Guard, ...], dict[tuple[Hashable, ...], object]] = {}
 
     @property
     def size(self) -> int:

@@ -17,7 +17,7 @@ class _Leaf:
     pass
 
 
-def encode(structure: tree.Structure, what: str) -> Any:
+def encode(structure: tree.Structure, what: str) -> object:
     """A structure as JSON.
 
     Raises:

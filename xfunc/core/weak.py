@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -15,18 +15,18 @@ class WeakTable(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+        self._entries: dict[int, tuple[weakref.ref[object], T]] = {}
 
-    def __setitem__(self, key: Any, value: T) -> None:
+    def __setitem__(self, key: object, value: T) -> None:
         forget, number = self._entries.pop, id(key)
         self._entries[number] = (weakref.ref(key, lambda _: forget(number, None)), value)
 
-    def get(self, key: Any) -> T | None:
+    def get(self, key: object) -> T | None:
         """The value for an object, or None."""
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         entry = self._entries.get(id(key))
         return entry is not None and entry[0]() is key
 

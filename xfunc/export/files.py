@@ -16,7 +16,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -28,6 +28,9 @@ from xfunc.export.loaded import Exported, write_avals
 from xfunc.hlo import InvalidHloError
 from xfunc.trace import portable
 
+T = TypeVar("T")
+
+
 _FORMAT = 2
 _WITHOUT_SUMS = 1  # the format of files written before there were checksums
 _HEADER, _HLO, _STABLEHLO = "header.json", "program.hlo", "program.stablehlo"
@@ -38,7 +41,7 @@ _writers: dict[type, Callable[[Any], dict[str, bytes]]] = {}
 
 
 def register(
-    kind: type, write: Callable[[Any], dict[str, bytes]], format: int, read: Reader
+    kind: type[T], write: Callable[[T], dict[str, bytes]], format: int, read: Reader
 ) -> None:
     """Make `serialize` accept another kind of lowered function.
 

@@ -70,12 +70,12 @@ class Exported:
         self._expected = tree.unflatten(decode(self._inputs), avals)
 
     @property
-    def in_info(self) -> Any:
+    def in_info(self) -> object:
         """``(args, kwargs)`` as trees of `ShapeDtypeStruct`."""
         return self._expected
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> object:
         """The result as a tree of `ShapeDtypeStruct`."""
         return tree.unflatten(self._outputs, self._lowering.outputs)
 
@@ -145,7 +145,7 @@ def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
     return found
 
 
-def _not_an_array(where: str, x: object) -> Any:
+def _not_an_array(where: str, x: object) -> object:
     fail(
         TypeError,
         f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",

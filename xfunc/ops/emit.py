@@ -49,7 +49,7 @@ def _as_int64(body: ComputationBuilder, x: Value) -> Value:
 @functools.lru_cache(4096)
 def _computation(
     emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> tuple[Any, bool]:
+) -> tuple[object, bool]:
     b = Builder(emit.__name__)
     body = b.computation(emit.__name__)
     out = emit(body, *[body.parameter(hlo_shape(a)) for a in avals], **dict(options))
@@ -111,7 +111,7 @@ def _loop(
     avals: tuple[Aval, ...],
     n: int,
     options: tuple[tuple[str, object], ...],
-) -> Any:
+) -> object:
     index = Aval((), torch.int64)
     module, inputs = _lowered(step, (index, *avals), n, dict(options))
     b = Builder(step.__name__)
@@ -157,7 +157,7 @@ def composite(
 @functools.lru_cache(4096)
 def _composite(
     operation: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> Any:
+) -> object:
     module, inputs = _lowered(step, avals, None, dict(options))
     b = Builder(operation)
     body = b.computation(composite_name(operation))

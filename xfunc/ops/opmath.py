@@ -114,7 +114,7 @@ def _round(x: Any, dtype: torch.dtype, tensor: bool = False) -> Any:
     return number(x, dtype) if tensor and x is not None else x
 
 
-def _rounded(x: object, dtype: torch.dtype) -> Any:
+def _rounded(x: object, dtype: torch.dtype) -> object:
     return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 

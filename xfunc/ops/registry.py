@@ -255,7 +255,7 @@ def _composite(name: str) -> Kernel:
 
 def _derived(
     function: Kernel, formula: Kernel, keys: object, *args: object, **kwargs: object
-) -> Any:
+) -> object:
     return function(functools.partial(formula, keys), *args, **kwargs)
 
 

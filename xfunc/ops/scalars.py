@@ -43,7 +43,7 @@ def _lifted(name: str) -> Kernel:
     return run
 
 
-def _vector(x: object) -> Any:
+def _vector(x: object) -> object:
     return x.reshape(1) if isinstance(x, torch.Tensor) and not x.ndim else x
 
 

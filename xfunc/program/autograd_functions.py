@@ -27,7 +27,7 @@ from xfunc.torchlib.batching import at_dim
 from xfunc.trace import tracing
 
 
-def alive(args: Sequence[object]) -> list[Any]:
+def alive(args: Sequence[Any]) -> list[Any]:
     """Tensors without the wrappers of levels of torch.func that have ended.
 
     A pullback of torch.func.vjp runs when the level it belongs to is over.

@@ -9,7 +9,6 @@ Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -144,7 +143,7 @@ def _samples(log: bool, key: Tensor, a: Tensor) -> Tensor:
 
 
 @_samples.defjvp
-def _slopes(log: bool, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Any:
+def _slopes(log: bool, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> object:
     key, a = primals
     drawn = _samples(log, key, a)
     if not log:

@@ -83,7 +83,9 @@ class implicit:
         self._draws += 1
         return fold_in(self._key, self._draws - 1)
 
-    def draw(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def draw(
+        self, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Any:
         """What a function that draws returns; NotImplemented, if it is not covered."""
         if isinstance(func, types.FunctionType) and "has_torch_function" in func.__globals__:
             return _body_of(func)(*args, **kwargs)

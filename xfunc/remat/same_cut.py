@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from xfunc.remat.cut import InfeasibleBudget, NoPlan, fastest, fewest_bytes, least
 from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.min_cut import cut_problem
@@ -24,7 +22,7 @@ class SameCut(GraphPolicy):
 
     def __init__(self, part: float | None):
         self._part = part
-        self._known: dict[Any, frozenset[int]] = {}  # positions of the values kept
+        self._known: dict[object, frozenset[int]] = {}  # positions of the values kept
 
     def choose(self, graph: JointGraph) -> frozenset[int]:
         position = {i.id: k for k, i in enumerate(graph.instructions)}

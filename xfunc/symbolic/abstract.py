@@ -64,7 +64,7 @@ def symbolic_result(
     return tree.unflatten(structure, made)
 
 
-def _symbols(x: object) -> list[Any]:
+def _symbols(x: object) -> list[object]:
     if not isinstance(x, ShapeDtypeStruct):
         return []
     return [d for d in x.shape if isinstance(d, SymbolicSize)]

@@ -217,7 +217,7 @@ def _as_dims(spec: Any, x: object, where: str) -> tuple[Any, ...]:
     return tuple(spec)
 
 
-def _parts(spec: object, entries: Sequence[object], where: str) -> dict[Any, Any]:
+def _parts(spec: object, entries: Sequence[object], where: str) -> dict[object, object]:
     """The parts of a prefix by the entries of the tree, those left out as None."""
     if isinstance(spec, dict):
         given = dict(spec)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from xfunc import tree
-from xfunc.core.avals import Aval
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.hlo import Instruction, Module
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
@@ -86,7 +86,7 @@ class Maker:
         staged: Staged,
         declared: Declared,
         structure: tree.Structure,
-        avals: tuple[Any, ...],
+        avals: tuple[AvalKey, ...],
         options: Options,
     ) -> None:
         self._staged, self._declared = staged, declared

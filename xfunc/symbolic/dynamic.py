@@ -26,7 +26,7 @@ from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 
-Divide = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
 
 _Name = tuple[tuple[str, int], ...]  # a bucket: the size of each symbol
 
@@ -59,14 +59,14 @@ class Dynamic:
         self._staged, self._spec = staged, spec
         self._rungs = Rungs(buckets, staged.name)
         self._declared: dict[tree.Structure, Declared] = {}
-        self._makers: dict[Any, Maker] = {}
-        self._buckets: dict[Any, Bucket] = {}
+        self._makers: dict[object, Maker] = {}
+        self._buckets: dict[object, Bucket] = {}
         self._calls: collections.Counter[_Name] = collections.Counter()
         self._cells: collections.Counter[_Name] = collections.Counter()
         self._served: dict[_Name, Bucket] = {}
         self._auto: dict[tuple[str, ...], Auto] = {}
         self._limit = limit
-        self._plans: dict[Any, Plans] = {}
+        self._plans: dict[object, Plans] = {}
 
     def run(
         self,
@@ -158,7 +158,7 @@ class Dynamic:
         env: Mapping[str, int],
         ends: Mapping[str, tuple[int, int]],
         given: _Given,
-    ) -> Any:
+    ) -> object:
         """Call the function in the bucket between `ends`."""
         with lock:
             options = given.options
@@ -237,14 +237,18 @@ class Dynamic:
         declared: Declared,
         maker: Maker,
         structure: tree.Structure,
-        avals: object,
+        avals: tuple[AvalKey, ...],
         options: Any,
     ) -> Maker:
         value = (self._kind(declared, structure, avals, options), ambient.modes())
         return self._makers.setdefault(value, maker)
 
     def _kind(
-        self, declared: Declared, structure: tree.Structure, avals: Any, options: Options
+        self,
+        declared: Declared,
+        structure: tree.Structure,
+        avals: tuple[AvalKey, ...],
+        options: Options,
     ) -> Any:
         """The common part of calls that only differ in sizes."""
         plain = tuple(

@@ -117,7 +117,7 @@ class ExportedRange(Exported):
         ]
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> tree.PyTree:
         return tree.unflatten(self._outputs, self._results)
 
     def _labels(self) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _written(dims: Any, dtypes: list[torch.dtype]) -> list[Any]:
     ]
 
 
-def _size(d: Size) -> Any:
+def _size(d: Size) -> object:
     if not isinstance(d, Polynomial):
         return d
     return [[Fraction(c).numerator, Fraction(c).denominator, dict(m)] for m, c in d.terms]

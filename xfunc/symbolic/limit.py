@@ -47,7 +47,7 @@ class Limit:
 
     def __init__(self, staged: Staged, bytes: int):
         self._staged, self._bytes = staged, bytes
-        self._plans: dict[Any, Plans] = {}
+        self._plans: dict[object, Plans] = {}
 
     def override(
         self,
@@ -132,7 +132,7 @@ def _is_array(x: object) -> bool:
     return isinstance(x, (torch.Tensor, ShapeDtypeStruct))
 
 
-def _abstract(x: object) -> Any:
+def _abstract(x: object) -> object:
     if isinstance(x, torch.Tensor):
         return ShapeDtypeStruct(tuple(x.shape), x.dtype, stages.known_sharding(x))
     return x

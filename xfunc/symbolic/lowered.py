@@ -53,7 +53,7 @@ class LoweredRange:
         return self.declared.function
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> object:
         """The result as a tree of `ShapeDtypeStruct`, with sizes computed from the `Dim`s."""
         bucket, parts = next(iter(self.buckets.values()))
         box = self.declared.box

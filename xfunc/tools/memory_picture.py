@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def save(found: MemoryReport, path: str | os.PathLike[str]) -> None:
     colours: dict[str, str] = dict(zip(busy, _COLOURS, strict=False))
     colours |= {ARGUMENTS: "dimgrey", _OTHER: "lightgrey"}
     figure = Figure(figsize=(9, 2 + 1.3 * len(found.rows)), layout="constrained")
-    panels: Any = figure.subplots(len(found.rows), 1, squeeze=False, sharey=True)[:, 0]
+    panels: object = figure.subplots(len(found.rows), 1, squeeze=False, sharey=True)[:, 0]
     for axes, row, stack in zip(panels, found.rows, stacks, strict=True):
         others = [h for line, h in stack.items() if line not in colours]
         heights = [stack.get(ARGUMENTS), sum(others, np.zeros(1)), *map(stack.get, busy)]

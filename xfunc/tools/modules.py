@@ -196,8 +196,12 @@ class _Replacing(TorchFunctionMode):
     """Calls outside a trace also run the versions that are right for the device."""
 
     def __torch_function__(
-        self, func: object, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -265,7 +269,7 @@ def _beside(tensors: object, args: object, kwargs: object) -> Any:
     if given is None or given.device.type != "xla":
         return args, kwargs
 
-    def move(x: object) -> Any:
+    def move(x: object) -> object:
         return to_device(x) if isinstance(x, torch.Tensor) else x
 
     return tree.unflatten((found := tree.flatten((args, kwargs)))[1], map(move, found[0]))
@@ -279,7 +283,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return moved.clone() if moved is given else moved
 
 
-def _forward(module: nn.Module) -> Callable[..., Any]:
+def _forward(module: nn.Module) -> Callable[..., object]:
     """The code that a module runs, by which caches and messages know it."""
     forward = inspect.unwrap(type(module).forward)
     return forward if isinstance(forward, types.FunctionType) else nn.Module.__call__

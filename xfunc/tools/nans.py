@@ -62,7 +62,7 @@ def search(name: str, fun: Callable[..., object], args: Any, kwargs: Any, result
     )
 
 
-def _on_cpu(x: object) -> Any:
+def _on_cpu(x: object) -> object:
     return x.detach().cpu() if isinstance(x, torch.Tensor) else x
 
 
@@ -96,7 +96,7 @@ class _Search(TorchDispatchMode):
         )
 
 
-def _here(x: object) -> Any:
+def _here(x: object) -> object:
     if isinstance(x, torch.Tensor):
         return x.cpu() if x.device.type == "xla" else x
     return torch.device("cpu") if isinstance(x, torch.device) and x.type == "xla" else x

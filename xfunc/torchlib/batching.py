@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 
 
 class Size(int):
@@ -62,7 +63,7 @@ class _View:
 
     ref: weakref.ref[Tensor]
     of: Tensor
-    make: Callable[[], Any]
+    make: Callable[[], Tensor | Sequence[Tensor]]
     place: int | None
 
 
@@ -87,7 +88,7 @@ class Batching:
     @contextlib.contextmanager
     def level(self, axes: tuple[str, ...]) -> Iterator[None]:
         """While the function of the innermost vmap runs, whose examples the mesh `axes` shard."""
-        number = functorch.top_level().level()
+        number = functorch.level()
         # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
         hidden = self._before.get(number)
         self._before[number] = self._trace.made.so_far()
@@ -104,7 +105,13 @@ class Batching:
             if not self._before:
                 self._views.clear()
 
-    def note(self, out: object, func: Callable[..., object], args: Any, kwargs: Any) -> None:
+    def note(
+        self,
+        out: object,
+        func: Callable[..., Tensor | Sequence[Tensor]],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> None:
         """Remember how a view was made."""
         several = isinstance(out, (tuple, list))
         for i, t in enumerate(out if several else (out,)):
@@ -156,7 +163,7 @@ class Batching:
             alive = view.ref()
             if id(view.of) in touched and alive is not None:
                 made = view.make()
-                self._replace(alive, made if view.place is None else made[view.place])
+                self._replace(alive, made if isinstance(made, Tensor) else made[view.place or 0])
                 touched.add(key)
 
     def _replace(self, tensor: Tensor, by: Tensor) -> None:
@@ -175,16 +182,16 @@ class Batching:
 
 def vmap(
     trace: Trace | None,
-    fun: Callable[..., object],
+    fun: Callable[..., T],
     dims: Sequence[int | None],
     args: Sequence[Tensor],
     axes: tuple[str, ...] = (),
-) -> Any:
+) -> T:
     """`functorch.vmap` of a function that runs in a trace; mesh `axes` shard the examples."""
     if trace is None:
         return functorch.vmap(fun, dims, args)
 
-    def run(*xs: Tensor) -> Any:
+    def run(*xs: Tensor) -> T:
         with trace.batching.level(axes):
             return fun(*xs)
 

@@ -202,7 +202,7 @@ def _one_hot(known: Known, args: Any, kwargs: Any) -> Found:
         yield value, -1, n, False
 
 
-def _named(names: str) -> Iterator[Any]:
+def _named(names: str) -> Iterator[object]:
     for name in names.split():
         for place in (torch, Tensor):
             for full in (name, f"{name}_"):
@@ -210,7 +210,7 @@ def _named(names: str) -> Iterator[Any]:
                     yield getattr(place, full)
 
 
-_READS: dict[Any, Callable[..., Found]] = {
+_READS: dict[object, Callable[..., Found]] = {
     **dict.fromkeys(
         _named("gather index_select index_add index_copy index_reduce scatter scatter_add "
                "scatter_reduce"),

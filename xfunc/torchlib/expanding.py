@@ -67,7 +67,7 @@ ONE_FOR_EACH = frozenset((torch.broadcast_tensors, torch.meshgrid))
 EXPANDING = ONE_FOR_EACH | frozenset(_ONE)
 """All of them."""
 
-EXPANSIONS: dict[Any, Callable[..., Any]] = {
+EXPANSIONS: dict[object, Callable[..., object]] = {
     **{f: _one(f) for f in _ONE},
     **{f: _each(f) for f in ONE_FOR_EACH},
     Tensor.unfold: _unfold,

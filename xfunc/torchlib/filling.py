@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 Tensor = torch.Tensor
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.ndim and value.device.type == "xla"
 
 
@@ -31,7 +31,6 @@ def _full(func: Callable[..., Tensor], typed_like: bool) -> Callable[..., Tensor
         where = torch.device(kwargs.get("device") or "xla").type
         if not _is_number(value) or size is None or where != "xla":
             return func(*args, **kwargs)
-        assert isinstance(value, Tensor)
         shape = (size,) if isinstance(size, int) else size
         dtype = kwargs.get("dtype") or (x.dtype if isinstance(x, Tensor) else None)
         return _filled(value, shape, dtype)
@@ -45,7 +44,7 @@ def linspace(
     steps: int,
     *,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
@@ -65,36 +64,36 @@ def linspace(
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
     """``torch.full_like``."""
-    if not _is_number(fill_value):
-        return torch.full_like(x, fill_value, **options)
-    return _filled(fill_value, x.shape, options.get("dtype") or x.dtype)
+    if _is_number(fill_value):
+        return _filled(fill_value, x.shape, options.get("dtype") or x.dtype)
+    return torch.full_like(x, fill_value, **options)
 
 
-def fill(x: Tensor, value: Any) -> Tensor:
+def fill(x: Tensor, value: Tensor | float) -> Tensor:
     """``torch.fill``."""
     return _filled(value, x.shape, x.dtype) if _is_number(value) else torch.fill(x, value)
 
 
-def fill_(x: Tensor, value: Tensor) -> Tensor:
+def fill_(x: Tensor, value: Tensor | float) -> Tensor:
     """``Tensor.fill_``."""
     return x.copy_(value) if _is_number(value) else x.fill_(value)
 
 
-def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+def masked_fill(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """``torch.masked_fill``, whose vmap torch 2.9 runs one example at a time."""
     if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
         return torch.masked_fill(x, mask, value)
     return torch.where(mask, value.to(x.dtype), x)
 
 
-def masked_fill_(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+def masked_fill_(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """``Tensor.masked_fill_``."""
     if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
         return x.masked_fill_(mask, value)
     return x.copy_(torch.where(mask, value.to(x.dtype), x))
 
 
-def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
     """``torch.index_fill``, whose vmap of torch 2.9 puts a batched value into some examples."""
     if not _is_number(value) or index.ndim > 1:
         return torch.index_fill(x, dim, index, value)
@@ -104,7 +103,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     return torch.where(hit.reshape(along), value.to(x.dtype), x)
 
 
-def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
     """``Tensor.index_fill_``."""
     return x.copy_(index_fill(x, dim, index, value))
 
@@ -121,7 +120,7 @@ def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
     return masked_fill_(x, hit, fill_value)
 
 
-FILLING: dict[Any, Callable[..., Any]] = {
+FILLING: dict[object, Callable[..., object]] = {
     torch.full: _full(torch.full, False),
     torch.linspace: linspace,
     Tensor.new_full: _full(Tensor.new_full, True),

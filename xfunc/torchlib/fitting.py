@@ -20,7 +20,7 @@ from xfunc.torchlib.promotion import result_type, wrapped
 from xfunc.torchlib.torch_functions import operation_name
 
 Tensor = torch.Tensor
-Call = Callable[..., Any]
+Call = Callable[..., Tensor]
 _NUMBERS = (int, float, complex)
 _WIDEST = {
     bool: torch.bool,
@@ -54,7 +54,7 @@ def check_number(func: Call, number: object, dtype: torch.dtype) -> None:
         )
 
 
-def _given(name: str, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def _given(name: str, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     return kwargs.get(name, args[place] if place < len(args) else None)
 
 
@@ -106,7 +106,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
     own = plain in _OWN or plain != name
     places = (_OWN | _OF_RESULT | _FACTORS)[plain]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Tensor:
         numbers = [_given(*place, args, kwargs) for place in places]
         if not any(type(n) in _NUMBERS for n in numbers):
             return run(*args, **kwargs)
@@ -146,7 +146,7 @@ def _dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype:
     return result_type(_operands(values))
 
 
-def _operands(values: Iterable[object]) -> list[Any]:
+def _operands(values: Iterable[object]) -> list[Tensor | complex]:
     return [v for v in values if isinstance(v, (Tensor, *_NUMBERS))]
 
 
@@ -162,7 +162,7 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
 def _power(func: Call, run: Call) -> Call:
     """`run`, for which exponents that do not fit are refused."""
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> Tensor:
         values = _operands((*args, *kwargs.values()))
         exponent = _given("exponent", 1, args, kwargs)
         if type(exponent) in _NUMBERS and isinstance(values[0], Tensor):
@@ -187,7 +187,7 @@ def _divided(func: Call, run: Call) -> Call:
     """`run`, but refusing to divide integers by the number 0."""
     is_division = func.__name__.startswith("div")
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> Tensor:
         x, by = args[0] if args else None, _given("other", 1, args, kwargs)
         exact = is_division and kwargs.get("rounding_mode") is None
         if not isinstance(x, Tensor) or _is_smooth(x.dtype) or exact or type(by) is not int:
@@ -208,7 +208,7 @@ def _in_place(func: Call, run: Call) -> Call:
     """`run`, for which results that the tensor cannot take are refused."""
     true = "div" in func.__name__
 
-    def call(x: Tensor, *args: object, **kwargs: object) -> Any:
+    def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         factors = ("alpha", "value", "rounding_mode")
         values = _operands((x, *args, *(v for k, v in kwargs.items() if k not in factors)))
         dtype = result_type(values)
@@ -228,7 +228,7 @@ def _in_place(func: Call, run: Call) -> Call:
 
 
 def _integers_divided(func: Call, run: Call) -> Call:
-    def call(x: Tensor, *args: Tensor, **kwargs: object) -> Any:
+    def call(x: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
         if not any(_is_smooth(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
             fail(
                 UnsupportedOpError,
@@ -243,7 +243,7 @@ def _integers_divided(func: Call, run: Call) -> Call:
 def _copied(func: Call, run: Call) -> Call:
     """`run`, which also copies a number, as torch does."""
 
-    def call(x: Tensor, src: Any, *args: object, **kwargs: object) -> Any:
+    def call(x: Tensor, src: Tensor | complex, *args: object, **kwargs: object) -> Tensor:
         if not isinstance(src, (bool, *_NUMBERS)):
             return run(x, src, *args, **kwargs)
         src = wrapped(src, x.dtype)
@@ -257,7 +257,7 @@ def _copied(func: Call, run: Call) -> Call:
 def _along(func: Call, run: Call) -> Call:
     """`run`, for which a dimension that there is not is refused."""
 
-    def call(*args: Tensor, **kwargs: object) -> Any:
+    def call(*args: Tensor, **kwargs: object) -> Tensor:
         x = args[0] if args else kwargs.get("input")
         dim = _given("dim", 1, args, kwargs)
         if isinstance(x, Tensor) and type(dim) is int:
@@ -281,9 +281,9 @@ _ALONG = "max min mode gather argmax argmin".split()
 _PLACES = (torch, torch.Tensor, torch.nn.functional)
 
 
-def fitting(replacements: Mapping[object, Call]) -> dict[Any, Call]:
+def fitting(replacements: Mapping[object, Call]) -> dict[object, Call]:
     """For each torch function that needs it, a checked version of its replacement."""
-    found: dict[Any, Call] = {}
+    found: dict[object, Call] = {}
 
     def put(names: Iterable[str], check: Callable[[Call, Call], Call]) -> None:
         for place in _PLACES:

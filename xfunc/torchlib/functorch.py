@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch._C import _functorch
@@ -21,8 +22,48 @@ from torch._functorch.pyfunctorch import (
 from torch.autograd import forward_ad
 
 from xfunc import tree
+from xfunc.core.types import AutogradContext
 
 Tensor = torch.Tensor
+T = TypeVar("T")
+
+
+class Level(Protocol):
+    """A transform in force."""
+
+    def key(self) -> object: ...
+    def level(self) -> int: ...
+
+
+class Rule(Protocol):
+    """A function with custom rules, as `apply_here` takes it."""
+
+    def forward(self, *args: Tensor) -> Sequence[Tensor]:
+        """Run the function."""
+        ...
+
+    def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor], /) -> Sequence[Tensor]:
+        """What `backward` and `jvp` get as `kept`."""
+        ...
+
+    def backward(
+        self, n: int, kept: Sequence[Tensor], cts: Sequence[Tensor | None], /
+    ) -> Sequence[Tensor | None]:
+        """The cotangents of the arguments, of which there are n."""
+        ...
+
+    def jvp(
+        self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None], /
+    ) -> Sequence[Tensor | None]:
+        """The tangents of the outputs."""
+        ...
+
+
+Batched = Callable[
+    [tuple[int | None, ...], int, list[Tensor]],
+    tuple[Sequence[Tensor], Sequence[int | None]],
+]
+"""A function of batch dimensions, their size and batched tensors; its results, and theirs."""
 
 
 class _Thread(threading.local):
@@ -31,19 +72,18 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-GRAD: Any = _functorch.TransformType.Grad
-JVP: Any = _functorch.TransformType.Jvp
-VMAP: Any = _functorch.TransformType.Vmap
-VMAP: Any = _functorch.TransformType.Vmap
+GRAD: object = _functorch.TransformType.Grad
+JVP: object = _functorch.TransformType.Jvp
+VMAP: object = _functorch.TransformType.Vmap
 
-is_wrapped: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
-unwrapped: Callable[[Any], Any] = _functorch.get_unwrapped
-unwrap_if_dead: Callable[[Any], Any] = _functorch.unwrap_if_dead
-top_level: Callable[[], Any] = _functorch.peek_interpreter_stack
+is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
+unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
+unwrap_if_dead: Callable[[Tensor], Tensor] = _functorch.unwrap_if_dead
+top_level: Callable[[], Level | None] = _functorch.peek_interpreter_stack
 swap_contents: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
 
 
-def bottom_level() -> contextlib.AbstractContextManager[Any]:
+def bottom_level() -> contextlib.AbstractContextManager[object]:
     """Below all transforms in force."""
     return _NOTHING if top_level() is None else temporarily_clear_interpreter_stack()
 
@@ -56,23 +96,29 @@ def run_backward_in_this_thread() -> None:
     torch._C._set_multithreading_enabled(False)
 
 
-def never_compile(fun: object) -> None:
+def never_compile(fun: types.FunctionType) -> None:
     """Keep torch.compile from compiling a function and what it calls, without importing dynamo."""
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
     dynamo.set_code_exec_strategy(fun.__code__, dynamo._FrameExecStrategy(skip, skip))
-    fun._torchdynamo_disable = True  # nor to inline it
+    vars(fun)["_torchdynamo_disable"] = True  # nor to inline it
 
 
-def levels() -> list[Any]:
+def levels() -> list[object]:
     """The kinds of the transforms in force, outermost first."""
     return [level.key() for level in _functorch.get_interpreter_stack() or ()]
 
 
+def level() -> int:
+    """The number of the innermost transform, which is in force."""
+    top = top_level()
+    assert top is not None
+    return top.level()
+
+
 def is_batched_here(t: Tensor) -> bool:
     """Whether a tensor is batched by the innermost transform, a vmap."""
-    level = top_level().level()
-    return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level
+    return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level()
 
 
 def innermost(t: Tensor) -> Tensor:
@@ -109,7 +155,7 @@ def is_batched(t: Tensor) -> bool:
     return False
 
 
-def vmap(fun: Callable[..., object], dims: Sequence[int | None], args: Sequence[Tensor]) -> Any:
+def vmap(fun: Callable[..., T], dims: Sequence[int | None], args: Sequence[Tensor]) -> T:
     """``torch.func.vmap(fun, dims)(*args)``; one of the dims at least is not None."""
     # A batch dimension that is not the first gives each example its own strides, and forward mode
     # copies a tangent whose strides differ by an operation that has no lowering.
@@ -154,7 +200,7 @@ def jvp(fun: Callable[..., object], primals: object, tangents: object) -> tuple[
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
-def custom_function_call(function: type[torch.autograd.Function], *operands: object) -> Any:
+def custom_function_call(function: type[torch.autograd.Function], *operands: object) -> object:
     """``function.apply(*operands)``, as a higher-order operator."""
     call: Any = autograd_function.custom_function_call
     return call(function, *operands)
@@ -168,7 +214,7 @@ def zero_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
 def watched_here(t: Tensor) -> bool:
     """Whether the innermost transform, a grad or jvp, differentiates with respect to a tensor."""
     top = top_level()
-    if not is_wrapped(t) or _functorch.maybe_get_level(t) != top.level():
+    if top is None or not is_wrapped(t) or _functorch.maybe_get_level(t) != top.level():
         return False
     if top.key() == GRAD:
         return t.requires_grad
@@ -180,13 +226,11 @@ def is_watched_at_this_level(t: Tensor) -> bool:
     return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None
 
 
-def apply_here(rule: object, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a function with custom rules at the innermost level, a grad or jvp.
 
     Args:
-        rule: has ``forward(*args)``, which is run below the level, and ``keep(args, outputs)``,
-            which says what ``backward(len(args), kept, cotangents)`` or ``jvp(kept, tangents)``
-            get.
+        rule: its `forward` is run below the level.
         args: of the innermost level.
 
     Unlike with torch's ``custom_function_call``, lower levels see the operations of `forward`, not
@@ -201,21 +245,23 @@ def apply_here(rule: object, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
             outputs = rule.forward(*lower)
         return tuple(_functorch._wrap_for_grad(o, level) for o in outputs)
 
-    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(
+        ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
+    ) -> None:
         kept = rule.keep(inputs, output)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in output if not _is_smooth(o)))
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
-    def backward(ctx: object, *cts: Tensor | None) -> Any:
+    def backward(ctx: AutogradContext, *cts: Tensor | None) -> Sequence[Tensor | None]:
         kept = [unwrap_if_dead(t) for t in ctx.saved_tensors]
         return rule.backward(len(args), kept, [c if c is None else unwrap_if_dead(c) for c in cts])
 
-    def jvp(ctx: object, *tangents: Tensor | None) -> Any:
+    def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Sequence[Tensor | None]:
         return below_jvp(rule.jvp, ctx.saved_tensors, tangents)
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
@@ -231,7 +277,11 @@ def apply_here(rule: object, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return here.apply(*own)
 
 
-def below_jvp(push: Callable[..., Any], kept: Sequence[Tensor], tangents: Sequence[Any]) -> Any:
+def below_jvp(
+    push: Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]],
+    kept: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
     """``push(kept, tangents)``, run below the innermost level if that is a jvp.
 
     The rule of forward mode of an autograd.Function: at its own level torch 2.9 drops the tangents
@@ -242,16 +292,14 @@ def below_jvp(push: Callable[..., Any], kept: Sequence[Tensor], tangents: Sequen
         return push(kept, tangents)
     interpreter = retrieve_current_functorch_interpreter()
     level = interpreter.level()
-    lower = [
-        [t if t is None else _functorch._unwrap_for_grad(t, level) for t in given]
-        for given in (kept, tangents)
-    ]
+    inner = [_functorch._unwrap_for_grad(t, level) for t in kept]
+    dots = [t if t is None else _functorch._unwrap_for_grad(t, level) for t in tangents]
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
-        found = push(*lower)
+        found = push(inner, dots)
     return tuple(t if t is None else _functorch._wrap_for_grad(t, level) for t in found)
 
 
-def below_vmap(fun: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
+def below_vmap(fun: Batched, args: Sequence[Tensor]) -> list[Tensor]:
     """Run ``fun(dims, size, args) -> outputs, dims`` below the innermost level, a vmap."""
     interpreter = retrieve_current_functorch_interpreter()
     level = interpreter.level()

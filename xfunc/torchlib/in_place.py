@@ -13,7 +13,7 @@ torch_xla do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.torch_functions import operation_name
 
 Tensor = torch.Tensor
+Several = Tensor | tuple[Tensor, ...] | list[Tensor]
 
 
 def _by_copy(name: str) -> Callable[..., Tensor]:
@@ -39,10 +40,10 @@ def _by_copy(name: str) -> Callable[..., Tensor]:
     return call
 
 
-def _copied(view: Callable[..., Any]) -> Callable[..., Any]:
+def _copied(view: Callable[..., Several]) -> Callable[..., Several]:
     """See NOTE [copies of views]."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Several:
         found = view(*args, **kwargs)
         return found.clone() if isinstance(found, Tensor) else type(found)(v.clone() for v in found)
 
@@ -77,7 +78,7 @@ _VIEWS = (
     "transpose unbind unfold unsqueeze view view_as_real view_as_complex narrow"
 ).split()
 
-IN_PLACE: dict[Any, Callable[..., Any]] = {
+IN_PLACE: dict[object, Callable[..., object]] = {
     **{getattr(torch.Tensor, n): _by_copy(n) for n in ("lerp_", "polygamma_", "xlogy_")},
     **{
         getattr(torch.Tensor, n): _reshaping(n)
@@ -90,7 +91,9 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
 """The replacement for each function that needs one."""
 
 
-def write_into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def write_into(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Several:
     """A function called with ``out=``, which no transform has a rule for: a call, and a copy."""
     out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
     outs = [out] if isinstance(out, Tensor) else list(out)

@@ -12,7 +12,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -22,7 +22,8 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _is_number(entry: object) -> bool:
+def is_number(entry: object) -> TypeGuard[Tensor]:
+    """Whether an entry of an index is a traced number."""
     if not isinstance(entry, Tensor) or entry.ndim:
         return False
     kind = entry.dtype
@@ -35,7 +36,7 @@ def _take_apart(x: Tensor, index: object) -> tuple[list[tuple[int, Tensor]], tup
     used = [dimensions(e) for e in entries]
     numbers, rest, dim = [], [], 0
     for entry, n in zip(entries, used, strict=True):
-        if _is_number(entry):
+        if is_number(entry):
             numbers.append((dim, entry))
         else:
             rest.append(entry)
@@ -51,7 +52,7 @@ def dimensions(entry: object) -> int:
 
 
 def _traced_numbers(index: object) -> bool:
-    return any(map(_is_number, index)) if isinstance(index, tuple) else _is_number(index)
+    return any(map(is_number, index)) if isinstance(index, tuple) else is_number(index)
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
@@ -74,7 +75,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 _PART = "xfunc_part"
 
 
-def part_of(t: object) -> tuple[Tensor, Any, Tensor] | None:
+def part_of(t: object) -> tuple[Tensor, object, Tensor] | None:
     """Of what a tensor, or what it is a view of, is a part, at which index; see the note above."""
     if not isinstance(t, Tensor):
         return None
@@ -111,8 +112,8 @@ def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
 def narrow(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``x.narrow(dim, start, length)``."""
 
-    def call(x: Tensor, dim: int, start: Any, length: int) -> Tensor:
-        if not _is_number(start) or not isinstance(length, int):
+    def call(x: Tensor, dim: int, start: Tensor | int, length: int) -> Tensor:
+        if not is_number(start) or not isinstance(length, int):
             return func(x, dim, start, length)
         size = x.shape[dim]
         if not 0 <= length <= size:
@@ -124,7 +125,7 @@ def narrow(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-INDEXING: dict[Any, Callable[..., Any]] = {
+INDEXING: dict[object, Callable[..., object]] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
     torch.narrow: narrow(torch.narrow),

@@ -14,10 +14,14 @@ read. So it is multiplied with its operand instead.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
+
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+T = TypeVar("T")
 
 _BINARY = (
     "add sub subtract rsub pow maximum minimum max min atan2 arctan2 remainder fmod xlogy "
@@ -68,19 +72,19 @@ def _kind(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
-def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callable[..., Any]:
+def _promoting(func: Function, condition: int | None = None) -> Function:
     """`func`, its tensors (but not the condition, at that position) of one dtype."""
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {k for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
-        named -= {"out", "condition", *_FACTORS}
-        places = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i != condition]
-        tensors = [*(args[i] for i in places), *(kwargs[k] for k in named)]
+    def call(*args: object, **kwargs: object) -> Tensor:
+        placed = {i: a for i, a in enumerate(args) if isinstance(a, Tensor) and i != condition}
+        others = ("out", "condition", *_FACTORS)
+        named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k not in others}
+        tensors = [*placed.values(), *named.values()]
         if len({t.dtype for t in tensors}) > 1:
             dtype = result_type(tensors)
-            args = tuple(a.to(dtype) if i in places else a for i, a in enumerate(args))
-            kwargs = {k: v.to(dtype) if k in named else v for k, v in kwargs.items()}
+            args = tuple(placed[i].to(dtype) if i in placed else a for i, a in enumerate(args))
+            kwargs |= {k: v.to(dtype) for k, v in named.items()}
         if any(isinstance(kwargs.get(k), torch.Tensor) for k in _FACTORS):
             return _multiplied(func, args, kwargs)
         if "alpha" in kwargs and kwargs.get("out") is None:
@@ -90,16 +94,17 @@ def _promoting(func: Callable[..., Any], condition: int | None = None) -> Callab
     return call
 
 
-def _multiplied(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _multiplied(func: Function, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """See NOTE [factors that are tensors]."""
-    name = next(k for k in _FACTORS if isinstance(kwargs.get(k), torch.Tensor))
-    factor, rest = kwargs[name], {k: v for k, v in kwargs.items() if k != name}
+    name, factor = next((k, v) for k in _FACTORS if isinstance(v := kwargs.get(k), Tensor))
+    rest = {k: v for k, v in kwargs.items() if k != name}
     place = 0 if func is torch.rsub else 1
-    dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else None
+    dtype = args[0].dtype if isinstance(args[0], Tensor) else None
     if len(args) <= place or dtype is None or factor.ndim:
         return func(*args, **kwargs)
     if not torch.can_cast(factor.dtype, dtype):
         raise RuntimeError(f"{name} is of {factor.dtype}, which can't be cast to {dtype}")
+    given: list[Any]  # what torch adds
     given, factor = [*args], factor.to(dtype)
     if dtype in (torch.bfloat16, torch.float16):
         given, factor = [_wide(a) for a in args], factor.float()
@@ -107,13 +112,13 @@ def _multiplied(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
     return func(*given, **rest).to(dtype)
 
 
-def number(x: bool | float | complex, dtype: torch.dtype) -> Any:
+def number(x: complex, dtype: torch.dtype) -> complex:
     """A number, rounded to one that a dtype has."""
     with torch._C._DisableFuncTorch():  # Inside grad even a new tensor is wrapped.
         return torch.tensor(x, dtype=dtype, device="cpu").item()
 
 
-def _scaled(func: Callable[..., Any], args: Sequence[object], kwargs: dict[str, Any]) -> Any:
+def _scaled(func: Function, args: Sequence[object], kwargs: Mapping[str, Any]) -> Tensor:
     """A sum with an `alpha`, which torch rounds; but not the product with it."""
     dtype = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
     if dtype not in (torch.bfloat16, torch.float16):
@@ -123,14 +128,18 @@ def _scaled(func: Callable[..., Any], args: Sequence[object], kwargs: dict[str, 
     return func(*map(_wide, args), **wide).to(dtype)
 
 
-def _wide(x: object) -> Any:
+def _wide(x: object) -> object:
     return x.float() if isinstance(x, torch.Tensor) else x
 
 
-def _in_place(func: Callable[..., object]) -> Callable[..., Any]:
-    def call(x: torch.Tensor, other: Any, *rest: object, **kwargs: object) -> Any:
-        mixed = isinstance(other, torch.Tensor) and not other.ndim and other.dtype != x.dtype
-        if mixed and torch.can_cast(result_type([x, other]), x.dtype):  # Otherwise torch refuses.
+def _in_place(func: Function) -> Function:
+    def call(x: Tensor, other: object, *rest: object, **kwargs: object) -> Tensor:
+        if (
+            isinstance(other, Tensor)
+            and not other.ndim
+            and other.dtype != x.dtype
+            and torch.can_cast(result_type([x, other]), x.dtype)  # Otherwise torch refuses.
+        ):
             other = other.to(x.dtype)
         if "alpha" in kwargs:
             plain = torch.add if func is torch.Tensor.add_ else torch.sub
@@ -140,10 +149,10 @@ def _in_place(func: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
-def _in_place_by(plain: Callable[..., object], func: Callable[..., object]) -> Callable[..., Any]:
+def _in_place_by(plain: Function, func: Function) -> Function:
     """`func`, which changes its first argument; by `plain` where a factor is a tensor."""
 
-    def call(x: torch.Tensor, *args: torch.Tensor, **kwargs: object) -> Any:
+    def call(x: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
         if isinstance(kwargs.get("value"), torch.Tensor):
             return x.copy_(PROMOTING[plain](x.clone(), *args, **kwargs))
         return func(x, *args, **kwargs)
@@ -151,12 +160,12 @@ def _in_place_by(plain: Callable[..., object], func: Callable[..., object]) -> C
     return call
 
 
-def _find(names: Iterable[str]) -> Iterable[Any]:
+def _find(names: Iterable[str]) -> Iterator[Function]:
     for place in (torch, torch.Tensor):
         yield from (getattr(place, n) for n in names if hasattr(place, n))
 
 
-def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
+def _reducing(func: Function) -> Function:
     """A reduction with a `dtype`, to which torch converts before it reduces.
 
     For integers, torch_xla 2.9 reduces first; and torch differentiates the result as if it were of
@@ -164,7 +173,7 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: Any) -> Tensor:
         dtype = kwargs.get("dtype")
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
             if args and isinstance(args[0], torch.Tensor):
@@ -176,23 +185,23 @@ def _reducing(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _putting(func: Callable[..., object]) -> Callable[..., Any]:
+def _putting(func: Function) -> Function:
     """A function that writes `src` into a tensor; torch_xla 2.9 would give the result the dtype of
     `src`.
     """
 
     @functools.wraps(func)
-    def call(input: torch.Tensor, src: torch.Tensor, *args: object, **kwargs: object) -> Any:
+    def call(input: Tensor, src: Tensor, *args: object, **kwargs: object) -> Tensor:
         return func(input, src.to(input.dtype), *args, **kwargs)
 
     return call
 
 
-def _wrapping(func: Callable[..., object]) -> Callable[..., Any]:
+def _wrapping(func: Function) -> Function:
     """`func`, whose numbers wrap in the dtype of narrow integers; torch_xla 2.9 refuses them."""
 
     @functools.wraps(func)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> Tensor:
         dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         exact = func in _DIVIDING and kwargs.get("rounding_mode") is None
@@ -204,7 +213,7 @@ def _wrapping(func: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
-def wrapped(x: object, dtype: torch.dtype) -> Any:
+def wrapped(x: T, dtype: torch.dtype) -> T | int | float:
     """A number as used with tensors of a dtype; anything else unchanged."""
     if type(x) is not int or not -(2**63) <= x < 2**64:  # torch takes no others
         return x
@@ -224,7 +233,7 @@ _WRAPPING = (
 _PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
 
 _DIVIDING = frozenset(_find("div divide div_ divide_".split()))
-_PROMOTING: dict[Any, Callable[..., Any]] = {
+_PROMOTING: dict[object, Function] = {
     **{f: _promoting(f) for f in _find(_BINARY)},
     **{f: _in_place(f) for f in _find(_IN_PLACE)},
     torch.Tensor.addcmul_: _in_place_by(torch.addcmul, torch.Tensor.addcmul_),
@@ -235,7 +244,7 @@ _PROMOTING: dict[Any, Callable[..., Any]] = {
     torch.Tensor.where: _promoting(torch.Tensor.where, condition=1),
 }
 
-PROMOTING: dict[Any, Callable[..., Any]] = {
+PROMOTING: dict[object, Function] = {
     **_PROMOTING,
     **{f: _wrapping(_PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)},
 }

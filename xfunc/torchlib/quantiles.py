@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 def _quantile(func: Callable[..., Tensor], skip_nan: bool) -> Callable[..., Tensor]:
     def call(
         input: Tensor,
-        q: Any,
+        q: Tensor | float,
         dim: int | None = None,
         keepdim: bool = False,
         *,
@@ -23,12 +22,11 @@ def _quantile(func: Callable[..., Tensor], skip_nan: bool) -> Callable[..., Tens
         out: object = None,
     ) -> Tensor:
         x = input
-        traced = isinstance(q, Tensor)
         simple = x.is_floating_point() and x.numel() and interpolation in _INTERPOLATIONS
-        in_range = (traced and q.dtype == x.dtype and q.ndim < 2) or (not traced and 0 <= q <= 1)
+        in_range = q.dtype == x.dtype and q.ndim < 2 if isinstance(q, Tensor) else 0 <= q <= 1
         if out is not None or not simple or not in_range:  # torch raises its own error.
             return func(x, q, dim, keepdim, interpolation=interpolation)
-        places = q if traced else torch.full((), q, dtype=x.dtype, device=x.device)
+        places = q if isinstance(q, Tensor) else torch.full((), q, dtype=x.dtype, device=x.device)
         ndim = x.ndim
         rows = x.reshape(-1) if dim is None or not ndim else x.movedim(dim, -1)
         found = _along_rows(rows, places.reshape(-1), interpolation, skip_nan).movedim(-1, 0)
@@ -69,7 +67,7 @@ def _along_rows(rows: Tensor, q: Tensor, interpolation: str, skip_nan: bool) -> 
     return torch.where(weight < 0.5, below + weight * difference, above - difference * (1 - weight))
 
 
-QUANTILES: dict[Any, Callable[..., Any]] = {
+QUANTILES: dict[object, Callable[..., object]] = {
     torch.quantile: _quantile(torch.quantile, False),
     Tensor.quantile: _quantile(torch.quantile, False),
     torch.nanquantile: _quantile(torch.nanquantile, True),

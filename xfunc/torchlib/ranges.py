@@ -22,7 +22,7 @@ def _made(values: torch.Tensor, dtype: torch.dtype, kwargs: Mapping[str, object]
     return out.requires_grad_() if kwargs.get("requires_grad") else out
 
 
-def _counted(n: int, kwargs: dict[str, Any]) -> torch.Tensor:
+def _counted(n: int, kwargs: Mapping[str, Any]) -> torch.Tensor:
     return torch.arange(n, device=kwargs.get("device")).to(torch.float64)
 
 
@@ -41,7 +41,9 @@ def arange(*args: Any, **kwargs: Any) -> torch.Tensor:
     return _made(_counted(like.shape[0], kwargs) * step + start, like.dtype, kwargs)
 
 
-def linspace(start: Any, end: Any, steps: Any, **kwargs: Any) -> torch.Tensor:
+def linspace(
+    start: torch.Tensor | complex, end: torch.Tensor | complex, steps: int, **kwargs: Any
+) -> torch.Tensor:
     """``torch.linspace``."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if "out" in kwargs or not _is_number(start, end, steps) or not dtype.is_floating_point:

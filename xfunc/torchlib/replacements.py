@@ -8,7 +8,7 @@ differentiate to any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,13 @@ def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
 
 
 def _normalise(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Any, bias: Any, eps: float, dtype: Any
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     out = (x - mean) * torch.rsqrt(variance + eps)
@@ -140,7 +146,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-REPLACEMENTS: dict[Any, Any] = {
+REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
     F.batch_norm: functional_batch_norm,
     F.instance_norm: functional_instance_norm,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,24 +36,24 @@ class Kind(enum.Enum):
     PLAIN = enum.auto()
 
 
-def _functions(*names: str) -> list[Any]:
+def _functions(*names: str) -> list[Callable[..., object]]:
     """The functions of these names in torch, torch.Tensor and torch.nn.functional."""
     places = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg)
     return [getattr(p, n) for n in names for p in places if callable(getattr(p, n, None))]
 
 
-def _getters(*names: str) -> list[Any]:
+def _getters(*names: str) -> list[Callable[..., object]]:
     return [getattr(torch.Tensor, n).__get__ for n in names]
 
 
 GRAD_FN, DATA = _getters("grad_fn", "data")
 DEVICE = _getters("device", "is_xla")
-SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
+SET_DATA: Callable[..., object] = vars(torch._C.TensorBase)["data"].__set__
 
 
 @functools.cache
-def _table() -> dict[Any, Kind]:
-    table: dict[Any, Kind] = {}
+def _table() -> dict[object, Kind]:
+    table: dict[object, Kind] = {}
 
     def put(kind: Kind, functions: Sequence[object]) -> None:
         for f in functions:
@@ -116,7 +116,7 @@ def _table() -> dict[Any, Kind]:
     return table
 
 
-_kinds: dict[Any, Kind] = {}
+_kinds: dict[object, Kind] = {}
 
 
 def kind_of(func: object) -> Kind:

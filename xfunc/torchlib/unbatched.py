@@ -17,7 +17,9 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _where_mapped(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., Any]:
+def _where_mapped(
+    func: Callable[..., object], rule: Callable[..., object]
+) -> Callable[..., object]:
     """`rule` inside a vmap, and torch's own elsewhere."""
 
     def call(*args: object, **kwargs: object) -> Any:
@@ -89,7 +91,7 @@ def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
 
 
-def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., Any]:
+def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object) -> Any:
         packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
         return (func if packed else rule)(*args)
@@ -97,7 +99,7 @@ def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Call
     return call
 
 
-def _decomposed(name: str) -> Callable[..., Any]:
+def _decomposed(name: str) -> Callable[..., object]:
     def call(*args: object) -> Any:
         from torch._decomp import decomposition_table  # slow to import
 
@@ -108,7 +110,7 @@ def _decomposed(name: str) -> Callable[..., Any]:
 
 _RECURRENT = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
-UNBATCHED: dict[Any, Callable[..., Any]] = {
+UNBATCHED: dict[object, Callable[..., object]] = {
     **{
         func: _where_mapped(func, rule)
         for func, rule in (

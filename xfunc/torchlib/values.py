@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
+from xfunc.core.types import Shaped
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.torchlib import functorch
 
@@ -36,7 +37,7 @@ def is_tracked(tensor: torch.Tensor) -> bool:
             tensor = functorch.unwrapped(tensor)
 
 
-def check_array(x: Any, name: str, label: str = "a captured tensor") -> None:
+def check_array(x: Shaped, name: str, label: str = "a captured tensor") -> None:
     """Raise unless `x` is an array that XLA can hold."""
     # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None

@@ -188,6 +188,6 @@ class Regions:
 regions = Regions()
 
 
-def _grad_here() -> Any:
+def _grad_here() -> Callable[..., Any]:
     own = functorch.takes_own_gradient()
     return (None if own else regions.grad()) or torch.autograd.grad

@@ -75,7 +75,7 @@ def empty(token: torch.Tensor, name: str) -> None:
     )
 
 
-Leak = tuple[torch.Tensor, Any, types.CodeType, int]
+Leak = tuple[torch.Tensor, object, types.CodeType, int]
 """A value, the torch function that made it, and the code and the line that called that."""
 
 

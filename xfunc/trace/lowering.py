@@ -45,7 +45,7 @@ class Lowering:
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
-    _executables: dict[Any, Executable] = dataclasses.field(
+    _executables: dict[object, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
     _held: dict[Runtime, tuple[torch.Tensor, ...]] = dataclasses.field(
@@ -144,7 +144,7 @@ class Lowering:
         self,
         donated: frozenset[int] = frozenset(),
         placements: Sequence[Placement | None] = (),
-        options: tuple[tuple[str, Any], ...] = (),
+        options: tuple[tuple[str, object], ...] = (),
     ) -> Executable:
         """The compiled program, made on first use.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -97,7 +97,9 @@ _BINCOUNT = (
 )
 
 
-def _draw(trace: Trace, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _draw(
+    trace: Trace, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """A draw from the global generator: from the implicit key, if there is one."""
     name, source = operation_name(func), trace.implicit
     if kwargs.get("generator") is not None:
@@ -132,7 +134,7 @@ def _draw(trace: Trace, func: object, args: tuple[object, ...], kwargs: dict[str
     return out
 
 
-def check_sizes(trace: Trace, func: object, given: Iterable[object]) -> tuple[Any, ...]:
+def check_sizes(trace: Trace, func: object, given: Iterable[object]) -> tuple[object, ...]:
     """Sizes as numbers; raise for a traced one. torch_xla would raise too, but with a report on
     stderr.
     """

@@ -34,8 +34,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -56,9 +56,25 @@ from xfunc.trace.overlaps import Overlaps
 from xfunc.trace.refusals import refusal_of
 
 
+class Source(Protocol):
+    """Random numbers in place of the global generator's (`xfunc.random.implicit`).
+
+    Attributes:
+        trace: the one that it was opened in.
+    """
+
+    trace: Trace | None
+
+    def draw(
+        self, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
+        """What a function that draws returns; NotImplemented, if it is not covered."""
+        ...
+
+
 class _Thread(threading.local):
     trace: Trace | None = None
-    implicit: Any = None
+    implicit: Source | None = None
 
 
 _thread = _Thread()
@@ -76,7 +92,7 @@ def current() -> Trace | None:
     return _thread.trace
 
 
-def set_implicit(source: object) -> Any:
+def set_implicit(source: Source | None) -> Source | None:
     """Make torch functions of this thread draw from `source` (None: refuse to draw); returns the
     previous source.
     """
@@ -285,7 +301,7 @@ class Trace:
         return _thread.trace is self
 
     @property
-    def implicit(self) -> Any:
+    def implicit(self) -> Source | None:
         """The source of random numbers in place of the global generator: see `set_implicit`."""
         source = _thread.implicit
         if source is not None and source.trace is not None and not source.trace.is_open:

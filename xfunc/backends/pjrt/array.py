@@ -9,14 +9,17 @@ NumPy), the copy is what the tensor holds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
+import numpy.typing as npt
 import torch
 from torch.utils import _pytree as pytree
 
 from xfunc.backends.pjrt import client
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _CPU = torch.device("cpu")
 
 
@@ -62,14 +65,14 @@ class Data:
         return self._sharding if self._array is None else self._array.sharding
 
 
-def _unless_traced(method: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
     """A method of `Array`; what is being traced has torch's, which tell the trace."""
     of_torch = getattr(torch.Tensor, method.__name__)
 
     @functools.wraps(method)
-    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         traced = torch._C._is_torch_function_mode_enabled()
-        return (of_torch if traced else method)(self, *args, **kwargs)
+        return (of_torch if traced else method)(*args, **kwargs)
 
     return call
 
@@ -89,7 +92,7 @@ class Array(torch.Tensor):
             return args[0]._another()
         held: dict[int, Array] = {}
 
-        def plain(x: Any) -> Any:
+        def plain(x: object) -> object:
             if type(x) is not Array:
                 return x
             held[id(copy := x._data.read())] = x
@@ -113,25 +116,25 @@ class Array(torch.Tensor):
     # What reads memory, which is the copy's.
 
     @_unless_traced
-    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def cpu(self, *args: object, **kwargs: object) -> torch.Tensor:
         return self.clone()
 
     @_unless_traced
-    def tolist(self) -> Any:
+    def tolist(self) -> list[Any]:
         return self._data.read().tolist()
 
     @_unless_traced
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
         if self.requires_grad and not force:
             return torch.empty(0, requires_grad=True).numpy()  # Raises: it requires a gradient.
         return self._data.written().numpy()
 
     @_unless_traced
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: Any, **kwargs: Any) -> npt.NDArray[Any]:
         return self.numpy().__array__(*args, **kwargs)
 
     @_unless_traced
-    def __dlpack__(self, **kwargs: Any) -> Any:
+    def __dlpack__(self, **kwargs: Any) -> object:
         return self._data.written().requires_grad_(self.requires_grad).__dlpack__(**kwargs)
 
     @_unless_traced
@@ -143,15 +146,15 @@ class Array(torch.Tensor):
         return self._data.written().untyped_storage()
 
     @_unless_traced
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> object:
         return self._plain().__reduce_ex__(protocol)
 
     @_unless_traced
-    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+    def __deepcopy__(self, memo: object) -> torch.Tensor:
         return self._plain().__deepcopy__(memo)
 
     @_unless_traced
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, **kwargs: object) -> str:
         if self._data.is_elsewhere:
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._data.read() if self.grad_fn is None else self.clone())
@@ -174,7 +177,7 @@ class Array(torch.Tensor):
         return self._data.read().clone().requires_grad_(self.requires_grad)
 
 
-def make(data: Data, shape: Any, dtype: torch.dtype) -> Array:
+def make(data: Data, shape: Sequence[int], dtype: torch.dtype) -> Array:
     """A tensor of this data, which is of this shape and dtype."""
     found = torch.Tensor._make_wrapper_subclass(Array, shape, dtype=dtype, device=_CPU)
     found._data = data

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -153,7 +152,7 @@ class Pjrt:
         avals: Sequence[Aval],
         donated: frozenset[int],
         placements: Sequence[Placement | None],
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, object]] = (),
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         proto = module.proto

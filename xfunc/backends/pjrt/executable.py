@@ -112,7 +112,7 @@ class Executable:
         return Optimised(read, MemoryAnalysis(**sizes))
 
 
-def _shaped(aval: Aval, where: object = None) -> Any:
+def _shaped(aval: Aval, where: object = None) -> object:
     dtype = client.numpy_dtype(aval.dtype)
     return client.jax().ShapeDtypeStruct(aval.shape, dtype, sharding=where)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ class TorchXLA:
         avals: Sequence[Aval],
         donated: frozenset[int],
         placements: Sequence[Placement | None],
-        options: Sequence[tuple[str, Any]] = (),
+        options: Sequence[tuple[str, object]] = (),
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         if options:

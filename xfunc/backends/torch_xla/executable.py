@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -55,7 +54,7 @@ class Executable:
         computation: Computation,
         avals: Sequence[Aval],
         donated: Sequence[int],
-        shardings: Sequence[Any] = (),
+        shardings: Sequence[object] = (),
         calls_host: bool = False,
     ):
         self._name, self._computation, self._calls_host = name, computation, calls_host
@@ -153,7 +152,7 @@ def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.
     return outputs
 
 
-def _placed(holder: torch.Tensor, sharding: Any) -> torch.Tensor:
+def _placed(holder: torch.Tensor, sharding: object) -> torch.Tensor:
     """A placeholder of the same data, which a program takes as an input with this placement.
 
     Also for replicated inputs: XLA chooses a sharding for inputs without one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ _TILED, _PARTIAL = 3, 5  # torch_xla's numbers of kinds of sharding
 _MOST_DIMS = 5  # that torch_xla 2.9 makes a sharding for from Python
 
 
-def _arguments(placement: Placement) -> tuple[Any, ...]:
+def _arguments(placement: Placement) -> tuple[object, ...]:
     """What torch_xla makes an ``OpSharding`` of."""
     tiles, grid = placement.tiles, placement.tiles.grid()
     if tiles.replicated == 1:
@@ -32,7 +31,7 @@ def _arguments(placement: Placement) -> tuple[Any, ...]:
 
 
 @functools.cache
-def op_sharding(placement: Placement | None) -> Any:
+def op_sharding(placement: Placement | None) -> object:
     """torch_xla's ``OpSharding``."""
     X = runtime.xla()
     if placement is None:

@@ -42,7 +42,7 @@ class _Upload(torch.autograd.Function):
         return tuple(_uploaded(tensors))
 
     @staticmethod
-    def backward(ctx: object, *cts: torch.Tensor | None) -> Any:
+    def backward(ctx: object, *cts: torch.Tensor | None) -> object:
         return tuple(None if c is None else c.cpu() for c in cts)
 
 
