@@ -10,7 +10,7 @@ from xfunc.core.locations import Location
 from xfunc.errors import ShardingError, fail, report
 from xfunc.hlo import Builder, ComputationBuilder, Module, Value, opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.spmd import vma
+from xfunc.hlo.spmd import marks, vma
 from xfunc.hlo.spmd.collectives import all_reduce, without_sums
 from xfunc.hlo.spmd.groups import strip_groups
 from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
@@ -168,7 +168,7 @@ def _check_operations(local: Lowering) -> None:
             seen.update(c.id for c in new)
             todo += new
             what = i.proto.custom_call_target or i.opcode
-            if i.opcode in opcodes.PARTITIONABLE or what in _BORDERS or what.startswith(vma.TARGET):
+            if i.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.mark_of(i.proto):
                 continue
             fail(
                 ShardingError,
@@ -193,7 +193,7 @@ def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
             if i.opcode in ("call", "while", "conditional"):
                 todo += [k for k in i.called_computation_ids if k not in seen]
                 seen.update(i.called_computation_ids)
-            is_mark = i.custom_call_target.startswith(vma.TARGET)  # It may become a constant.
+            is_mark = marks.mark_of(i)  # It may become a constant.
             if (is_mark or i.opcode in ("constant", "iota")) and not i.HasField("sharding"):
                 region.manual(len(i.shape.dimensions)).write(i.sharding)
 
@@ -204,7 +204,7 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
     Raises:
         ShardingError: a cotangent does not fit its value.
     """
-    if vma.TARGET.encode() not in local.hlo:
+    if marks.TARGET.encode() not in local.hlo:
         return local
     sizes = {n: region.mesh.shape[n] for n in region.own}
 

@@ -63,6 +63,11 @@ class Instruction:
                 raise InvalidHloError(f"{self}: {e}") from None
         return self._shape
 
+    @shape.setter
+    def shape(self, shape: Shape) -> None:
+        """Let another shape count as that of its result; `proto` keeps its own."""
+        self._shape = shape
+
     @property
     def bytes(self) -> int:
         """Size of its result in bytes."""

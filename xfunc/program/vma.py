@@ -23,6 +23,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
 from xfunc.core.locations import user_location
 from xfunc.hlo import Builder
+from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, Mark
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
 from xfunc.program.own_pair import OwnPair
@@ -52,30 +53,30 @@ def total(ct: Tensor, of: Tensor) -> Tensor:
         ct: the cotangent.
         of: the witness of what it is of.
     """
-    return bind(Linear("total", checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
+    return bind(Linear(SUM, checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
 
 
 def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
     """The opposite of `total`. With `at`, it is an error that `ct` varies where `of` does not."""
     own = witness(ct)
     avals = (aval_of(of), aval_of(own))
-    return bind(Linear("share", checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
+    return bind(Linear(SHARE, checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
 
 
 def vary(x: Tensor, axes: Sequence[str]) -> Tensor:
     """`x`, which varies along axes from here on."""
-    return bind(Linear("cast", tuple(axes), aval_of(x)), [x])[0]
+    return bind(Linear(CAST, tuple(axes), aval_of(x)), [x])[0]
 
 
 def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
     """Likewise, but devices are still known to have equal values."""
-    return bind(Linear("cast", tuple(axes), aval_of(x), weak=True), [x])[0]
+    return bind(Linear(CAST, tuple(axes), aval_of(x), weak=True), [x])[0]
 
 
 def vary_like(x: Tensor, like: Tensor) -> Tensor:
     """`x`, which varies along all axes that `like` varies along."""
     w = witness(like)
-    return bind(Linear("cast", checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
+    return bind(Linear(CAST, checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
 
 
 def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
@@ -128,7 +129,8 @@ class Type(Primitive):
 
     axes: tuple[str, ...]
     aval: Aval
-    kind = name = "type"
+    name = TYPE.name
+    mark = TYPE
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -160,7 +162,7 @@ class Linear(Primitive):
     """The primitive behind `total`, `share` and casts: linear in a value, given witnesses.
 
     Attributes:
-        kind: which mark it is.
+        mark: which one it is.
         axes: those that it is about.
         aval: of the value.
         witnesses: avals of the witnesses, which may be batched.
@@ -168,7 +170,7 @@ class Linear(Primitive):
         at: see there.
     """
 
-    kind: str
+    mark: Mark
     axes: tuple[str, ...]
     aval: Aval
     witnesses: tuple[Aval, ...] = ()
@@ -177,7 +179,7 @@ class Linear(Primitive):
 
     @property
     def name(self) -> str:
-        return self.kind
+        return self.mark.name
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -200,7 +202,7 @@ class Linear(Primitive):
         if ct is None:
             return [zeros(self.aval)]
         # Sums and shares are their own transposes, and a cast changes no value.
-        return [ct] if self.kind == "cast" else bind(self, [ct, *args[1:]])
+        return [ct] if self.mark is CAST else bind(self, [ct, *args[1:]])
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangent = tangents[0]
@@ -225,11 +227,11 @@ class Linear(Primitive):
 
 @functools.lru_cache(maxsize=4096)
 def _lowering(primitive: Type | Linear) -> Lowering:
-    b = Builder(primitive.kind)
-    body = b.computation(primitive.kind)
+    b = Builder(primitive.name)
+    body = b.computation(primitive.name)
     values = [body.parameter(hlo_shape(a)) for a in primitive.operands]
     weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
-    result = mark(body, primitive.kind, values, primitive.axes, weak=weak, at=at)
+    result = mark(body, primitive.mark, values, primitive.axes, weak=weak, at=at)
     module = b.build(body.build(body.tuple([result])))
     return Lowering.of(b.name, module, primitive.operands, primitive.outputs)
 

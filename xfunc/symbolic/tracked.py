@@ -234,7 +234,7 @@ class TrackedModule:
             symbolic = self._shapes[i.id]
             if symbolic not in known:
                 known[symbolic] = _Shape.tracked(symbolic, env, self.basis, facts)
-            i._shape = known[symbolic]
+            i.shape = known[symbolic]
         return facts
 
 

@@ -107,7 +107,7 @@ def _with_sizes(symbolic: SymbolicModule) -> Module:
             shape = symbolic.shape(i)
             if shape not in known:
                 known[shape] = _Shape.of(shape, symbolic.env)
-            j._shape = known[shape]
+            j.shape = known[shape]
     return module
 
 

@@ -189,4 +189,9 @@ def array_of(tensor: Array) -> Any:
     return tensor._data.array()
 
 
+def sharding_of(tensor: Array) -> Any:
+    """The placement of its data on the devices, as JAX's sharding."""
+    return tensor._data.sharding
+
+
 _SAME = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})

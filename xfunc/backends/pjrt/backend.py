@@ -13,7 +13,7 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, Data, array_of, make
+from xfunc.backends.pjrt.array import Array, Data, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
@@ -183,7 +183,7 @@ def _made(array: object, like: torch.Tensor) -> Array:
 
 
 def _lies(x: Array) -> Placement | None:
-    return placement_of(x._data.sharding, x.ndim)
+    return placement_of(sharding_of(x), x.ndim)
 
 
 @functools.cache

@@ -21,8 +21,7 @@ mark       operands                stands for
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -33,10 +32,8 @@ from xfunc.hlo.edit import constant, copied, instruction, renamed, with_id
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.collectives import AXES
+from xfunc.hlo.spmd.marks import TARGET, Cast, Mark, Operation, Total, Type, mark_of
 from xfunc.hlo.spmd.varying import Axes, Choice, Varying, Walk, all_axes
-
-TARGET = "xfunc_vma_"
-"""The prefix of the targets of marks."""
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
 _NOWHERE: Choice = ("", frozenset())
@@ -57,7 +54,7 @@ class VaryingTypeError(Exception):
 
 def mark(
     body: ComputationBuilder,
-    kind: str,
+    which: Mark,
     operands: Sequence[Value],
     axes: Sequence[str],
     *,
@@ -68,17 +65,17 @@ def mark(
 
     Args:
         body: the computation to add to.
-        kind: which one.
+        which: see `marks`.
         operands: see above.
         axes: those that it is about.
         weak: of a cast: where the values are known to be equal, they stay so.
         at: of a share: raise `VaryingTypeError` with this text if the last operand varies where the
             other witness does not.
     """
-    shape = Shape(torch.bool) if kind == "type" else operands[0].shape
     told = {_AXES: ",".join(axes), _WEAK: "true" if weak else "", _AT: at}
     attributes = {k: v for k, v in told.items() if v}
-    return body.custom_call(TARGET + kind, operands, shape, attributes=attributes)
+    shape = which.shape(operands[0].shape)
+    return body.custom_call(TARGET + which.name, operands, shape, attributes=attributes)
 
 
 def types(module: Module, parameters: Sequence[Axes], every: Axes) -> tuple[Axes, ...]:
@@ -99,7 +96,7 @@ def settled(
     module: Module,
     parameters: Sequence[Axes],
     sizes: Mapping[str, int],
-    total: Callable[[ComputationBuilder, Value, Sequence[str]], Value],
+    total: Total,
 ) -> Module:
     """The module with the marks of some axes replaced by the operations they represent.
 
@@ -114,11 +111,6 @@ def settled(
     """
     every = frozenset(n for n, size in sizes.items() if size > 1)
     return _Settling(module, _Types(every), sizes, total).run(tuple(parameters))
-
-
-def _kind(i: pb.HloInstructionProto) -> str:
-    target = i.custom_call_target
-    return target.removeprefix(TARGET) if target.startswith(TARGET) else ""
 
 
 def _axes(i: pb.HloInstructionProto) -> Axes:
@@ -142,21 +134,11 @@ class _Types(Walk):
     def _result(
         self, i: Instruction, operands: list[Varying], args: tuple[Varying, ...], around: Choice
     ) -> Varying:
-        kind = _kind(i.proto)
-        if not kind:
+        found = mark_of(i.proto)
+        if found is None:
             return super()._result(i, operands, args, around)
-        axes = _axes(i.proto) & self.every
         own, *witnesses = (all_axes(x) for x in operands)
-        match kind:
-            case "cast":
-                return own | (witnesses[0] & axes if witnesses else axes)
-            case "total":
-                return own - axes | witnesses[0] & axes
-            case _:
-                return own
-
-
-Total = Callable[[ComputationBuilder, Value, Sequence[str]], Value]
+        return found.type_of(own, witnesses, _axes(i.proto) & self.every)
 
 
 class _Settling:
@@ -171,7 +153,8 @@ class _Settling:
         self._marked = set[int]()
         for c in module.computations:  # callees first
             calls = (k for i in c.instructions for k in i.proto.called_computation_ids)
-            if any(_kind(i.proto) for i in c.instructions) or any(k in self._marked for k in calls):
+            own = any(mark_of(i.proto) for i in c.instructions)
+            if own or any(k in self._marked for k in calls):
                 self._marked.add(c.id)
 
     def run(self, parameters: tuple[Varying, ...]) -> Module:
@@ -203,8 +186,8 @@ class _Settling:
             new.operand_ids[:] = [known[o.id] for o in i.operands]
             new.control_predecessor_ids[:] = [known[k] for k in i.proto.control_predecessor_ids]
             operands = [found[o.id] for o in i.operands]
-            if _kind(new):
-                known[i.id] = self._settle(made, new, [all_axes(x) for x in operands])
+            if what := mark_of(new):
+                known[i.id] = self._settle(made, new, what, [all_axes(x) for x in operands])
                 continue
             callees = self._callees(i, operands)
             if callees:
@@ -232,21 +215,24 @@ class _Settling:
         return [self._function(*x) for x in zip(callees, args, strict=True)]
 
     def _settle(
-        self, made: list[pb.HloInstructionProto], i: pb.HloInstructionProto, operands: list[Axes]
+        self,
+        made: list[pb.HloInstructionProto],
+        i: pb.HloInstructionProto,
+        what: Mark,
+        operands: list[Axes],
     ) -> int:
         """Add the operation that a mark represents; returns the id of its result."""
-        kind, axes = _kind(i), _axes(i)
+        axes = _axes(i)
         own, *witnesses = operands
         mine = axes & self._walk.every
         if at := i.frontend_attributes.map.get(_AT):
             of, given = witnesses
             if more := (given - of) & mine:
                 raise VaryingTypeError(more, at)
-        if kind in ("total", "share"):
-            missing = sorted(mine.difference(*witnesses))
-            if missing:
-                i.operand_ids[0] = self._call(made, i, kind, missing)
-        strong = kind == "cast" and _WEAK not in i.frontend_attributes.map
+        missing = sorted(mine.difference(*witnesses))
+        if missing and isinstance(what, Operation):
+            i.operand_ids[0] = self._written(made, i, what, missing)
+        strong = isinstance(what, Cast) and _WEAK not in i.frontend_attributes.map
         if strong and mine:  # Equal or not, the values now count as different.
             same = instruction("reshape", self._b.new_id(), i.shape, i.operand_ids[:1])
             same.frontend_attributes.map[AXES] = ",".join(sorted(own | mine))
@@ -257,29 +243,26 @@ class _Settling:
             i.frontend_attributes.map[_AXES] = ",".join(pending)
             made.append(i)
             return i.id
-        if kind != "type":
+        if not isinstance(what, Type):
             return i.operand_ids[0]
         nothing = constant(False, self._b.new_id(), torch.bool)
         _lies_like(nothing, i)
         made.append(nothing)
         return nothing.id
 
-    def _call(
+    def _written(
         self,
         made: list[pb.HloInstructionProto],
         i: pb.HloInstructionProto,
-        kind: str,
+        what: Operation,
         axes: Sequence[str],
     ) -> int:
-        body = self._b.computation(kind)
+        body = self._b.computation(what.name)
         x = body.parameter(Shape.from_proto(i.shape))
-        if kind == "total":
-            result = self._total(body, x, axes)
-        else:
-            n = math.prod(self._sizes[a] for a in axes)
-            part = body.constant(1 / n, x.shape.dtype)
-            _lies_like(body.proto.instructions[-1], i)
-            result = body.multiply(x, body.broadcast(part, x.shape.dims))
+        result = what.write(body, x, axes, self._sizes, self._total)
+        for new in body.proto.instructions:
+            if new.opcode == "constant":
+                _lies_like(new, i)
         call = instruction("call", self._b.new_id(), i.shape, i.operand_ids[:1], of=i)
         call.called_computation_ids.append(body.build(result).id)
         made.append(call)

@@ -1,0 +1,114 @@
+"""The marks of `vma`, a class each: its type, and the operation that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.computation import ComputationBuilder, Value
+from xfunc.hlo.shape import Shape
+from xfunc.hlo.spmd.varying import Axes
+
+TARGET = "xfunc_vma_"
+"""The prefix of the targets of marks."""
+
+Total = Callable[[ComputationBuilder, Value, Sequence[str]], Value]
+"""Writes the sum of a value over axes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A mark, apart from its operands and axes."""
+
+    name: ClassVar[str]
+
+    def shape(self, operand: Shape) -> Shape:
+        """The shape of its result, given that of its first operand."""
+        return operand
+
+    def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
+        """The type of its result, given those of its operands; `axes` are those it is about."""
+        return own
+
+
+class Type(Mark):
+    """A witness of the type of a value."""
+
+    name = "type"
+
+    def shape(self, operand: Shape) -> Shape:
+        return Shape(torch.bool)
+
+
+class Cast(Mark):
+    """The same value, with another type."""
+
+    name = "cast"
+
+    def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
+        return own | (witnesses[0] & axes if witnesses else axes)
+
+
+class Operation(Mark):
+    """Stands for an operation along the axes along which no witness varies."""
+
+    def write(
+        self,
+        body: ComputationBuilder,
+        x: Value,
+        axes: Sequence[str],
+        sizes: Mapping[str, int],
+        total: Total,
+    ) -> Value:
+        """Write the operation along axes of some sizes."""
+        raise NotImplementedError
+
+
+class Sum(Operation):
+    """The sum of a value."""
+
+    name = "total"
+
+    def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
+        return own - axes | witnesses[0] & axes
+
+    def write(
+        self,
+        body: ComputationBuilder,
+        x: Value,
+        axes: Sequence[str],
+        sizes: Mapping[str, int],
+        total: Total,
+    ) -> Value:
+        return total(body, x, axes)
+
+
+class Share(Operation):
+    """A value, divided by the number of devices."""
+
+    name = "share"
+
+    def write(
+        self,
+        body: ComputationBuilder,
+        x: Value,
+        axes: Sequence[str],
+        sizes: Mapping[str, int],
+        total: Total,
+    ) -> Value:
+        part = body.constant(1 / math.prod(sizes[a] for a in axes), x.shape.dtype)
+        return body.multiply(x, body.broadcast(part, x.shape.dims))
+
+
+TYPE, CAST, SUM, SHARE = Type(), Cast(), Sum(), Share()
+_BY_TARGET: dict[str, Mark] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHARE)}
+
+
+def mark_of(i: pb.HloInstructionProto) -> Mark | None:
+    """The mark that an instruction is, if it is one."""
+    return _BY_TARGET.get(i.custom_call_target)
