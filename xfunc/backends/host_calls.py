@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -28,12 +29,8 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.spmd.annotations import SHARDING
 
-Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
-"""Takes operands and results, and writes the results."""
-
 TARGET = "xfunc_host_call"
 """What an instruction that calls a function states as its target."""
-_functions: dict[str, Function] = {}
 failures: list[Exception] = []
 """What functions raised that programs called; the run that called them takes it from here."""
 _DTYPES = {
@@ -55,6 +52,33 @@ _DTYPES = {
 }
 
 
+class Memory(NamedTuple):
+    """An array in XLA's memory, row by row."""
+
+    address: int
+    dtype: torch.dtype
+    dims: list[int]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.dims) * self.dtype.itemsize
+
+    def tensor(self) -> torch.Tensor:
+        """A tensor of the same memory."""
+        if not self.size:
+            return torch.empty(self.dims, dtype=self.dtype)
+        memory = (ctypes.c_char * self.size).from_address(self.address)
+        return torch.frombuffer(memory, dtype=self.dtype).view(self.dims)
+
+
+Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""Takes operands and results, and writes the results."""
+Direct = Callable[[list[Memory], list[Memory]], None]
+"""The same, of memory."""
+_functions: dict[str, Direct] = {}
+
+
 def register(name: str, function: Function) -> None:
     """Let programs call a function by a name; the last one registered under it is called.
 
@@ -63,6 +87,16 @@ def register(name: str, function: Function) -> None:
         function: called in a thread of XLA, from several at once where there are several devices.
             If it raises, the call of the program does.
     """
+
+    def direct(operands: list[Memory], results: list[Memory]) -> None:
+        with lock.refused():
+            function([m.tensor() for m in operands], [m.tensor() for m in results])
+
+    _functions[name] = direct
+
+
+def register_direct(name: str, function: Direct) -> None:
+    """`register` a function that takes addresses, and neither calls a user's code nor xfunc."""
     _functions[name] = function
 
 
@@ -157,27 +191,19 @@ def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
 def _call(frame: ffi.Frame) -> None:
     name = frame.attributes.items[0].contents
     operands, results = (
-        [_array(b.items[i].contents) for i in range(b.count)]
+        [_memory(b.items[i].contents) for i in range(b.count)]
         for b in (frame.operands, frame.results)
     )
     try:
-        with lock.refused():
-            _functions[ctypes.string_at(name.data, name.size).decode()](operands, results)
+        _functions[ctypes.string_at(name.data, name.size).decode()](operands, results)
     except BaseException:
         for r in results:
-            r.zero_()  # See NOTE [a call that fails].
+            r.tensor().zero_()  # See NOTE [a call that fails].
         raise
 
 
-def _array(buffer: ffi.Buffer) -> torch.Tensor:
-    """A tensor of the same memory."""
-    dims = buffer.dims[: buffer.rank]
-    dtype = _DTYPES[buffer.dtype]
-    size = math.prod(dims) * dtype.itemsize
-    if not size:
-        return torch.empty(dims, dtype=dtype)
-    memory = (ctypes.c_char * size).from_address(buffer.data)
-    return torch.frombuffer(memory, dtype=dtype).view(dims)
+def _memory(buffer: ffi.Buffer) -> Memory:
+    return Memory(buffer.data or 0, _DTYPES[buffer.dtype], buffer.dims[: buffer.rank])
 
 
 def stop() -> None:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from xfunc.backends import host_calls
+from xfunc.backends import host_calls, solvers
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
@@ -50,7 +49,7 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
         operation = composites[i.called_computation_ids[0]]
         name = operation and f"lapack {operation}"
     elif i.opcode == "cholesky":
-        name = f"lapack cholesky {'lower' if i.cholesky_options.lower else 'upper'}"
+        name = f"lapack potrf {'lower' if i.cholesky_options.lower else 'upper'}"
     elif i.opcode == "triangular-solve":
         options = i.triangular_solve_options
         words = (
@@ -60,7 +59,7 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
             ("transposed", options.transpose_a == pb.TriangularSolveOptions.TRANSPOSE),
             ("adjoint", options.transpose_a == pb.TriangularSolveOptions.ADJOINT),
         )
-        name = " ".join(["lapack solve", *(word for word, said in words if said)])
+        name = " ".join(["lapack trsm", *(word for word, said in words if said)])
     elif i.custom_call_target == "Eigh":
         # lower, sort, and two numbers for XLA's own algorithm
         lower = i.backend_config.startswith(b"1")
@@ -161,21 +160,8 @@ def _eigh(operands: list[Tensor], results: list[Tensor], uplo: str) -> None:
     _iterated(lambda a: torch.linalg.eigh(a, UPLO=uplo), operands[0], [values, vectors])
 
 
-def _cholesky(operands: list[Tensor], results: list[Tensor], upper: bool) -> None:
-    with _one_thread(operands[0], 512):
-        factor, info = torch.linalg.cholesky_ex(operands[0], upper=upper)
-    results[0].copy_(factor)
-    if info.any():
-        n = factor.shape[-1]
-        row = torch.arange(1, n + 1)
-        # As far as LAPACK got, so that it can be seen where it stopped.
-        left = (row >= info[..., None]) & (info[..., None] > 0)
-        results[0].masked_fill_(left[..., None] | left[..., None, :], torch.nan)
-
-
-for _letter, _word in (("L", "lower"), ("U", "upper")):
+for _letter in ("L", "U"):
     _register(f"eigh {_letter}")(functools.partial(_eigh, uplo=_letter))
-    _register(f"cholesky {_word}")(functools.partial(_cholesky, upper=_word == "upper"))
 
 
 @_register("Qr")
@@ -192,29 +178,6 @@ def _reflections(operands: list[Tensor], results: list[Tensor]) -> None:
         results[0].copy_(torch.linalg.householder_product(*operands))
 
 
-def _solve_triangular(operands: list[Tensor], results: list[Tensor], said: tuple[str, ...]) -> None:
-    a, b = operands
-    upper = "lower" not in said
-    if "transposed" in said or "adjoint" in said:
-        a, upper = (a.mH if "adjoint" in said else a.mT), not upper
-    # LAPACK's matrices lie column by column: ours are theirs, transposed.
-    torch.linalg.solve_triangular(
-        a.mT,
-        b.mT,
-        upper=not upper,
-        left="left" not in said,
-        unitriangular="unit" in said,
-        out=results[0].mT,
-    )
-
-
-for _words in itertools.product(
-    *((w, "") for w in ("left", "lower", "unit")), ("transposed", "adjoint", "")
-):
-    _said = tuple(filter(None, _words))
-    _register(" ".join(("solve", *_said)))(functools.partial(_solve_triangular, said=_said))
-
-
 @_register("order")
 def _order(operands: list[Tensor], results: list[Tensor]) -> None:
     (pivots,), (order,) = operands, results
@@ -222,14 +185,6 @@ def _order(operands: list[Tensor], results: list[Tensor]) -> None:
     like = torch.empty(*pivots.shape[:-1], m, pivots.shape[-1])
     swaps, _, _ = torch.lu_unpack(like, pivots, unpack_data=False)
     order.copy_(swaps.argmax(-2))
-
-
-def _lu_solve(operands: list[Tensor], results: list[Tensor], adjoint: bool) -> None:
-    results[0].copy_(torch.linalg.lu_solve(*operands, adjoint=adjoint))
-
-
-_register("lu_solve")(functools.partial(_lu_solve, adjoint=False))
-_register("lu_solve_adjoint")(functools.partial(_lu_solve, adjoint=True))
 
 
 def _ldl(operands: list[Tensor], results: list[Tensor], hermitian: bool) -> None:
@@ -247,11 +202,5 @@ for _hermitian, _word in ((False, ""), (True, " hermitian")):
     _register(f"ldl_solve{_word}")(functools.partial(_ldl_solve, hermitian=_hermitian))
 
 
-@_register("lu")
-def _lu(operands: list[Tensor], results: list[Tensor]) -> None:
-    with _one_thread(operands[0], 512):
-        packed, pivots, _ = torch.linalg.lu_factor_ex(operands[0])
-    results[0].copy_(packed)
-    # Of NaN, LAPACK's may be anything.
-    m, k = packed.shape[-2], pivots.shape[-1]
-    torch.clamp(pivots, torch.arange(1, k + 1), torch.tensor(m), out=results[1])
+for _routine_name, _direct in solvers.ROUTINES.items():
+    host_calls.register_direct(f"lapack {_routine_name}", _direct)

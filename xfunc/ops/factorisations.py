@@ -43,11 +43,16 @@ def cholesky_ex(
 ) -> tuple[Tensor, Tensor]:
     if not a.numel():
         return a.clone(), no_info(a)
-    factor = torch.tril(instruction(_cholesky, a.mH.contiguous() if upper else a))
+    (factor,) = composite(f"potrf {'upper' if upper else 'lower'}", _potrf, a, upper=upper)
     bad = factor.diagonal(0, -2, -1)
     bad = (bad != bad).to(torch.int32)
     first = torch.where(bad.any(-1), bad.argmax(-1) + 1, 0).to(torch.int32)
-    return factor.mH if upper else factor, first
+    return factor, first
+
+
+def _potrf(a: Tensor, *, upper: bool) -> tuple[Tensor]:
+    factor = torch.tril(instruction(_cholesky, a.mH.contiguous() if upper else a))
+    return (factor.mH if upper else factor,)
 
 
 @kernel("cholesky")
@@ -82,6 +87,9 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     return torch.where((row > k) & (column == k), factor, a), pivots
 
 
+# NOTE [composites of transposed matrices]: those that are named as in LAPACK take and return the
+# transposed matrices, which are in XLA's order what LAPACK has in its own. Where the factors of a
+# transposed matrix are wanted, as usual, nothing is transposed at all.
 def lu(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
     """Both factors in one matrix, and the row that each row was swapped with, from 1 on."""
     if not a.numel():
@@ -89,9 +97,14 @@ def lu(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
         pivots = torch.arange(1, min(m, n) + 1, dtype=torch.int32, device=a.device)
         return a.clone(), pivots.expand(*batch, -1).clone()
     if pivot:
-        packed, pivots = composite("lu", _eliminated, a)
-        return packed, pivots
+        packed, pivots = composite("getrf", _getrf, a.mT)
+        return packed.mT, pivots
     return _eliminated(a, pivot=False)
+
+
+def _getrf(a: Tensor) -> tuple[Tensor, Tensor]:
+    packed, pivots = _eliminated(a.mT)
+    return packed.mT, pivots
 
 
 def _eliminated(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:

@@ -55,36 +55,58 @@ def lu_solve(
     if not b.numel():
         return b.clone()
     pivots = pivots.expand(*batch, n)
-    operation = "lu_solve_adjoint" if adjoint else "lu_solve"
-    return composite(operation, _lu_solve, packed, pivots, b, adjoint=adjoint)[0]
+    operation = "getrs_adjoint" if adjoint else "getrs"
+    return composite(operation, _getrs, packed.mT, pivots, b.mT, adjoint=adjoint)[0].mT
 
 
-def _lu_solve(packed: Tensor, pivots: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor]:
+def _getrs(packed: Tensor, pivots: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor]:
+    return (_lu_solve(packed.mT, pivots, b.mT, adjoint=adjoint).mT,)
+
+
+def _lu_solve(packed: Tensor, pivots: Tensor, b: Tensor, *, adjoint: bool) -> Tensor:
     order = order_of(pivots, packed.shape[-1])
     if not adjoint:
         b = b.gather(-2, order[..., None].expand(b.shape))
         y = solve_triangular(packed, b, upper=False, unitriangular=True)
-        return (solve_triangular(packed, y, upper=True),)
+        return solve_triangular(packed, y, upper=True)
     y = solve_triangular(packed.mH, b, upper=False)
     x = solve_triangular(packed.mH, y, upper=True, unitriangular=True)
-    return (x.gather(-2, torch.argsort(order, -1)[..., None].expand(b.shape)),)
+    return x.gather(-2, torch.argsort(order, -1)[..., None].expand(b.shape))
+
+
+def _gesv(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, Tensor, Tensor]:
+    packed, pivots = lu(a.mT)
+    return _lu_solve(packed, pivots, b.mT, adjoint=adjoint).mT, packed.mT, pivots
+
+
+def _factor_and_solve(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The solution of ``a x = b``, or of the adjoint's, and the factors of `a`."""
+    if not b.numel() or a.shape[:-2] != b.shape[:-2]:
+        packed, pivots = lu(a)
+        return lu_solve(packed, pivots, b, adjoint=adjoint), packed, pivots
+    operation = "gesv_adjoint" if adjoint else "gesv"
+    x, packed, pivots = composite(operation, _gesv, a.mT, b.mT, adjoint=adjoint)
+    return x.mT, packed.mT, pivots
 
 
 # NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet take it that the
 # factors returned are those of the transposed matrix, where the matrix is contiguous and real; and
 # every array of XLA is contiguous.
-def _lu_for_derivatives(a: Tensor) -> tuple[Tensor, Tensor]:
-    return lu(a if a.is_complex() else a.mT)
+def _for_derivatives(a: Tensor) -> Tensor:
+    return a if a.is_complex() else a.mT
 
 
 @kernel("_linalg_solve_ex")
 def solve_ex(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    packed, pivots = _lu_for_derivatives(a)
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     b = b.unsqueeze(-1) if vector else b
-    x = lu_solve(packed, pivots, b, left=left or vector, adjoint=not a.is_complex())
+    right = not (left or vector)  # x a = b: the adjoint of a' x' = b'
+    adjoint = a.is_complex() == right
+    found = _factor_and_solve(_for_derivatives(a), b.mH if right else b, adjoint=adjoint)
+    x, packed, pivots = found
+    x = x.mH if right else x
     return (x.squeeze(-1) if vector else x), packed, pivots, first_zero(packed)
 
 
@@ -92,9 +114,10 @@ def solve_ex(
 def inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     if not a.numel():
         return a.clone(), no_info(a)
-    packed, pivots = lu(a)
     identity = eye(a.shape[-1], a).expand(a.shape)
-    return lu_solve(packed, pivots, identity), first_zero(packed)
+    # Of the transposed matrix: see NOTE [composites of transposed matrices].
+    x, packed, _ = _factor_and_solve(a.mT, identity.mT, adjoint=False)
+    return x.mT, first_zero(packed)
 
 
 def sign_of(pivots: Tensor, like: Tensor) -> Tensor:
@@ -106,14 +129,14 @@ def sign_of(pivots: Tensor, like: Tensor) -> Tensor:
 
 @kernel("_linalg_det")
 def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    packed, pivots = _lu_for_derivatives(a)
+    packed, pivots = lu(_for_derivatives(a))
     diagonal = packed.diagonal(0, -2, -1)
     return sign_of(pivots, a) * diagonal.prod(-1), packed, pivots
 
 
 @kernel("_linalg_slogdet")
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    packed, pivots = _lu_for_derivatives(a)
+    packed, pivots = lu(_for_derivatives(a))
     diagonal = packed.diagonal(0, -2, -1)
     sign = sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
     return sign, diagonal.abs().log().sum(-1), packed, pivots

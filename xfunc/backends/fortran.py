@@ -1,0 +1,100 @@
+"""The routines of LAPACK and BLAS in scipy's library, to be called without a wrapper.
+
+scipy offers their addresses to Cython. A call takes addresses only, and lets go of Python's
+lock. Matrices lie column by column.
+
+NOTE [threads of OpenBLAS]: it wakes its threads for matrices that are too small to be worth it, and
+where other processes keep the CPUs busy waits milliseconds for them. How many threads it uses is
+one number for the whole process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LETTERS = {torch.float32: "s", torch.float64: "d", torch.complex64: "c", torch.complex128: "z"}
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _module(name: str) -> Any:
+    """A module of scipy, which takes 0.2 s to load and so is loaded when it is needed."""
+    return importlib.import_module(f"scipy.linalg.{name}")
+
+
+@functools.cache
+def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """A routine for matrices of a dtype.
+
+    Args:
+        name: without the letter of the dtype.
+        dtype: one of the four that LAPACK knows.
+    """
+    found = {**_module("cython_blas").__pyx_capi__, **_module("cython_lapack").__pyx_capi__}
+    capsule = found[_LETTERS[dtype] + name]
+    signature = _name(capsule)
+    types = [ctypes.c_void_p] * (signature.count(b",") + 1)
+    return ctypes.CFUNCTYPE(None, *types)(_pointer(capsule, signature))
+
+
+class _OneThread:
+    """A block in which OpenBLAS uses no other threads; see NOTE [threads of OpenBLAS]."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._before = 0, 1
+
+    def __enter__(self) -> None:
+        count, put = _thread_count()
+        with self._lock:
+            if not self._inside:
+                self._before = count()
+                put(1)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        _, put = _thread_count()
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                put(self._before)
+
+
+one_thread = _OneThread()
+
+
+@functools.cache
+def _thread_count() -> tuple[Callable[[], int], Callable[[int], object]]:
+    """What tells and sets how many threads OpenBLAS uses; without it nothing is set."""
+    library = ctypes.PyDLL(_module("cython_lapack").__file__)  # or what that is linked with
+    for prefix in ("scipy_openblas", "openblas"):
+        if hasattr(library, f"{prefix}_set_num_threads"):
+            put = getattr(library, f"{prefix}_set_num_threads")
+            put.restype = None
+            return getattr(library, f"{prefix}_get_num_threads"), put
+    return (lambda: 1), (lambda _: None)
+
+
+def number(value: int) -> object:
+    """The address of an integer, as an argument."""
+    return ctypes.byref(ctypes.c_int(value))
+
+
+@functools.cache
+def scalar(value: int, dtype: torch.dtype) -> int:
+    """The address of a number of a dtype, which stays."""
+    return _kept(value, dtype).data_ptr()
+
+
+@functools.cache
+def _kept(value: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype)
