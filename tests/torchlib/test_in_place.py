@@ -176,6 +176,39 @@ def test_out_of_another_dtype_is_torchs_error() -> None:
         xf.jit(fun)(M)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("word", "sum nansum prod cumsum cumprod all any mean".split())
+def test_a_reduction_into_another_dtype(word: str, dtype: torch.dtype) -> None:
+    """torch computes some in the dtype of `out`, and lets others cast as nowhere else."""
+    func = getattr(torch, word)
+
+    def fun(x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape if word.startswith("cum") else (), dtype=dtype)
+        return func(x, 0, out=out)
+
+    given = [torch.tensor(1.5), torch.tensor([1.5, 0.5]), torch.tensor([3, 200], dtype=torch.uint8)]
+    for x in [*given, torch.tensor([True, False]), torch.tensor([1.5 + 0.5j, 1j])]:
+        try:
+            want = fun(x)
+        except (RuntimeError, IndexError):
+            continue
+        torch.testing.assert_close(xf.device_get(xf.jit(fun)(x)), want)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,)])
+def test_a_running_product_in_a_narrow_dtype(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    got = xf.jit(lambda x: torch.cumprod(x, 0, dtype=torch.int8))(x)
+    torch.testing.assert_close(xf.device_get(got), torch.cumprod(x, 0, dtype=torch.int8))
+
+
+def test_other_memory_under_vmap_is_refused() -> None:
+    """torch.func leaves the tensor as it was, without an error."""
+    with pytest.raises(xf.errors.UnsupportedOpError, match="gives a tensor other memory"):
+        xf.vmap(lambda x: (x * 2).set_(torch.ones(3)))(M)
+
+
 @pytest.mark.parametrize("word", ["t_", "squeeze_", "unsqueeze_", "transpose_"])
 def test_a_view_that_changes_its_shape(word: str) -> None:
     """Without derivatives it may; with them torch would forget the change."""

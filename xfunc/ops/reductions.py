@@ -166,7 +166,9 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is None and not (x.is_floating_point() or x.is_complex()):
         dtype = torch.int64
     x = x.to(dtype or x.dtype)
-    if x.is_floating_point() or x.is_complex() or not x.ndim or not x.numel():
+    if not x.ndim or not x.numel():
+        return x.clone()
+    if x.is_floating_point() or x.is_complex():
         return _running("cumprod", x, dim, None)
     return scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
 

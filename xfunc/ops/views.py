@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from xfunc.errors import fail
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import batched, composition, kernel, original
+from xfunc.torchlib.in_place import REPLACED
 
 Tensor = torch.Tensor
 
@@ -198,3 +199,9 @@ def zeros_like_primal(tangents: Tensor, primal: Tensor, *, self_num_batch_dims: 
     # For tangents of views and of what is written to. torch's own asks for the size of a storage,
     # which an array of XLA does not have.
     return tangents.new_zeros((*tangents.shape[:self_num_batch_dims], *primal.shape))
+
+
+@batched("set_.source_Tensor")
+def set_of_a_batch(x: Tensor, source: Tensor) -> Tensor:
+    # torch's fallback leaves x as it was, without an error.
+    fail(UnsupportedOpError, *REPLACED)

@@ -26,6 +26,12 @@ from xfunc.torchlib.torch_functions import operation_name
 Tensor = torch.Tensor
 Several = Tensor | tuple[Tensor, ...] | list[Tensor]
 
+REPLACED = (
+    "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
+    "make a new tensor: x = y.clone(), or x = x.reshape(...).",
+)
+"""What is wrong with it, and a hint."""
+
 
 def _by_copy(name: str) -> Callable[..., Tensor]:
     """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``: the former fails in forward mode."""
@@ -97,8 +103,10 @@ def write_into(
     """A function called with ``out=``, which no transform has a rule for: a call, and a copy."""
     out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
     outs = [out] if isinstance(out, Tensor) else list(out)
+    name = operation_name(func)
     # Autograd may keep what it is given.
-    found = func(*(a.clone() if any(a is o for o in outs) else a for a in args), **rest)
+    args = tuple(a.clone() if any(a is o for o in outs) else a for a in args)
+    found = func(*_in_dtype_of(outs[0], name, args, rest), **rest)
     pairs = list(zip([found] if isinstance(found, Tensor) else found, outs, strict=True))
     for new, o in pairs:
         if new.shape == o.shape:
@@ -107,17 +115,32 @@ def write_into(
             return func(*args, **kwargs)  # torch gives `out` the shape of the result
         fail(
             UnsupportedOpError,
-            f"{operation_name(func)} gives {short(new)}, but `out` has another shape ("
+            f"{name} gives {short(new)}, but `out` has another shape ("
             f"{short(o)}), which a program cannot change",
             "omit `out`, or give it the shape of the result.",
         )
     for new, o in pairs:
-        if not torch.can_cast(new.dtype, o.dtype):
+        real = name in ("torch.mean", "torch.logsumexp") and o.is_floating_point()
+        if not torch.can_cast(new.dtype, o.dtype) and not real:
             fail(
                 RuntimeError,
-                f"{operation_name(func)} gives {short(new)}, which can't be cast to the dtype "
-                f"of out ({short(o)})",
+                f"{name} gives {short(new)}, which can't be cast to the dtype of out ({short(o)})",
                 "give `out` the dtype of the result, or omit it.",
             )
-        o.copy_(new)
+        o.copy_(new.real if new.is_complex() and not o.is_complex() else new)
     return out if isinstance(found, Tensor) else type(found)(out)
+
+
+_COMPUTED_IN = frozenset(f"torch.{n}" for n in "sum nansum prod cumsum cumprod".split())
+"""What is computed in the dtype of `out`, unless one is given."""
+
+
+def _in_dtype_of(
+    out: Tensor, name: str, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments of a function whose dtype torch takes from `out`."""
+    if name in _COMPUTED_IN and options.get("dtype") is None:
+        options["dtype"] = out.dtype
+    if name in ("torch.all", "torch.any") and out.dtype in (torch.bool, torch.uint8):
+        return args[0].to(out.dtype), *args[1:]
+    return args

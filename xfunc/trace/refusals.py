@@ -12,6 +12,7 @@ from xfunc.core.locations import Location, in_user_code
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
 from xfunc.torchlib import switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
+from xfunc.torchlib.in_place import REPLACED
 from xfunc.torchlib.torch_functions import operation_name
 
 # torch's messages about an autograd.Function that a transform cannot handle, and their meaning.
@@ -37,10 +38,6 @@ _FUNCTION_RULES = {
 }
 
 # torch's messages about in-place changes that differentiation or batching cannot handle.
-_REPLACED = (
-    "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
-    "make a new tensor: x = y.clone(), or x = x.reshape(...).",
-)
 _CHANGES = {
     "modified by an inplace operation": (
         "a value that a derivative is computed from is changed in place after it was used",
@@ -51,9 +48,9 @@ _CHANGES = {
         "changed in place, which torch does not follow",
         "change a part by its index: x[0] -= 1, or write x.select(0, 0).sub_(1).",
     ),
-    "cannot mutate tensors with frozen storage": _REPLACED,
-    "cannot resize variables": _REPLACED,
-    "aten::set_(self": _REPLACED,
+    "cannot mutate tensors with frozen storage": REPLACED,
+    "cannot resize variables": REPLACED,
+    "aten::set_(self": REPLACED,
 }
 
 # For a custom operation that a transform cannot handle: the name, what is missing, the hint.

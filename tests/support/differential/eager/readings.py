@@ -38,15 +38,21 @@ def _memory(t: Tensor) -> int:
 
 
 class Consistent(TorchFunctionMode):
-    """Where `Tensor.data` is `detach`, and the trace of a matrix the sum of its diagonal.
+    """Where `Tensor.data` is `detach`, a trace the sum of a diagonal, and a copy one of its own.
 
     torch.func detaches `data` from the innermost derivative only, `detach` from all. And torch 2.9
     gives the trace of a matrix with fewer columns than rows a gradient beyond its diagonal:
-    ``torch.func.grad(torch.trace)(torch.ones(3, 1))`` is ``[[1], [0], [1]]``.
+    ``torch.func.grad(torch.trace)(torch.ones(3, 1))`` is ``[[1], [0], [1]]``. And its
+    `diagonal_scatter` and the like copy a value with the strides that it has: those of an `unfold`
+    let one element be several, which are then written at once.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _CONSISTENT.get(func, func)(*args, **(kwargs or {}))
+
+
+def _on_a_copy(func: Any) -> Any:
+    return lambda x, *args, **kwargs: func(x.contiguous(), *args, **kwargs)
 
 
 _DATA: Any = Tensor.data
@@ -54,6 +60,8 @@ _CONSISTENT: dict[Any, Any] = {
     _DATA.__get__: lambda x, *_: x.detach(),
     torch.trace: lambda x: x.diagonal().sum(),
     Tensor.trace: lambda x: x.diagonal().sum(),
+    **{f: _on_a_copy(f) for f in (torch.diagonal_scatter, torch.select_scatter)},
+    torch.slice_scatter: _on_a_copy(torch.slice_scatter),
 }
 
 
