@@ -1,6 +1,6 @@
 """Training that is killed at random moments and goes on, again and again.
 
-``python killed_training.py FOLDER KILLS`` prints one line of JSON: what each life began with, and
+Given FOLDER KILLS, `main` prints one line of JSON: what each life began with, and
 the step that it is known to have saved. `test_llama_checkpoints.py` judges it.
 
 Each life is a fork of this process, which has imported everything and never starts XLA: a life
@@ -97,15 +97,12 @@ def told(pid: int, source: BinaryIO, kill_after: float | None) -> Iterator[list[
     os.waitpid(pid, 0)
 
 
-def main(folder: Path, kills: int) -> None:
+def main() -> None:
     """Kill some lives, at moments drawn each day, let one end, and compare with one undisturbed."""
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     rng = random.Random(DAY)
     lives = [[*told(*fork(folder / "killed", 10**6), rng.uniform(0, 0.3))] for _ in range(kills)]
     steps = 3 + max(what[1] for life in lives for what in life)
     lives.append([*told(*fork(folder / "killed", steps), None)])
     whole = [*told(*fork(folder / "whole", steps), None)]
     print(json.dumps({"lives": lives, "whole": whole}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,8 @@ import torch
 import xfunc as xf
 from examples.llama import model, train
 from examples.llama.checkpoints import Checkpoints
+from tests.support.fresh import Server
 from xfunc.errors import CheckpointWriteError, DamagedCheckpointError
-
-ROOT = Path(__file__).parents[2]
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -34,15 +30,6 @@ def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
         for step in steps:
             checkpoints.save(step, state_of(step), {"rows": 8 * step})
     return checkpoints
-
-
-def run(*command: str, devices: str = "1") -> str:
-    env = {**os.environ, "CPU_NUM_DEVICES": devices, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *command], env=env, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -208,7 +195,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 """
 
 
-def test_from_one_device_to_a_mesh_and_back(tmp_path: Path) -> None:
+def test_from_one_device_to_a_mesh_and_back(tmp_path: Path, fresh: Server) -> None:
     """All of a training state: parameters, optimizer, guard; bit for bit."""
     recipe = train.Recipe(model.TINY["tiny"], steps=100)
     generator = torch.Generator().manual_seed(0)
@@ -222,7 +209,8 @@ def test_from_one_device_to_a_mesh_and_back(tmp_path: Path) -> None:
     extra = {"reader": {"epoch": 1, "row": 77}, "seed": 3}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(4, state, extra)
-    run("-c", ON_8_DEVICES, str(tmp_path), devices="8")
+    done = fresh.run(ON_8_DEVICES, tmp_path, env={"CPU_NUM_DEVICES": "8"})
+    assert done.returncode == 0, done.stderr
     found = checkpoints.restore(state)
     assert (found.step, found.extra) == (5, extra)
     for ours, expected in zip(xf.tree.leaves(found.state), xf.tree.leaves(state), strict=True):
@@ -230,11 +218,12 @@ def test_from_one_device_to_a_mesh_and_back(tmp_path: Path) -> None:
         assert torch.equal(ours.cpu(), expected.cpu())
 
 
-def test_killed_again_and_again(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_killed_again_and_again(tmp_path: Path, pytestconfig: pytest.Config, fresh: Server) -> None:
     """Each life begins with a state of the undisturbed training, and loses no saved step."""
-    script = Path(__file__).with_name("killed_training.py")
     kills = 20 if pytestconfig.getoption("--all") else 7
-    told = json.loads(run(str(script), str(tmp_path), str(kills)))
+    done = fresh.run("from tests.examples import killed_training as k; k.main()", tmp_path, kills)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     events = [*itertools.chain(*told["lives"])]
     assert [event for event in (*events, *told["whole"]) if event[0] == "failed"] == []
     right = {step: rest for kind, step, *rest in told["whole"] if kind != "saved"}

@@ -1,12 +1,13 @@
-"""What a program under construction is: lines, variables in scope, and a source of choices."""
+"""A program under construction: its lines, and the variables in scope, with shapes and bounds."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+
+from .draft import Draft, broadcasts
 
 Shape = tuple[int, ...]
 LARGEST = 36  # entries of one array
@@ -30,43 +31,21 @@ class Value:
         return self.kind, self.shape
 
 
-class Writer:
+class Writer(Draft[Value]):
     """Writes the lines of a program.
 
     Values stay within a few units, and loops contract, so that comparing in float32 means
     something: `use` wraps what has grown.
 
     Attributes:
-        random: makes all choices.
-        scope: the variables that the next line may use, oldest first.
-        reverse: whether an enclosing function is differentiated in reverse mode; a loop of unknown
-            length cannot be.
-        forward: the same for forward mode; a function with a custom vjp cannot be.
         reversible, pushable: whether the whole program can be.
     """
 
     def __init__(self, seed: int):
-        self.random = random.Random(seed)
-        self.lines: list[str] = []
-        self.scope: list[Value] = []
-        self.reverse = self.forward = False
+        super().__init__(seed)
         self.reversible = self.pushable = True
-        self._indent = self._names = 0
-
-    def chance(self, p: float) -> bool:
-        return self.random.random() < p
-
-    def count(self, low: int, high: int) -> int:
-        return self.random.randint(low, high)
 
     # -- lines ----------------------------------------------------------------------------------
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self._indent + text)
-
-    def name(self, prefix: str) -> str:
-        self._names += 1
-        return f"{prefix}{self._names}"
 
     def new(self, shape: Shape, kind: str = "real", bound: float = 1.0, prefix: str = "") -> Value:
         """A variable that is not in scope yet."""
@@ -95,7 +74,6 @@ class Writer:
             self.line(f"{values[0].name} = {text}")
         self.scope += values
 
-    @contextlib.contextmanager
     def function(
         self,
         parameters: Sequence[str],
@@ -105,27 +83,16 @@ class Writer:
         reverse: bool = False,
         forward: bool = False,
         decorator: str = "",
-    ) -> Iterator[str]:
-        """Write the body of a nested function in a scope of its own; gives its name.
-
-        Args:
-            parameters: as written.
-            values: those of them that are arrays.
-            closed: whether it may use nothing but its parameters.
-            reverse, forward: how it is differentiated.
-            decorator: of the function.
-        """
-        name = self.name("f")
-        if decorator:
-            self.line(f"@{decorator}")
-        self.line(f"def {name}({', '.join(parameters)}):")
-        before = self.scope, self.reverse, self.forward
-        self.scope = [*(() if closed else self.scope), *values]
-        self.reverse, self.forward = self.reverse or reverse, self.forward or forward
-        self._indent += 1
-        yield name
-        self._indent -= 1
-        self.scope, self.reverse, self.forward = before
+    ) -> contextlib.AbstractContextManager[str]:
+        """The body of a nested function, given which of its parameters are arrays: see `body`."""
+        return self.body(
+            parameters,
+            values,
+            closed=closed,
+            reverse=reverse,
+            forward=forward,
+            decorator=decorator,
+        )
 
     # -- variables ------------------------------------------------------------------------------
 
@@ -202,13 +169,6 @@ SHAPES: tuple[Shape, ...] = (
     (4, 3),
     (2, 2),
 )
-
-
-def broadcasts(shape: Shape, to: Shape) -> bool:
-    """Whether a shape broadcasts to another."""
-    return len(shape) <= len(to) and all(
-        a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False)
-    )
 
 
 def joined(a: Shape, b: Shape) -> Shape | None:

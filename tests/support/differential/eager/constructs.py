@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .writer import LARGEST, Tensor, Writer, broadcasts
+from tests.support.differential.draft import broadcasts
+
+from .writer import LARGEST, Tensor, Writer
 
 Inner = Callable[[], None]
 
@@ -85,7 +87,7 @@ def _wrapped(w: Writer, inner: Inner, call: str) -> None:
             before = len(w.scope)
             inner()
             text, paths = _tree(w, _results(w, before))
-            w.put(f"return {text}")
+            w.line(f"return {text}")
         r = w.name("r")
         w.finish_block(start, f"{call.format(f)}({', '.join(given)})", r)
         _take(w, r, paths)
@@ -119,7 +121,7 @@ def vmap(w: Writer, inner: Inner) -> None:
             before = len(w.scope)
             inner()
             text, paths = _tree(w, _results(w, before))
-            w.put(f"return {text}")
+            w.line(f"return {text}")
         axes = [
             d if d is None or w.chance(0.7) else d - w.values[v].ndim for v, d in mapped.items()
         ]
@@ -158,7 +160,7 @@ def _grad(w: Writer, inner: Inner, word: str) -> None:
             inner()
             value = _scalar(w, new[:n], before)
             aux = _results(w, before)[0] if w.chance(0.3) else ""
-            w.put(f"return {value}{f', {aux}' if aux else ''}")
+            w.line(f"return {value}{f', {aux}' if aux else ''}")
         nums = w.choose(("0", str(n - 1), f"({', '.join(map(str, range(n)))},)"))
         options = f", argnums={nums}" + (", has_aux=True" if aux else "")
         r = w.name("r")
@@ -192,7 +194,7 @@ def _smooth(
         before = len(w.scope)
         inner()
         text, paths = _tree(w, _results(w, before, "float", 2))
-        w.put(f"return {text}")
+        w.line(f"return {text}")
     return f, given, paths
 
 
@@ -248,10 +250,10 @@ def _jacobian(w: Writer, inner: Inner, word: str, *, forward: bool, reverse: boo
             before = len(w.scope)
             inner()
             if word == "hessian":
-                w.put(f"return {_scalar(w, new, before)}")
+                w.line(f"return {_scalar(w, new, before)}")
             else:
                 y = _results(w, before, "float", 1)[0]
-                w.put(f"return {y if w.values[y].numel() <= 6 else new[0][0]}")
+                w.line(f"return {y if w.values[y].numel() <= 6 else new[0][0]}")
         r = w.name("r")
         w.finish_block(start, f"xf.{word}({f})({v})", r)
         _take(w, r, [""])
@@ -296,15 +298,15 @@ def _scan(w: Writer, inner: Inner, options: str) -> None:
     with w.block():
         start = len(w.lines)
         with w.function([*new, *slices], ["carry", "x"]) as f:
-            w.put(f"{', '.join(a for a, _ in new)}, = carry")
+            w.line(f"{', '.join(a for a, _ in new)}, = carry")
             if xs:
-                w.put(f"{', '.join(a for a, _ in slices)}, = x")
+                w.line(f"{', '.join(a for a, _ in slices)}, = x")
             before = len(w.scope)
             inner()
             ys = [v for v in _results(w, before) if w.values[v].numel() * length <= LARGEST]
             ys = [] if w.chance(0.2) else ys
             text, paths = _tree(w, ys) if ys else ("None", [])
-            w.put(f"return ({', '.join(_next(w, new, before))},), {text}")
+            w.line(f"return ({', '.join(_next(w, new, before))},), {text}")
         given = f"({', '.join(xs)},)" if xs else f"None, {length}"
         r = w.name("r")
         w.finish_block(start, f"xf.scan({f}, ({', '.join(carry)},), {given}{options})", r)
@@ -326,10 +328,10 @@ def fori_loop(w: Writer, inner: Inner) -> None:
     with w.block():
         start = len(w.lines)
         with w.function([*new, (i, torch.tensor(low))], [i, "carry"]) as f:
-            w.put(f"{', '.join(a for a, _ in new)}, = carry")
+            w.line(f"{', '.join(a for a, _ in new)}, = carry")
             before = len(w.scope)
             inner()
-            w.put(f"return ({', '.join(_next(w, new, before))},)")
+            w.line(f"return ({', '.join(_next(w, new, before))},)")
         r = w.name("r")
         high = low + w.count(1, 3)
         w.finish_block(start, f"xf.fori_loop({low}, {high}, {f}, ({', '.join(carry)},))", r)
@@ -346,12 +348,12 @@ def while_loop(w: Writer, inner: Inner) -> None:
     with w.block():
         start = len(w.lines)
         with w.function([], ["carry"]) as test:
-            w.put(f"return carry[0] < {limit}")
+            w.line(f"return carry[0] < {limit}")
         with w.function([*new, (n, torch.tensor(0))], ["carry"]) as f:
-            w.put(f"{', '.join([n, *(a for a, _ in new)])}, = carry")
+            w.line(f"{', '.join([n, *(a for a, _ in new)])}, = carry")
             before = len(w.scope)
             inner()
-            w.put(f"return ({', '.join([f'{n} + 1', *_next(w, new, before)])},)")
+            w.line(f"return ({', '.join([f'{n} + 1', *_next(w, new, before)])},)")
         r = w.name("r")
         init = f"(torch.tensor(0), {', '.join(carry)})"
         w.finish_block(start, f"xf.while_loop({test}, {f}, {init})", r)
@@ -367,7 +369,7 @@ def map_(w: Writer, inner: Inner) -> None:
             before = len(w.scope)
             inner()
             text, paths = _tree(w, _results(w, before))
-            w.put(f"return {text}")
+            w.line(f"return {text}")
         options = w.choose(("", "", ", batch_size=2"))
         r = w.name("r")
         w.finish_block(start, f"xf.map({f}, {v}{options})", r)
@@ -401,7 +403,7 @@ def _branches(w: Writer, inner: Inner, n: int) -> tuple[list[str], list[str], li
         results = _results(w, before)
         examples = [w.values[v] for v in results]
         _, paths = _tree(w, results)
-        w.put(f"return {_packed(results, paths)}")
+        w.line(f"return {_packed(results, paths)}")
     functions = [deep]
     for _ in range(n - 1):
         new = _renamed(w, operands)
@@ -415,7 +417,7 @@ def _branches(w: Writer, inner: Inner, n: int) -> tuple[list[str], list[str], li
                 )
                 for t in examples
             ]
-            w.put(f"return {_packed(texts, paths)}")
+            w.line(f"return {_packed(texts, paths)}")
         functions.append(f)
     w.random.shuffle(functions)
     return functions, operands, paths
@@ -468,7 +470,7 @@ def _custom(w: Writer, inner: Inner, word: str) -> tuple[str, list[str], list[st
         last = w.choose([v for v in w.scope if w.values[v].is_floating_point()][-2:])
         rest = "".join(f" + 0.1 * {a}.sum()" for a, _ in new[1:])
         a, t = new[0]
-        w.put(f"return ({_fit(w, last, t, a)}{rest}).to({t.dtype})")
+        w.line(f"return ({_fit(w, last, t, a)}{rest}).to({t.dtype})")
     return f, given, [a for a, _ in new]
 
 
@@ -481,16 +483,16 @@ def custom_vjp(w: Writer, inner: Inner) -> None:
         start = len(w.lines)
         f, given, new = _custom(w, inner, "custom_vjp")
         fwd, bwd = w.name("fwd"), w.name("bwd")
-        w.put(f"def {fwd}({', '.join(new)}):")
-        w.put(f"    return {f}({', '.join(new)}), ({', '.join(new)},)")
-        w.put(f"def {bwd}(kept, ct):")
-        w.put(f"    {', '.join(new)}, = kept")
+        w.line(f"def {fwd}({', '.join(new)}):")
+        w.line(f"    return {f}({', '.join(new)}), ({', '.join(new)},)")
+        w.line(f"def {bwd}(kept, ct):")
+        w.line(f"    {', '.join(new)}, = kept")
         types = [w.values[v].dtype for v in given]
         rest = [
             f"(ct.sum() * torch.cos({a})).to({d})" for a, d in zip(new[1:], types[1:], strict=True)
         ]
-        w.put(f"    return ({', '.join([f'0.5 * ct * torch.cos({new[0]})', *rest])},)")
-        w.put(f"{f}.defvjp({fwd}, {bwd})")
+        w.line(f"    return ({', '.join([f'0.5 * ct * torch.cos({new[0]})', *rest])},)")
+        w.line(f"{f}.defvjp({fwd}, {bwd})")
         r = w.name("r")
         w.finish_block(start, f"{f}({', '.join(given)})", r)
         _take(w, r, [""])
@@ -502,12 +504,12 @@ def custom_jvp(w: Writer, inner: Inner) -> None:
         start = len(w.lines)
         f, given, new = _custom(w, inner, "custom_jvp")
         rule = w.name("rule")
-        w.put(f"@{f}.defjvp")
-        w.put(f"def {rule}(primals, tangents):")
-        w.put(f"    {', '.join(new)}, = primals")
+        w.line(f"@{f}.defjvp")
+        w.line(f"def {rule}(primals, tangents):")
+        w.line(f"    {', '.join(new)}, = primals")
         rest = "".join(f" + 0.3 * tangents[{i}].sum()" for i in range(1, len(new)))
         dot = f"(0.5 * tangents[0] * torch.cos({new[0]}){rest}).to({w.values[given[0]].dtype})"
-        w.put(f"    return {f}({', '.join(new)}), {dot}")
+        w.line(f"    return {f}({', '.join(new)}), {dot}")
         r = w.name("r")
         w.finish_block(start, f"{f}({', '.join(given)})", r)
         _take(w, r, [""])

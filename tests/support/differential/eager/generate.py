@@ -57,7 +57,7 @@ def _write(w: Writer, nest: tuple[str, ...]) -> None:
     inputs = list(w.scope)
     CONSTRUCTS[nest[0]](w, lambda: _body(w, nest[1:], 2, 6))
     results = [v for v in w.scope if v not in inputs]
-    w.put(f"out = ({', '.join(results)},)")
+    w.line(f"out = ({', '.join(results)},)")
 
 
 def _body(w: Writer, nest: tuple[str, ...], least: int = 1, most: int = 4) -> None:

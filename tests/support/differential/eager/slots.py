@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from tests.support.differential.draft import broadcasts
+
 from .indices import index
-from .writer import DTYPES, SHAPES, DoesNotFit, Tensor, Writer, broadcasts
+from .writer import DTYPES, SHAPES, DoesNotFit, Tensor, Writer
 
 OPERANDS = {
     "x": "any", "f": "float", "c": "complex", "g": "inexact", "i": "int", "b": "bool",

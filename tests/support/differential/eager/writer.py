@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from tests.support.differential.draft import Draft
 
 from . import meaning
 
@@ -43,33 +44,19 @@ class DoesNotFit(Exception):
     """Nothing in scope suits what was to be written, or torch refuses it."""
 
 
-class Writer:
+class Writer(Draft[str]):
     """Writes a program, from the random numbers of a seed.
 
     Attributes:
-        random: makes all choices.
         values: every variable's value for the example, and the modules that the text names.
-        scope: the variables that the next line may use, oldest first.
-        reverse, forward: whether an enclosing function is differentiated so; a loop of unknown
-            length has no reverse mode, a function with a custom vjp no forward mode.
     """
 
     def __init__(self, seed: str):
-        self.random = random.Random(seed)
-        self.lines: list[str] = []
+        super().__init__(seed)
         self.values: dict[str, Any] = {"torch": torch, "xf": meaning, "F": torch.nn.functional}
-        self.scope: list[str] = []
-        self.reverse = self.forward = False
         self._foreign: set[int] = set()  # memory that this function may not write to
-        self._indent = self._names = 0
 
     # -- choices --------------------------------------------------------------------------------
-
-    def chance(self, p: float) -> bool:
-        return self.random.random() < p
-
-    def count(self, low: int, high: int) -> int:
-        return self.random.randint(low, high)
 
     def choose(self, options: Sequence[Any]) -> Any:
         if not options:
@@ -106,13 +93,6 @@ class Writer:
 
     # -- lines ----------------------------------------------------------------------------------
 
-    def name(self, prefix: str) -> str:
-        self._names += 1
-        return f"{prefix}{self._names}"
-
-    def put(self, text: str) -> None:
-        self.lines.append("    " * self._indent + text)
-
     def run(self, text: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -124,7 +104,7 @@ class Writer:
     def do(self, text: str) -> None:
         """A statement."""
         self.run(text)
-        self.put(text)
+        self.line(text)
 
     def let(self, text: str, tame: bool = True) -> str:
         """Assign to a new variable."""
@@ -133,7 +113,7 @@ class Writer:
         value = self.values[name]
         if tame:
             self._check(value)
-        self.put(f"{name} = {text}")
+        self.line(f"{name} = {text}")
         self.scope.append(name)
         return name
 
@@ -161,7 +141,7 @@ class Writer:
 
     def finish_block(self, start: int, call: str, results: str) -> Any:
         """Add a call to the lines since `start`, run them, and give what they give."""
-        self.put(f"{results} = {call}")
+        self.line(f"{results} = {call}")
         self.run("\n".join(self.lines[start:]))
         return self.values[results]
 
@@ -185,22 +165,23 @@ class Writer:
             reverse, forward: how it is differentiated.
             decorator: of the function.
         """
-        name = self.name("f")
-        if decorator:
-            self.put(f"@{decorator}")
-        self.put(f"def {name}({', '.join(parameters or [a for a, _ in arguments])}):")
-        before = self.scope, self.reverse, self.forward, self._foreign, self._indent
-        self.values.update({a: t.clone() for a, t in arguments})
-        self.scope = [*([] if closed else self.scope), *(a for a, _ in arguments)]
-        self.reverse, self.forward = self.reverse or reverse, self.forward or forward
-        self._foreign = self._foreign | {
-            self.values[v].untyped_storage().data_ptr() for v in self.scope
-        }
-        self._indent += 1
-        try:
-            yield name
-        finally:
-            self.scope, self.reverse, self.forward, self._foreign, self._indent = before
+        names, foreign = [a for a, _ in arguments], self._foreign
+        body = self.body(
+            parameters or names,
+            names,
+            closed=closed,
+            reverse=reverse,
+            forward=forward,
+            decorator=decorator,
+        )
+        with body as name:
+            self.values.update({a: t.clone() for a, t in arguments})
+            held = {self.values[v].untyped_storage().data_ptr() for v in self.scope}
+            self._foreign = foreign | held
+            try:
+                yield name
+            finally:
+                self._foreign = foreign
 
     # -- literals -------------------------------------------------------------------------------
 
@@ -225,10 +206,3 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (3,), (), (2, 3), (4,), (2,), (3, 3), (2, 2, 3), (3, 2), (4, 3), (2, 2), (1, 3), (3, 1), (1,),
     (2, 1, 3), (6,),
 )  # fmt: skip
-
-
-def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a shape broadcasts to another."""
-    return len(shape) <= len(to) and all(
-        a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False)
-    )
