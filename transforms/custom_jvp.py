@@ -1,10 +1,12 @@
+# torch declares the rules of a Function with the arguments of its own examples.
+# pyright: reportIncompatibleMethodOverride=false
 """`custom_jvp`: a function with its own rule for both modes of differentiation."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -27,6 +29,7 @@ from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tensors: TypeAlias = tuple[Tensor, ...]
 
 
 def custom_jvp(
@@ -342,23 +345,19 @@ def _eager(
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*xs: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def forward(*xs: Tensor) -> Tensors:
             outs = pushed(xs, [None] * len(xs))[0]
             same = {id(x) for x in xs}
             return tuple(o.clone() if id(o) in same else o for o in outs)
 
         @staticmethod
-        def setup_context(
-            ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
-        ) -> None:
+        def setup_context(ctx: AutogradContext, inputs: Tensors, output: Tensors) -> None:
             ctx.save_for_backward(*inputs)
             ctx.save_for_forward(*inputs)
             ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
 
         @staticmethod
-        def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-            ctx: AutogradContext, *cts: Tensor | None
-        ) -> tuple[Tensor | None, ...]:
+        def backward(ctx: AutogradContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
             xs = ctx.saved_tensors
 
             def linear(*dots: Tensor) -> tuple[tuple[Tensor, ...], tuple[()]]:
@@ -372,9 +371,7 @@ def _eager(
             return tuple(next(grads) if i in smooth else None for i in range(len(xs)))
 
         @staticmethod
-        def jvp(  # pyright: ignore[reportIncompatibleMethodOverride]
-            ctx: AutogradContext, *tangents: Tensor | None
-        ) -> tuple[Tensor | None, ...]:
+        def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
             def push(
                 xs: Sequence[Tensor], dots: Sequence[Tensor | None]
             ) -> tuple[Tensor | None, ...]:

@@ -1,10 +1,12 @@
+# torch declares the rules of a Function with the arguments of its own examples.
+# pyright: reportIncompatibleMethodOverride=false
 """`custom_vjp`: a function with its own rule for reverse mode."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -29,6 +31,7 @@ from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tensors: TypeAlias = tuple[Tensor, ...]
 
 
 def custom_vjp(
@@ -342,20 +345,18 @@ class _RulePair:
         return _RulePair(inner), dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
-def _eager(
-    primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], structure: tree.Structure
-) -> PyTree:
+def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], form: tree.Structure) -> PyTree:
     """The rule under `disable_jit`."""
     if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
-        return primal(*tree.unflatten(structure, leaves))
+        return primal(*tree.unflatten(form, leaves))
     trees: list[tree.Structure] = []
 
     class Rule(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*xs: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-            out, residuals = fwd(*tree.unflatten(structure, xs))
+        def forward(*xs: Tensor) -> Tensors:
+            out, residuals = fwd(*tree.unflatten(form, xs))
             outs, out_tree = tree.flatten(as_results(out, function_name(fwd)))
             kept, res_tree = tree.flatten(as_results(residuals, function_name(fwd), "residuals"))
             trees[:] = [out_tree, res_tree]
@@ -363,28 +364,21 @@ def _eager(
             return tuple(t.clone() if id(t) in same else t for t in (*outs, *kept))
 
         @staticmethod
-        def setup_context(
-            ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]
-        ) -> None:
+        def setup_context(ctx: AutogradContext, inputs: Tensors, output: Tensors) -> None:
             n = trees[0].num_leaves
             ctx.save_for_backward(*output, *inputs)
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(o for o in output[n:] if not differentiable(o)))
 
         @staticmethod
-        def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-            ctx: AutogradContext, *cts: Tensor | None
-        ) -> tuple[Tensor | None, ...]:
+        def backward(ctx: AutogradContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
             out_tree, res_tree = trees
             n = out_tree.num_leaves
             saved, xs = ctx.saved_tensors[: len(cts)], ctx.saved_tensors[len(cts) :]
-            given = [
-                torch.zeros_like(o) if c is None else c
-                for o, c in zip(saved, cts[:n], strict=False)
-            ]
-            residuals = tree.unflatten(res_tree, saved[n:])
+            pairs = zip(saved, cts[:n], strict=False)
+            given = [torch.zeros_like(o) if c is None else c for o, c in pairs]
             smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
-            grads = bwd(residuals, tree.unflatten(out_tree, given))
+            grads = bwd(tree.unflatten(res_tree, saved[n:]), tree.unflatten(out_tree, given))
             used = [k for k, c in enumerate(cts[n:]) if c is not None]
             if used:  # by a derivative of `bwd`
 
@@ -392,7 +386,7 @@ def _eager(
                     full = list(xs)
                     for i, x in zip(smooth, moved, strict=True):
                         full[i] = x
-                    found = tree.leaves(as_tensors(fwd(*tree.unflatten(structure, full))[1]))
+                    found = tree.leaves(as_tensors(fwd(*tree.unflatten(form, full))[1]))
                     return tuple(found[k] for k in used)
 
                 vjp = cast("Fun", torch.func.vjp)  # pyright: ignore[reportUnknownMemberType]

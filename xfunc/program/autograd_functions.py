@@ -14,28 +14,49 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
 from xfunc.backends.active import tracer
 from xfunc.core.avals import Aval
+from xfunc.core.types import AutogradContext
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace import tracing
+from xfunc.tree import Leaf
+
+Gradients: TypeAlias = Sequence[Tensor | None]
+T = TypeVar("T")
 
 
-def alive(args: Sequence[Any]) -> list[Any]:
+class _VmapInfo(Protocol):
+    batch_size: int
+
+
+class _PrimitiveContext(AutogradContext, Protocol):
+    primitive: Primitive
+    strides: list[tuple[int, ...]]
+
+
+class _PairContext(AutogradContext, Protocol):
+    application: Application
+    n_args: int
+    plain: bool
+
+
+def alive(args: Sequence[T]) -> list[T]:
     """Tensors without the wrappers of levels of torch.func that have ended.
 
     A pullback of torch.func.vjp runs when the level it belongs to is over.
     """
-    return [a if a is None else functorch.unwrap_if_dead(a) for a in args]
+    found: list[Leaf] = [a if a is None else functorch.unwrap_if_dead(a) for a in args]
+    return found
 
 
-def apply(function: type[torch.autograd.Function], *operands: Any) -> Any:
+def apply(function: type[torch.autograd.Function], *operands: object) -> tuple[Leaf, ...]:
     """``function.apply(*operands)``."""
     # Straight to the higher-order operator: `Function.apply` would inspect signatures first.
     return functorch.custom_function_call(function, *operands)
@@ -49,7 +70,9 @@ class PrimitiveFunction(torch.autograd.Function):
         return tuple(primitive.emit(args))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: _PrimitiveContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
+    ) -> None:
         ctx.primitive = inputs[0]
         ctx.strides = [o.stride() for o in output]
         ctx.set_materialize_grads(False)
@@ -58,13 +81,15 @@ class PrimitiveFunction(torch.autograd.Function):
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, *cts: Tensor | None) -> Any:
+    def backward(ctx: _PrimitiveContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         args = alive(ctx.saved_tensors)
         return _differentiable_backward(ctx, ctx.primitive, args, alive(cts))
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Any:
+    def jvp(ctx: _PrimitiveContext, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        def push(
+            args: Sequence[Tensor], dots: Sequence[Tensor | None]
+        ) -> tuple[Tensor | None, ...]:
             primitive = ctx.primitive
             found = zip(primitive.jvp(args, dots), primitive.outputs, ctx.strides, strict=True)
             return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in found)
@@ -72,7 +97,9 @@ class PrimitiveFunction(torch.autograd.Function):
         return functorch.below_jvp(push, ctx.saved_tensors, tangents)
 
     @staticmethod
-    def vmap(info: object, in_dims: Any, primitive: Primitive, *args: Tensor) -> Any:
+    def vmap(
+        info: _VmapInfo, in_dims: Dims, primitive: Primitive, *args: Tensor
+    ) -> tuple[tuple[Tensor, ...], Dims]:
         outputs, dims = primitive.batch(tuple(in_dims[1:]), _size(info), args)
         return tuple(outputs), tuple(dims)
 
@@ -112,7 +139,9 @@ class PairFunction(torch.autograd.Function):
         return tuple(application.pair.forward(args))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: _PairContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
+    ) -> None:
         ctx.application, args = inputs[0], inputs[1:]
         pair = ctx.application.pair
         n = pair.n_outputs
@@ -123,7 +152,7 @@ class PairFunction(torch.autograd.Function):
         ctx.save_for_backward(*args, *output[n:])
 
     @staticmethod
-    def backward(ctx: Any, *cts: Any) -> Any:
+    def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         application, n = ctx.application, ctx.n_args
         pair = application.pair
         saved = alive(ctx.saved_tensors)
@@ -139,7 +168,9 @@ class PairFunction(torch.autograd.Function):
         return (None, *placed(n, pair.wrt, grads))
 
     @staticmethod
-    def vmap(info: object, in_dims: Any, application: Application, *args: Tensor) -> Any:
+    def vmap(
+        info: _VmapInfo, in_dims: Dims, application: Application, *args: Tensor
+    ) -> tuple[tuple[Tensor, ...], Dims]:
         # See NOTE [vmap below grad].
         n = _size(info)
         pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
@@ -159,29 +190,30 @@ class _BackwardFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         application: Application, n_args: int, n_residuals: int, *flat: Tensor | None
-    ) -> Any:
+    ) -> tuple[Tensor | None, ...]:
         n = n_args + n_residuals
-        args: Any = flat[:n_args]
-        residuals: Any = flat[n_args:n]
+        args, residuals = (cast("tuple[Tensor, ...]", xs) for xs in (flat[:n_args], flat[n_args:n]))
         return tuple(application.pair.backward(args, residuals, flat[n:]))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: object, output: Any) -> None:
+    def setup_context(
+        ctx: AutogradContext, inputs: object, output: tuple[Tensor | None, ...]
+    ) -> None:
         ctx.mark_non_differentiable(*(o for o in output if o is not None))
 
     @staticmethod
-    def backward(ctx: Any, *cts: object) -> Any:
+    def backward(ctx: AutogradContext, *cts: object) -> tuple[None, ...]:
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Any,
+        info: _VmapInfo,
+        in_dims: Dims,
         application: Application,
         n_args: int,
         n_residuals: int,
         *flat: Tensor | None,
-    ) -> Any:
+    ) -> tuple[Gradients, Dims]:
         dims, n = in_dims[3:], _size(info)
         if application.batched is None or application.batched[0] != _depth():
             pullback = _batched_pullback if application.primitive else _batched_again
@@ -193,7 +225,7 @@ class _BackwardFunction(torch.autograd.Function):
         return grads, _dims_of(grads, grad_dims)
 
 
-def _size(info: Any) -> int:
+def _size(info: _VmapInfo) -> int:
     return batching.size_below(tracing.current(), info.batch_size)
 
 
@@ -208,7 +240,7 @@ def _batched_pullback(
     flat: Sequence[Tensor | None],
     dims: Sequence[int | None],
     n: int,
-) -> Any:
+) -> tuple[Gradients, Dims]:
     """Gradients of a batch of cotangents, computed from the inputs."""
     primitive = application.primitive
     assert primitive is not None
@@ -225,7 +257,7 @@ def _batched_pullback(
         found[:] = [k for k, g in enumerate(grads) if g is not None]
         return tuple(g for g in grads if g is not None)
 
-    tensors: list[Any] = [flat[i] for i in present]
+    tensors: list[Leaf] = [flat[i] for i in present]
     own = [dims[i] for i in present]
     own_grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
     grads = placed(len(wrt), found, own_grads)
@@ -239,7 +271,7 @@ def _batched_again(
     flat: Sequence[Tensor | None],
     dims: Sequence[int | None],
     n: int,
-) -> Any:
+) -> tuple[Gradients, Dims]:
     """Likewise, of a pair that was batched at a level above: both of its passes are run."""
     pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
     cts_from = n_args + n_residuals
@@ -270,7 +302,7 @@ def _moved(
 
 
 def _differentiable_backward(
-    ctx: Any, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: AutogradContext, primitive: Primitive, args: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     wrt = tuple(
         i

@@ -15,11 +15,11 @@ used: it computes everything again from the inputs, in operations that have rule
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from xfunc.backends.active import tracer
+from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
     PairFunction,
@@ -31,6 +31,7 @@ from xfunc.program.primitive import Primitive, Rule, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib import functorch, values
 from xfunc.trace import tracing
+from xfunc.tree import Leaf
 
 
 def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
@@ -48,7 +49,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     return outputs
 
 
-def _on_device(x: Any) -> Any:
+def _on_device(x: Leaf) -> Leaf:
     """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
     return tracer().to_device(x) if x is not None and x.device.type == "cpu" else x
 
@@ -120,11 +121,11 @@ def differentiations(args: Sequence[Tensor]) -> int:
     return 1 if order == 1 and levels[-1] == functorch.GRAD else 2
 
 
-def or_zeros(x: Tensor | None, aval: object) -> Tensor:
+def or_zeros(x: Tensor | None, aval: Shaped) -> Tensor:
     """A tangent or a cotangent; None is zero."""
     return zeros(aval) if x is None else x
 
 
-def zeros(aval: Any) -> Tensor:
+def zeros(aval: Shaped) -> Tensor:
     """Zeros on the device: a constant in a trace."""
     return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=tracer().device())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
@@ -95,7 +95,7 @@ class CallPair:
         joint = self._joint
         halves = joint.without(self.halves, cts)
         inputs = [*args, *halves.forward.consts]
-        given: list[Any] = [cts[i] for i in joint.cts]
+        given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read are there.
         flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
         grads = halves.backward.apply(flat)
         return list(placed(len(self.wrt), halves.gradients, grads))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -111,7 +111,7 @@ class Foreign(Primitive):
 
 @functools.lru_cache(1024)
 def _lowered(
-    fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, Any], ...]
+    fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, object], ...]
 ) -> Lowering:
     if importlib.util.find_spec("jax") is None:
         fail(

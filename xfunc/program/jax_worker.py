@@ -8,7 +8,9 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TypeAlias
+
+Aval: TypeAlias = list[object]  # shape and dtype, as JSON has them
 
 
 def main() -> None:
@@ -26,7 +28,9 @@ def main() -> None:
         answer.write(json.dumps(outputs).encode() + b"\n" + hlo)
 
 
-def _lowered(fun: str, args: list[Any], platform: str, static: dict[str, Any]) -> tuple[Any, bytes]:
+def _lowered(
+    fun: str, args: list[Aval | None], platform: str, static: dict[str, object]
+) -> tuple[list[Aval], bytes]:
     import jax as untyped
     from jax import export
 
@@ -36,7 +40,7 @@ def _lowered(fun: str, args: list[Any], platform: str, static: dict[str, Any]) -
     target = getattr(importlib.import_module(module), name)
     structs = [a and jax.ShapeDtypeStruct(*a) for a in args]
 
-    def fixed(*xs: Any) -> tuple[Any, ...]:
+    def fixed(*xs: object) -> tuple[object, ...]:
         return tuple(target(*xs, **static))
 
     call = jax.jit(fixed, keep_unused=True)
@@ -44,8 +48,8 @@ def _lowered(fun: str, args: list[Any], platform: str, static: dict[str, Any]) -
     # older than JAX 0.7.1 and belongs to the same torch_xla.
     exported: Any = export.export(call, platforms=[platform])(*structs)
     lowered = jax.jit(exported.call).trace(*structs).lower(lowering_platforms=(platform,))
-    hlo: Any = lowered.compiler_ir("hlo")
-    outputs = [[a.shape, str(a.dtype)] for a in exported.out_avals]
+    hlo = lowered.compiler_ir("hlo")
+    outputs: list[Aval] = [[a.shape, str(a.dtype)] for a in exported.out_avals]
     return outputs, hlo.as_serialized_hlo_module_proto()
 
 

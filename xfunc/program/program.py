@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import Location
+from xfunc.core.types import Shaped
 from xfunc.remat.policies import Policy
 from xfunc.remat.split import Halves, primal, split
 from xfunc.torchlib import batching, functorch, values
@@ -38,9 +39,11 @@ from xfunc.trace.tracing import Trace
 
 Flat = Callable[..., list[torch.Tensor]]
 T = TypeVar("T")
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Memo: TypeAlias = dict[Hashable, Any]  # of what type the value is, the key says
 
 
-def differentiable(x: Any) -> bool:
+def differentiable(x: Shaped) -> bool:
     """Whether gradients with respect to `x` exist."""
     return x.dtype.is_floating_point or x.dtype.is_complex
 
@@ -106,7 +109,7 @@ class Joint:
     cts: tuple[int, ...]
     wrt: tuple[int, ...]
     unread: frozenset[int] = frozenset()
-    _memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict[Hashable, Any], repr=False)
+    _memo: Memo = dataclasses.field(default_factory=Memo, repr=False)
 
     def split(
         self,
@@ -176,7 +179,7 @@ class Joint:
             def joint(*flat: torch.Tensor) -> list[torch.Tensor]:
                 args = list(flat[:n])
 
-                def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+                def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
                     for i, d in zip(wrt, diff, strict=True):
                         args[i] = d
                     outs = fn(*args)
@@ -223,7 +226,7 @@ class Program:
         self._around = ambient.key()  # wherever it is traced again
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: Lowering | None = None
-        self._memo: dict[Any, Any] = {}
+        self._memo: Memo = {}
 
     def fn(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The function with its captures as trailing arguments; call it inside a trace."""
@@ -360,7 +363,7 @@ class Program:
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat[:n])
 
-            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+            def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
                 for i, d in zip(wrt, diff, strict=True):
                     args[i] = d
                 outs = self.fn(*args)
@@ -379,7 +382,7 @@ class Program:
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat)
 
-            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+            def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
                 for i, d in zip(floats, diff, strict=True):
                     args[i] = d
                 outs = self.fn(*args)
@@ -400,7 +403,7 @@ class Program:
                 outs = self.fn(*args)
                 return [*outs, *(torch.zeros_like(outs[i]) for i in floats)]
 
-            def outputs_of(*diff: torch.Tensor) -> tuple[Any, Any]:
+            def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
                 for i, d in zip(wrt, diff, strict=True):
                     args[i] = d
                 outs = self.fn(*args)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
 
@@ -32,6 +32,10 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
 from xfunc.trace.lowering import Lowering
+from xfunc.tree import PyTree
+
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
+Pull: TypeAlias = Callable[[PyTree], tuple[Tensor, ...]]
 
 
 def checked() -> tuple[str, ...]:
@@ -79,7 +83,7 @@ def vary_like(x: Tensor, like: Tensor) -> Tensor:
     return bind(Linear(CAST, checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
 
 
-def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
+def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyTree]:
     """`functorch.vjp`, whose cotangents are those that programs see."""
     out, pull, aux = functorch.vjp(fun, *primals)
     if not checked():
@@ -87,7 +91,7 @@ def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
     single = isinstance(out, torch.Tensor)
     ins, outs = list(map(witness, primals)), list(map(witness, [out] if single else out))
 
-    def typed(ct: Any) -> Any:
+    def typed(ct: PyTree) -> tuple[Tensor, ...]:
         at = _here()
         cts = [share(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
         grads = pull(cts[0] if single else tuple(cts))
@@ -97,7 +101,11 @@ def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
 
 
 def autograd_grad(
-    outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
+    outputs: Tensors,
+    inputs: Tensors,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *args: bool,
+    **options: bool,
 ) -> tuple[Tensor | None, ...]:
     """``torch.autograd.grad``, likewise."""
     outs, ins = ((x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (outputs, inputs))
@@ -107,9 +115,10 @@ def autograd_grad(
     at = _here()
     shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
     with functorch.own_gradient():
-        grads: Any = torch.autograd.grad(outs, ins, shares, *args, **options)
+        found = torch.autograd.grad(outs, ins, shares, *args, **options)
+    # With `allow_unused` some are None, which torch does not declare.
+    grads = cast("tuple[Tensor | None, ...]", found)
     pairs = zip(grads, ins, strict=True)
-    # With `allow_unused`, some are None.
     return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
 
 
