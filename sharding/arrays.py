@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from xfunc.backends import placement
@@ -36,7 +38,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
         )
     known = placement.known_sharding(x)
     if known is not None:
-        return known
+        return cast("NamedSharding", known)  # They are the only shardings that users have.
     if not placement.is_on_devices(x):
         return None
     noted = placement.remembered(x)

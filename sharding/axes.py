@@ -137,13 +137,12 @@ def axes_of(name: str, axis_name: object) -> Axes:
         if is_mapped:
             found += [mapped[n] for n in names]
         else:
-            _check(what, names, region, [*mapped])
-            found.append(MeshAxes(region, names))
+            found.append(MeshAxes(_checked(what, names, region, [*mapped]), names))
     return Axes(tuple(found))
 
 
-def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: list[str]) -> None:
-    """Raise unless the region is manual over axes of these names."""
+def _checked(what: str, names: tuple[str, ...], region: Region | None, mapped: list[str]) -> Region:
+    """The region, which is manual over axes of these names."""
     also = f"those of the vmaps around it, {', '.join(map(repr, mapped))}" if mapped else ""
     if region is None:
         n = names[0]
@@ -174,3 +173,4 @@ def _check(what: str, names: tuple[str, ...], region: Region | None, mapped: lis
                 f"{what}: the shard_map is not manual over {n!r}, but over {known} only",
                 f"add {n!r} to its axis_names.",
             )
+    return region

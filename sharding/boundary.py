@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from xfunc import tree
 from xfunc.backends.placement import as_argument
+from xfunc.core.types import Sharding
 from xfunc.sharding.prefix import is_sharding, shardings_of
+from xfunc.sharding.spec import NamedSharding
 from xfunc.stages.staging import Staged
+from xfunc.tree import Function, PyTree
 
 
 def hashable(shardings: object) -> Hashable:
@@ -17,15 +19,18 @@ def hashable(shardings: object) -> Hashable:
     return tuple(leaves), structure
 
 
-def in_order(shardings: object, args: tuple[object, ...], name: str) -> list[Any]:
+def in_order(shardings: object, args: tuple[object, ...], name: str) -> list[NamedSharding | None]:
     """The sharding of each leaf of the arguments of a function, or None."""
     found = shardings_of(shardings, args, "in_shardings", f"the arguments of {name}")
     return [s for s, _ in found]
 
 
 def as_arguments(
-    args: tuple[object, ...], wanted: Sequence[object], staged: Staged, kwargs: Mapping[str, object]
-) -> tuple[Any, ...]:
+    args: tuple[object, ...],
+    wanted: Sequence[Sharding | None],
+    staged: Staged,
+    kwargs: Mapping[str, object],
+) -> tuple[PyTree, ...]:
     """The arguments, sharded."""
     leaves, structure = tree.flatten(args)
     labels = staged.labels(tree.structure((args, kwargs)))
@@ -33,17 +38,18 @@ def as_arguments(
         x if s is None else as_argument(x, s, staged.name, label)
         for x, s, label in zip(leaves, wanted, labels, strict=False)
     ]
-    divided: Any = structure.unflatten(made)
-    return divided
+    return tree.unflatten(structure, made)
 
 
 def constrained(
-    fun: Callable[..., object], wanted: Callable[[tuple[object, ...]], list[object]], out: object
-) -> Callable[..., Any]:
+    fun: Callable[..., object],
+    wanted: Callable[[tuple[object, ...]], Sequence[object]],
+    out: object,
+) -> Function:
     """The function, with its positional arguments and its result sharded."""
     from xfunc.sharding.constraint import with_sharding_constraint
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> PyTree:
         leaves, structure = tree.flatten(args)
         leaves = [
             x if s is None else with_sharding_constraint(x, s)

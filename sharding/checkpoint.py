@@ -92,7 +92,9 @@ def save_checkpoint_async(
     return _pending
 
 
-def load_checkpoint(path: str | os.PathLike[str], target: object, *, partial: bool = False) -> Any:
+def load_checkpoint(
+    path: str | os.PathLike[str], target: object, *, partial: bool = False
+) -> tree.PyTree:
     """Read the tree of tensors in a folder that `save_checkpoint` wrote.
 
     Only the parts of a sharded tensor that this process's devices hold are read, whatever its
@@ -204,7 +206,7 @@ def _json(extra: object) -> bytes:
 
 
 @functools.cache
-def _group_beside(group: Any) -> distributed.ProcessGroup | None:
+def _group_beside(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
     """The same processes as a separate group, because threads must not mix their collectives."""
     return distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import optree
 import torch
@@ -33,7 +32,7 @@ class Leaf:
 
     keys: Keys
     path: str
-    value: Any
+    value: tree.Leaf
 
     @property
     def name(self) -> str:
@@ -107,7 +106,7 @@ def target_for(leaf: Leaf) -> Target:
     return Target(x.shape, x.dtype, False, where, sharding)
 
 
-def result_of(value: Any, loaded: torch.Tensor) -> Any:
+def result_of(value: tree.Leaf, loaded: torch.Tensor) -> tree.Leaf:
     """The value returned for a target's leaf."""
     return type(value)(loaded.item()) if type(value) in _NUMBERS else loaded
 

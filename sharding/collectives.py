@@ -10,8 +10,8 @@ taken inside the function of one device, see `shard_map` and `xfunc.program.vma`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -22,12 +22,14 @@ from xfunc.program import vma
 from xfunc.program.exchanges import Maximum, Permute, Sum, ToAll
 from xfunc.sharding.axes import Axes, axes_of
 from xfunc.stages.checks import arrays, as_tensors, labels_in
+from xfunc.tree import Leaf, PyTree
 
 Tensor = torch.Tensor
 AxisName = str | tuple[str, ...]
+T = TypeVar("T")
 
 
-def psum(x: Any, axis_name: AxisName) -> Any:
+def psum(x: T, axis_name: AxisName) -> T:
     """The sum over devices. Booleans are counted, as int64; of a Python number, a number.
 
     Source: ``jax.lax.psum``.
@@ -35,7 +37,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
     return _sum("psum", x, axes_of("psum", axis_name))
 
 
-def pmean(x: Any, axis_name: AxisName) -> Any:
+def pmean(x: T, axis_name: AxisName) -> T:
     """The mean over devices.
 
     Source: ``jax.lax.pmean``.
@@ -44,7 +46,7 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
     return tree.map(lambda t: t / axes.size, _sum("pmean", x, axes))
 
 
-def pmax(x: Any, axis_name: AxisName) -> Any:
+def pmax(x: T, axis_name: AxisName) -> T:
     """The elementwise maximum over devices. Its derivative is shared by equal maxima.
 
     Source: ``jax.lax.pmax``.
@@ -52,7 +54,7 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
     return _extremum("pmax", x, axis_name, lambda t: t)
 
 
-def pmin(x: Any, axis_name: AxisName) -> Any:
+def pmin(x: T, axis_name: AxisName) -> T:
     """The elementwise minimum over devices. Its derivative is shared by equal minima.
 
     Source: ``jax.lax.pmin``.
@@ -61,8 +63,8 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
 
 
 def all_gather(
-    x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, to: str = "varying"
-) -> Any:
+    x: T, axis_name: AxisName, axis: int = 0, tiled: bool = False, to: str = "varying"
+) -> T:
     """The arrays of all devices.
 
     Args:
@@ -92,7 +94,7 @@ def all_gather(
     return _each("all_gather", one, x)
 
 
-def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather_invariant(x: T, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> T:
     """`all_gather`, whose result counts as one that all devices share.
 
     Source: ``jax.lax.all_gather_invariant``.
@@ -100,7 +102,7 @@ def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool
     return all_gather(x, axis_name, axis, tiled, to="invarying")
 
 
-def pvary(x: Any, axis_name: AxisName) -> Any:
+def pvary(x: T, axis_name: AxisName) -> T:
     """The same tree, which from here on counts as varying along the axes.
 
     A device's gradient with respect to the result is its own; that with respect to `x` is the sum
@@ -113,7 +115,7 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
     return _each("pvary", lambda t: _cast(t, axes, vma.vary), x)
 
 
-def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     """`pvary`, by its newer name: `to` is ``"varying"``.
 
     Source: ``jax.lax.pcast``.
@@ -132,9 +134,7 @@ def _cast(t: Tensor, axes: Axes, cast: Callable[[Tensor, Sequence[str]], Tensor]
     return cast(t, axes.checked) if axes.checked else t
 
 
-def psum_scatter(
-    x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False
-) -> Any:
+def psum_scatter(x: T, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False) -> T:
     """The sum over devices, of which each device keeps the part at its index.
 
     Args:
@@ -160,7 +160,7 @@ def psum_scatter(
     return _each(name, one, x)
 
 
-def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     """The value that another device sent; zeros if none did.
 
     Args:
@@ -177,8 +177,8 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 
 def all_to_all(
-    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False
-) -> Any:
+    x: T, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False
+) -> T:
     """Each device sends each other one a part.
 
     Args:
@@ -223,8 +223,8 @@ def axis_size(axis_name: AxisName) -> int:
     return axes_of("axis_size", axis_name).size
 
 
-def _sum(name: str, x: Any, axes: Axes) -> Any:
-    def one(t: Any) -> Any:
+def _sum(name: str, x: T, axes: Axes) -> T:
+    def one(t: Leaf) -> Leaf:
         if type(t) in NUMBERS:
             return t * axes.size
         return axes.combine(Sum(), t.to(torch.int64) if t.dtype == torch.bool else t)
@@ -237,10 +237,10 @@ def _reversed(t: Tensor) -> Tensor:
     return -t if t.dtype.is_floating_point else ~t
 
 
-def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor], Tensor]) -> Any:
+def _extremum(name: str, x: T, axis_name: AxisName, turned: Callable[[Tensor], Tensor]) -> T:
     axes = axes_of(name, axis_name)
 
-    def one(t: Any) -> Any:
+    def one(t: Leaf) -> Leaf:
         if type(t) in NUMBERS:
             return t
         if t.dtype.is_complex:
@@ -254,7 +254,7 @@ def _extremum(name: str, x: Any, axis_name: AxisName, turned: Callable[[Tensor],
     return _each(name, one, x, numbers=True)
 
 
-def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -> Any:
+def _each(name: str, one: Callable[[Leaf], Leaf], x: T, numbers: bool = False) -> T:
     """A tree, leaf by leaf; `numbers`: leave Python numbers unchanged."""
     leaves, structure = tree.flatten(x)
     made = [t if numbers and type(t) in NUMBERS else as_tensors(t) for t in leaves]
@@ -264,7 +264,7 @@ def _each(name: str, one: Callable[[Any], Any], x: Any, numbers: bool = False) -
     return tree.unflatten(structure, [one(t) for t in made])
 
 
-def _dimension(name: str, what: str, d: Any, t: Tensor, extra: bool = False) -> int:
+def _dimension(name: str, what: str, d: object, t: Tensor, extra: bool = False) -> int:
     ndim = t.ndim + extra
     if type(d) is not int or not -ndim <= d < ndim:
         fail(
@@ -287,7 +287,7 @@ def _check_parts(name: str, what: str, d: int, t: Tensor, n: int, tiled: bool) -
     )
 
 
-def _pairs(perm: Any, n: int) -> tuple[tuple[int, int], ...]:
+def _pairs(perm: Iterable[PyTree], n: int) -> tuple[tuple[int, int], ...]:
     pairs = [tuple(p) if isinstance(p, (tuple, list)) else p for p in perm]
     problem = None
     for p in pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from xfunc.backends.devices import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.eager import is_eager
+from xfunc.core.types import AutogradContext
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.spmd.annotations import constrain
@@ -28,11 +29,13 @@ from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resol
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib import functorch, values
 from xfunc.trace import tracing
+from xfunc.tree import PyTree
 
+T = TypeVar("T")
 _NAME = "with_sharding_constraint"
 
 
-def with_sharding_constraint(x: object, shardings: object) -> Any:
+def with_sharding_constraint(x: T, shardings: object) -> T:
     """The same tree, sharded as given.
 
     Inside a program XLA chooses the sharding of each value; this fixes it, and that of the value's
@@ -81,7 +84,7 @@ class Constraint(Annotation):
         return Constraint(batched(self.avals, [0], n), sharding)
 
 
-def _constrained(x: Any, sharding: NamedSharding) -> Any:
+def _constrained(x: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     if tracing.current() is None:
         if functorch.top_level() is None:
             return device_put(x, sharding)
@@ -91,7 +94,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
     return bind(Constraint((aval_of(x),), sharding), [x])[0]
 
 
-def _checked(x: Any, sharding: object, label: str) -> NamedSharding:
+def _checked(x: torch.Tensor, sharding: object, label: str) -> NamedSharding:
     what = f"{_NAME}: {label}"
     found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
     check_shape(found, tuple(x.shape), what)
@@ -104,7 +107,7 @@ def _checked(x: Any, sharding: object, label: str) -> NamedSharding:
     return found
 
 
-def device_put(x: object, sharding: object = None) -> Any:
+def device_put(x: object, sharding: object = None) -> PyTree:
     """The tree with every tensor on the device, or sharded over the devices of a mesh.
 
     Args:
@@ -155,18 +158,22 @@ def _tensor(leaf: object, path: str) -> torch.Tensor:
     return t
 
 
-def _differentiable_put(t: torch.Tensor, sharding: NamedSharding) -> Any:
-    return _Put.apply(t, sharding)
+def _differentiable_put(t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
+    return cast("torch.Tensor", _Put.apply(t, sharding))
+
+
+class _PutContext(AutogradContext, Protocol):
+    device: torch.device
 
 
 class _Put(torch.autograd.Function):
     """`placement.divided`, with a gradient that moves back to the tensor's placement."""
 
     @staticmethod
-    def forward(ctx: Any, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
+    def forward(ctx: _PutContext, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
         ctx.device = t.device
         return placement.divided(t, sharding)
 
     @staticmethod
-    def backward(ctx: Any, *cts: Any) -> Any:
+    def backward(ctx: _PutContext, *cts: torch.Tensor) -> tuple[torch.Tensor, None]:
         return cts[0].to(ctx.device), None

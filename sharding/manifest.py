@@ -9,9 +9,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.errors import DamagedCheckpointError, report
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MANIFEST, EXTRA = "manifest.json", "extra.json"
 
@@ -34,7 +37,7 @@ class SummedFile(io.BufferedWriter):
         super().__init__(io.FileIO(path, "w"))
         self._hash = hashlib.sha256()
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Write bytes."""
         self._hash.update(data)
         return super().write(data)

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,11 @@ class AbstractMesh:
     """
 
     def __init__(
-        self, axis_shapes: Sequence[int], axis_names: str | Sequence[str], *, _layout: Any = None
+        self,
+        axis_shapes: Sequence[int],
+        axis_names: str | Sequence[str],
+        *,
+        _layout: Layout | None = None,
     ):
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         sizes = tuple(axis_shapes)
@@ -123,7 +126,7 @@ class AbstractMesh:
         return found
 
     @functools.cached_property
-    def _value(self) -> tuple[Any, ...]:
+    def _value(self) -> tuple[Hashable, ...]:
         order = self._layout.order(range(self.ndim))
         return (self._names, self._sizes, order)
 
@@ -144,7 +147,7 @@ class AbstractMesh:
             raise AttributeError(f"a {type(self).__name__} cannot be changed")
         super().__setattr__(name, value)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _again, (type(self), self._sizes, self._names, self._layout)
 
     def __repr__(self) -> str:
@@ -152,7 +155,9 @@ class AbstractMesh:
         return f"{type(self).__name__}({axes})"
 
 
-def _again(cls: type[AbstractMesh], sizes: Any, names: Any, layout: Layout) -> AbstractMesh:
+def _again(
+    cls: type[AbstractMesh], sizes: Sequence[int], names: Sequence[str], layout: Layout
+) -> AbstractMesh:
     """An unpickled mesh, possibly in a process without its devices."""
     mesh = cls.__new__(cls)
     AbstractMesh.__init__(mesh, sizes, names, _layout=layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -36,7 +35,7 @@ _CLASSES = {
 class _Unpickler(pickle.Unpickler):
     """Instantiates the classes that torch writes into this file, and no others."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _CLASSES.get(module, ()):
             return super().find_class(module, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from xfunc.backends.active import runtime
 from xfunc.backends.devices import device_count, to_device
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
+from xfunc.sharding.spec import NamedSharding
 
 Start = tuple[int, ...]
 
@@ -32,7 +32,7 @@ class Target:
     dtype: torch.dtype
     on_host: bool = False
     placement: Placement | None = None
-    sharding: Any = None
+    sharding: NamedSharding | None = None
 
     def boxes(self) -> list[tuple[Start, tuple[int, ...]]]:
         """For each device of this process, where its part starts, and the size of the part.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -57,7 +58,7 @@ class Save(dcp.DefaultSavePlanner):
         self._current: tuple[str, Parts] = ("", {})
 
     def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+        self, state_dict: object, storage_meta: object = None, is_coordinator: bool = False
     ) -> None:
         self.is_coordinator = is_coordinator
 
@@ -103,7 +104,7 @@ class Load(dcp.DefaultLoadPlanner):
         self.loaded: dict[str, torch.Tensor] = {}
 
     def set_up_planner(
-        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+        self, state_dict: object, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         self.metadata = metadata
 
@@ -118,6 +119,7 @@ class Load(dcp.DefaultLoadPlanner):
                 continue
             chunks = [_chunk(start, size) for start, size in boxes.items()]
             stored = self.metadata.state_dict_metadata[name]
+            assert isinstance(stored, TensorStorageMetadata)  # `check_fits` has seen to it.
             reads += create_read_items_for_chunk_list(name, stored, chunks)
         return LoadPlan(reads)
 

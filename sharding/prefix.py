@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optree
 
 from xfunc import tree
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
+from xfunc.tree import PyTree
 
 
 def is_sharding(x: object) -> bool:
@@ -40,14 +39,14 @@ def shardings_of(
     ]
 
 
-def broadcast(prefix: object, x: object, what: str, label: str) -> list[Any]:
+def broadcast(prefix: object, x: object, what: str, label: str) -> list[object]:
     """For each leaf of `x`, the leaf of `prefix` that it lies under."""
-    found: list[Any] = []
+    found: list[object] = []
     _walk(prefix, x, what, label, found)
     return found
 
 
-def _walk(prefix: Any, x: Any, what: str, path: str, found: list[object]) -> None:
+def _walk(prefix: PyTree, x: PyTree, what: str, path: str, found: list[object]) -> None:
     if is_sharding(prefix):
         found += [prefix] * tree.structure(x).num_leaves
         return
@@ -66,7 +65,7 @@ def _walk(prefix: Any, x: Any, what: str, path: str, found: list[object]) -> Non
         _walk(p, y, what, accessor.codify(path), found)
 
 
-def _one_level(x: Any) -> tuple[list[Any], tree.Structure]:
+def _one_level(x: PyTree) -> tuple[list[PyTree], tree.Structure]:
     return optree.tree_flatten(x, lambda y: y is not x, namespace=tree.NAMESPACE)
 
 

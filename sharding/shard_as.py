@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import aval_of, short
 from xfunc.core.eager import is_eager
+from xfunc.core.types import ArrayLike
 from xfunc.errors import ShardingError, fail
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
-from xfunc.stages.checks import arrays, as_tensors
+from xfunc.stages.checks import Tensor, arrays, as_tensors
 from xfunc.trace import tracing
 
 
-def shard_as(a: object, b: object) -> tuple[Any, Any]:
+def shard_as(a: ArrayLike, b: ArrayLike) -> tuple[Tensor, Tensor]:
     """The same two values, with the same sharding, whichever XLA chooses.
 
     If XLA knows or infers the sharding of one, the other gets the same sharding. It is enough to

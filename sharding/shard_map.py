@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import ParamSpec, Protocol, TypeVar, overload
 
 from xfunc import tree
 from xfunc.core import ambient
-from xfunc.core.avals import short
+from xfunc.core.avals import Aval, short
 from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
@@ -24,25 +24,48 @@ from xfunc.sharding.prefix import broadcast
 from xfunc.sharding.shard_map_primitive import ShardMap
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape
 from xfunc.sharding.typeof import typed_arguments
-from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
+from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.values import is_tracked
+from xfunc.tree import PyTree
 
-_NO_SPECS: Any = object()
+P = ParamSpec("P")
+R = TypeVar("R")
+_NO_SPECS = object()
 
 
+@overload
 def shard_map(
-    f: Fun | None = None,
+    f: Callable[P, R],
+    mesh: AbstractMesh | None = None,
+    in_specs: object = ...,
+    out_specs: object = ...,
+    axis_names: Collection[str] | None = None,
+    check_vma: bool = True,
+    check_rep: bool | None = None,
+) -> ShardMapped[P, R]: ...
+@overload
+def shard_map(
+    f: None = None,
+    mesh: AbstractMesh | None = None,
+    in_specs: object = ...,
+    out_specs: object = ...,
+    axis_names: Collection[str] | None = None,
+    check_vma: bool = True,
+    check_rep: bool | None = None,
+) -> _Decorator: ...
+def shard_map(
+    f: Callable[..., object] | None = None,
     mesh: AbstractMesh | None = None,
     in_specs: object = _NO_SPECS,
     out_specs: object = _NO_SPECS,
     axis_names: Collection[str] | None = None,
     check_vma: bool = True,
     check_rep: bool | None = None,
-) -> Any:
+) -> ShardMapped[..., PyTree] | _Decorator:
     """A function of whole arrays that runs `f` on each device's shards of them.
 
     Along each dimension an array is cut into as many parts as the axes in its spec have devices.
@@ -102,12 +125,16 @@ def shard_map(
     return ShardMapped(f, mesh, in_specs, out_specs, axis_names, checks)
 
 
-class ShardMapped(Transform[..., Any]):
+class _Decorator(Protocol):
+    def __call__(self, fun: Callable[P, R], /) -> ShardMapped[P, R]: ...
+
+
+class ShardMapped(Transform[P, R]):
     """What `shard_map` returns."""
 
     def __init__(
         self,
-        fun: Fun,
+        fun: Callable[P, R],
         mesh: AbstractMesh | None,
         in_specs: object,
         out_specs: object,
@@ -123,7 +150,7 @@ class ShardMapped(Transform[..., Any]):
         super().__init__(fun, options, "shard_map")
         self._body = Staged(fun, value=Part(fun, "shard_map"))
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not is_eager():
             return super().__call__(*args, **kwargs)
         # One thread cannot run the collective work of all devices one operation at a time.
@@ -133,7 +160,7 @@ class ShardMapped(Transform[..., Any]):
         host = next((d for d in given if d.type == "cpu"), None)
         return out if host is None else tree.map(lambda t: t.to(host), out)
 
-    def apply(self, *args: object, **kwargs: object) -> Any:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         name = f"shard_map of {function_name(self.fun)}"
         if kwargs:
             fail(
@@ -158,7 +185,7 @@ class ShardMapped(Transform[..., Any]):
             wrt = tuple(differentiable(x) and is_tracked(x) for x in leaves)
         types = tuple(specs)
 
-        def typed(*args: object) -> Any:
+        def typed(*args: object) -> PyTree:
             with typed_arguments(types):
                 return self.fun(*args)
 
@@ -251,14 +278,14 @@ class ShardMapped(Transform[..., Any]):
         return specs
 
 
-def _spec(given: object, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+def _spec(given: object, x: Tensor, label: str, region: Region, name: str) -> PartitionSpec:
     """The spec of an array, which it fits."""
     spec = _checked(given, label, region, name)
     check_shape(NamedSharding(region.mesh, spec), tuple(x.shape), f"{name}{label}")
     return spec
 
 
-def _out_spec(given: object, x: Any, label: str, region: Region, name: str) -> PartitionSpec:
+def _out_spec(given: object, x: Aval, label: str, region: Region, name: str) -> PartitionSpec:
     spec = _checked(given, label, region, name)
     if len(spec) > len(x.shape):
         fail(

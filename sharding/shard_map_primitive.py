@@ -17,8 +17,7 @@ along a new first dimension, which is sharded over all axes, and each device get
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind, or_zeros
@@ -71,7 +70,7 @@ class ShardMap(Primitive):
         return dataclasses.replace(self, body=self.body.below_gradient())
 
     @property
-    def key(self) -> Any:
+    def key(self) -> tuple[Hashable, ...]:
         """What the HLO depends on besides the body."""
         return self.region, self.in_specs, self.out_specs
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, shown
@@ -16,7 +15,7 @@ from xfunc.sharding.mesh import AbstractMesh, Mesh
 class _Unconstrained:
     """In a constraint: XLA chooses how to shard the dimension."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unconstrained, ()
 
     def __repr__(self) -> str:
@@ -74,7 +73,7 @@ class PartitionSpec(tuple[Entry, ...]):
     def __hash__(self) -> int:
         return hash(self.entries)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return PartitionSpec, tuple(self)
 
     def __repr__(self) -> str:
@@ -272,7 +271,7 @@ def _search(tiles: Tiles, mesh: AbstractMesh) -> list[tuple[str, ...]] | None:
                 found += [(name, *more) for more in choices(n // sizes[name], rest)]
         return found
 
-    def every(d: int, left: tuple[str, ...]) -> Any:
+    def every(d: int, left: tuple[str, ...]) -> Iterator[list[tuple[str, ...]]]:
         if d == len(tiles.dims):
             yield []
             return

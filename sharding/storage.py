@@ -8,7 +8,7 @@ import itertools
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -153,9 +153,13 @@ class _Writer(dcp.FileSystemWriter):
             known = file.finish()
         return [_Written(item.index, info.length, info, known) for item, info in infos]
 
-    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        sums = {r.storage_data.relative_path: r.file for written in results for r in written}
+        sums = {
+            r.storage_data.relative_path: r.file
+            for written in cast("list[list[_Written]]", results)
+            for r in written
+        }
         sums[METADATA] = manifest.sum_of(self._folder / METADATA)
         sums[EXTRA] = manifest.write(self._folder / EXTRA, self._extra)
         manifest.write_manifest(self._folder, sums)

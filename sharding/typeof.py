@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from xfunc.core import ambient
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
+from xfunc.core.types import ArrayLike
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo.spmd.vma import types
 from xfunc.program import vma
@@ -32,7 +32,7 @@ class ArrayType(ShapeDtypeStruct):
     vma: frozenset[str] = frozenset()
 
 
-def typeof(x: Any) -> ArrayType:
+def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     """The shape and dtype of a value, and the axes along which it varies from device to device.
 
     In a function given to `shard_map`, ``typeof(x).vma`` names the axes to pass to `pvary` or
@@ -56,7 +56,7 @@ def typeof(x: Any) -> ArrayType:
 
 
 class _Thread(threading.local):
-    known: tuple[Any, tuple[frozenset[str], ...]] = (None, ())
+    known: tuple[tracing.Trace | None, tuple[frozenset[str], ...]] = (None, ())
 
 
 _thread = _Thread()
@@ -78,6 +78,7 @@ def _varying(x: Tensor) -> frozenset[str]:
     trace, known = _thread.known
     here, region = tracing.current(), ambient.region()
     assert here is not None
+    assert region is not None
     with functorch.bottom_level():
         value = functorch.innermost(x).detach()
         raw = here.raw_inputs()

@@ -371,7 +371,7 @@ def _eager(
             return tuple(next(grads) if i in smooth else None for i in range(len(xs)))
 
         @staticmethod
-        def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Sequence[Tensor | None]:
             def push(
                 xs: Sequence[Tensor], dots: Sequence[Tensor | None]
             ) -> tuple[Tensor | None, ...]:

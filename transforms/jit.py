@@ -18,6 +18,7 @@ from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
+from xfunc.sharding.spec import NamedSharding
 from xfunc.stages import stages
 from xfunc.stages.compiler_options import Option
 from xfunc.stages.compiler_options import compiler_options as checked_options
@@ -282,7 +283,7 @@ class Jit(Transform[P, R]):
         """The arguments, sharded as `in_shardings` says."""
         return as_arguments(args, self._wanted(args), self._staged, kwargs)
 
-    def _wanted(self, args: tuple[object, ...]) -> list[object]:
+    def _wanted(self, args: tuple[object, ...]) -> list[NamedSharding | None]:
         """The sharding of each leaf of the positional arguments; None: unchanged."""
         if self._in is None:
             return [None] * tree.structure(args).num_leaves
@@ -292,7 +293,8 @@ class Jit(Transform[P, R]):
     def _wanted_by_all(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
         """The sharding of each leaf of all arguments; None: unchanged."""
         found = self._wanted(args) if self._in is not None else []
-        return found + [None] * (tree.structure((args, kwargs)).num_leaves - len(found))
+        rest = tree.structure((args, kwargs)).num_leaves - len(found)
+        return [*found, *[None] * rest]
 
     def _noted(self, result: T) -> T:
         """The result, for which `xf.sharding_of` returns what `out_shardings` specified."""

@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from xfunc.backends.active import runtime
 from xfunc.backends.lock import lock
+from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo.spmd.tiles import Order, Tiles, parse
-
-
-class Sharding(Protocol):
-    """A sharding (`xfunc.sharding.NamedSharding`), as far as data is concerned."""
-
-    @property
-    def mesh(self) -> object: ...
-    def tiles(self, ndim: int) -> Tiles:
-        """What each device holds of an array."""
-        ...
-
-    def check(self, shape: tuple[int, ...], what: str) -> None:
-        """Refuse arrays that it does not fit."""
-        ...
 
 
 class Placement:

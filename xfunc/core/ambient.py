@@ -11,18 +11,24 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:  # What is around a call belongs to the folders above.
+    from xfunc.program.named_axes import NamedAxis
+    from xfunc.remat.policies import Policy
+    from xfunc.sharding.manual import Region
+    from xfunc.sharding.mesh import AbstractMesh
 
 
 class Surroundings(NamedTuple):
     """The context of a call, as far as it changes what is traced."""
 
-    mesh: object = None
-    region: Any = None
+    mesh: AbstractMesh | None = None
+    region: Region | None = None
     override: Override | None = None
-    named_axes: tuple[Any, ...] = ()
+    named_axes: tuple[NamedAxis, ...] = ()
 
 
 NOTHING = Surroundings()
@@ -47,47 +53,48 @@ def restore(surroundings: Surroundings) -> Surroundings:
     return before
 
 
-def mesh() -> object:
+def mesh() -> AbstractMesh | None:
     """The mesh of the innermost `use_mesh` of this thread, or None."""
     return _thread.around.mesh
 
 
-def set_mesh(new: object) -> object:
+def set_mesh(new: AbstractMesh | None) -> AbstractMesh | None:
     """Have this mesh in use from now on; the one before."""
     return restore(_thread.around._replace(mesh=new)).mesh
 
 
-_known: list[object] = []
+_known: list[AbstractMesh] = []
 _MOST_KNOWN = 16
 
 
-def known_meshes() -> list[object]:
+def known_meshes() -> list[AbstractMesh]:
     """The mesh in use, then those that shardings were made for, the latest first."""
-    return [*([] if mesh() is None else [mesh()]), *_known]
+    current = mesh()
+    return [*([] if current is None else [current]), *_known]
 
 
-def note_mesh(new: object) -> None:
+def note_mesh(new: AbstractMesh) -> None:
     """A sharding was made for this mesh."""
     if not _known or _known[0] is not new:
         _known[:] = [new, *(m for m in _known if m != new)][:_MOST_KNOWN]
 
 
-def region() -> Any:
+def region() -> Region | None:
     """The innermost manual region (`shard_map`) that is being traced in this thread, or None."""
     return _thread.around.region
 
 
-def set_region(new: object) -> object:
+def set_region(new: Region | None) -> Region | None:
     """Be in this manual region from now on; the one before."""
     return restore(_thread.around._replace(region=new)).region
 
 
-def named_axes() -> tuple[Any, ...]:
+def named_axes() -> tuple[NamedAxis, ...]:
     """The axes of vmaps that have a name and are being traced in this thread, outermost first."""
     return _thread.around.named_axes
 
 
-def set_named_axes(new: tuple[object, ...]) -> None:
+def set_named_axes(new: tuple[NamedAxis, ...]) -> None:
     """Have these named axes from now on."""
     restore(_thread.around._replace(named_axes=new))
 
@@ -105,7 +112,7 @@ class Override:
         asked: whether a checkpoint or a scan has been met.
     """
 
-    policy: object
+    policy: Policy
     whole: bool = False
     asked: bool = False
 
@@ -120,7 +127,7 @@ def override() -> Override | None:
     return _thread.around.override
 
 
-def policy_for(own: object) -> object:
+def policy_for(own: Policy) -> Policy:
     """The policy of a checkpoint or scan that was given `own`."""
     override = _thread.around.override
     if override is None:

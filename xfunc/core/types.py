@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from xfunc.hlo.spmd.tiles import Tiles
+    from xfunc.sharding.mesh import AbstractMesh
 
 Number: TypeAlias = bool | int | float | complex
 NumpyArray: TypeAlias = npt.NDArray[np.generic] | np.generic
@@ -31,6 +32,8 @@ class Shaped(Protocol):
 class Sharding(Protocol):
     """What the folders below `xfunc.sharding` ask of a `NamedSharding`."""
 
+    @property
+    def mesh(self) -> AbstractMesh: ...
     def tiles(self, ndim: int) -> Tiles:
         """What each device holds of an array."""
         ...

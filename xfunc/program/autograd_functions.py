@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, cast
 
 import torch
 
@@ -29,7 +29,6 @@ from xfunc.trace import tracing
 from xfunc.tree import Leaf
 
 Gradients: TypeAlias = Sequence[Tensor | None]
-T = TypeVar("T")
 
 
 class _VmapInfo(Protocol):
@@ -47,13 +46,12 @@ class _PairContext(AutogradContext, Protocol):
     plain: bool
 
 
-def alive(args: Sequence[T]) -> list[T]:
+def alive(args: Sequence[Leaf]) -> list[Leaf]:
     """Tensors without the wrappers of levels of torch.func that have ended.
 
     A pullback of torch.func.vjp runs when the level it belongs to is over.
     """
-    found: list[Leaf] = [a if a is None else functorch.unwrap_if_dead(a) for a in args]
-    return found
+    return [a if a is None else functorch.unwrap_if_dead(a) for a in args]
 
 
 def apply(function: type[torch.autograd.Function], *operands: object) -> tuple[Leaf, ...]:
@@ -86,10 +84,8 @@ class PrimitiveFunction(torch.autograd.Function):
         return _differentiable_backward(ctx, ctx.primitive, args, alive(cts))
 
     @staticmethod
-    def jvp(ctx: _PrimitiveContext, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        def push(
-            args: Sequence[Tensor], dots: Sequence[Tensor | None]
-        ) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: _PrimitiveContext, _: None, *tangents: Tensor | None) -> Gradients:
+        def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Gradients:
             primitive = ctx.primitive
             found = zip(primitive.jvp(args, dots), primitive.outputs, ctx.strides, strict=True)
             return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in found)

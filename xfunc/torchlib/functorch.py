@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from xfunc import tree
 from xfunc.core.types import AutogradContext
+from xfunc.tree import Leaf
 
 Tensor = torch.Tensor
 T = TypeVar("T")
@@ -200,7 +201,9 @@ def jvp(fun: Callable[..., object], primals: object, tangents: object) -> tuple[
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
-def custom_function_call(function: type[torch.autograd.Function], *operands: object) -> object:
+def custom_function_call(
+    function: type[torch.autograd.Function], *operands: object
+) -> tuple[Leaf, ...]:
     """``function.apply(*operands)``, as a higher-order operator."""
     call: Any = autograd_function.custom_function_call
     return call(function, *operands)
