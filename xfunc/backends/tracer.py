@@ -13,7 +13,7 @@ from typing import NewType, Protocol, runtime_checkable
 
 import torch
 
-from xfunc.core.avals import Aval
+from xfunc.core.types import Shaped
 from xfunc.hlo import Module
 
 Computation = NewType("Computation", object)
@@ -68,7 +68,7 @@ class Tracer(Protocol):
         """Let Python numbers become constants of the HLO, and not transfers to the device."""
         ...
 
-    def placeholder(self, aval: Aval) -> torch.Tensor:
+    def placeholder(self, aval: Shaped) -> torch.Tensor:
         """A tensor on the device that has no data."""
         ...
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from xfunc.core.types import Shaped
 from xfunc.hlo import Shape
 
 
@@ -66,7 +67,7 @@ AvalKey: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 """An aval as a part of a key, without its sharding."""
 
 
-def aval_of(x: Any) -> Aval:
+def aval_of(x: Shaped) -> Aval:
     """The aval of a tensor; of an aval, itself."""
     if isinstance(x, ShapeDtypeStruct):
         return x
@@ -81,12 +82,12 @@ def batched(avals: Sequence[Aval], dims: Sequence[int | None], n: int) -> tuple[
     )
 
 
-def hlo_shape(aval: Any) -> Shape:
+def hlo_shape(aval: Shaped) -> Shape:
     """The HLO array shape of anything that has a shape and a dtype."""
     return Shape(aval.dtype, tuple(aval.shape))
 
 
-def short(x: Any) -> str:
+def short(x: Shaped) -> str:
     """``float32[3,4]``."""
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from xfunc import tree
 from xfunc.errors import fail
+from xfunc.tree import PyTree
 
 _LEAF = "*"
 _KEYS = (str, int, bool, float, type(None))
@@ -26,7 +27,7 @@ def encode(structure: tree.Structure, what: str) -> object:
     return _encode(tree.unflatten(structure, [_Leaf()] * structure.num_leaves), what)
 
 
-def _encode(x: Any, what: str) -> Any:
+def _encode(x: PyTree, what: str) -> object:
     if x is None:
         return None
     kind = cast("type[Any]", type(x))
@@ -37,7 +38,7 @@ def _encode(x: Any, what: str) -> Any:
     fields = getattr(kind, "_fields", None)
     if fields is not None and issubclass(kind, tuple):
         return ["namedtuple", [_encode(c, what) for c in x], kind.__name__, list(fields)]
-    keys: list[Any] = list(x) if kind is dict else []
+    keys: list[object] = list(x) if kind is dict else []
     if kind is dict and all(type(k) in _KEYS for k in keys):
         return ["dict", [_encode(x[k], what) for k in keys], keys]
     fail(
@@ -56,7 +57,7 @@ def decode(written: object) -> tree.Structure:
     return tree.structure(_decode(written))
 
 
-def _decode(written: Any) -> Any:
+def _decode(written: Any) -> PyTree:
     if written is None:
         return None
     if written == _LEAF:
@@ -70,6 +71,6 @@ def _decode(written: Any) -> Any:
     return {"list": list, "tuple": tuple}[kind](found)
 
 
-def _new_class(name: str, fields: list[str]) -> Callable[..., Any]:
+def _new_class(name: str, fields: list[str]) -> Callable[..., object]:
     # Named by the file, so there are no annotations.
     return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple]

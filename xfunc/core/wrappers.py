@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import NoReturn
 
 from xfunc.core.locations import function_name
+from xfunc.tree import Function
 
 
 class Wrapper:
@@ -16,7 +17,7 @@ class Wrapper:
         options: everything else that determines the behaviour; hashable.
     """
 
-    fun: Callable[..., Any]
+    fun: Function
     options: Hashable
 
 
@@ -40,5 +41,5 @@ class Bundle(Wrapper):
         self.fun, self.options = self.funs[0], len(self.funs)
         self.__qualname__ = function_name(self.fun)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("several functions at once cannot be called")

@@ -10,8 +10,6 @@ NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xfunc.backends.active import tracer
@@ -87,7 +85,7 @@ def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 @bare("_local_scalar_dense")
-def item(x: Tensor) -> Any:
+def item(x: Tensor) -> complex:
     if x.dtype is torch.complex128:
         return _on_host(x).item()
     return theirs("_local_scalar_dense", x)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._decomp import decomposition_table
 
@@ -22,7 +20,7 @@ _LEFT_OUT = frozenset(
 )
 
 
-def is_missing(op: Any) -> bool:
+def is_missing(op: torch._ops.OpOverload) -> bool:
     """Whether torch_xla would compute an operation on the host."""
     name, schema = op.name(), op._schema
     if not name.startswith("aten::") or schema.is_mutable:

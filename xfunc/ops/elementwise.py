@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -231,7 +230,7 @@ def absent(
     return torch._to_functional_tensor(zeros)  # Otherwise there would be no views of it.
 
 
-def _absent(size: list[int], dtype: torch.dtype | None, device: Any) -> Tensor:
+def _absent(size: list[int], dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
     anchor = torch.zeros((), dtype=torch.bool, device=device)
     dtype = dtype or torch.get_default_dtype()
     if dtype is torch.bool:  # The formulas subtract, which torch does not do with truth values.
@@ -247,7 +246,7 @@ def linspace(
     *,
     dtype: torch.dtype | None = None,
     layout: object = None,
-    device: Any = None,
+    device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> Tensor:
     # torch_xla 2.9 makes float32 of all dtypes, and says nothing.

@@ -10,12 +10,12 @@ would otherwise take the rounded ones for exact.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from xfunc.ops.opmath import HALF
-from xfunc.ops.registry import Kernel, differentiable, kernel
+from xfunc.ops.registry import differentiable, kernel
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -61,7 +61,9 @@ def group_norm(
     return out, mean.squeeze(-1), scale.squeeze(-1)
 
 
-def _derived(composed: Kernel, norm: Kernel, x: Tensor, *rest: object) -> Three:
+def _derived(
+    composed: Callable[..., Three], norm: Callable[..., Three], x: Tensor, *rest: object
+) -> Three:
     if functorch.differentiates_pushes((x, *rest)):  # See NOTE [derivatives of derivatives].
         norm = composed
     if x.dtype not in HALF:

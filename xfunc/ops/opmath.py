@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -85,7 +84,7 @@ def widened(name: str, function: Kernel) -> Kernel:
     exact = name in _EXACT
 
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         dtype = narrow_dtype(args, kwargs)
         if dtype is None:
             return function(*args, **kwargs)
@@ -101,17 +100,17 @@ def widened(name: str, function: Kernel) -> Kernel:
     return run
 
 
-def _wide(x: object) -> Any:
+def _wide(x: object) -> object:
     if isinstance(x, torch.Tensor) and x.is_floating_point():
         return x.to(torch.float32)
     return torch.float32 if isinstance(x, torch.dtype) else x
 
 
-def _round(x: Any, dtype: torch.dtype, tensor: bool = False) -> Any:
+def _round(x: object, dtype: torch.dtype, tensor: bool = False) -> object:
     """See NOTE [numbers next to narrow numbers]."""
     if isinstance(x, torch.Tensor):
         return x.to(dtype) if x.is_floating_point() else x
-    return number(x, dtype) if tensor and x is not None else x
+    return number(x, dtype) if tensor and isinstance(x, (int, float, complex)) else x
 
 
 def _rounded(x: object, dtype: torch.dtype) -> object:

@@ -8,7 +8,6 @@ Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ def add() -> None:
 def _with_one_nan(name: str, function: Kernel) -> Kernel:
     """XLA takes a NaN whose sign is set, as x86 processors make them, for the least of numbers."""
 
-    def run(x: torch.Tensor, *args: object, **kwargs: object) -> Any:
+    def run(x: torch.Tensor, *args: object, **kwargs: object) -> object:
         x = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
         return function(x, *args, **kwargs)
 
@@ -128,7 +127,7 @@ def _refusing(
     refused: Callable[..., torch.dtype | None], why: str
 ) -> Callable[[str, Kernel], Kernel]:
     def decorate(name: str, function: Kernel) -> Kernel:
-        def run(*args: object, **kwargs: object) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             dtype = refused(*args)
             if dtype is None:
                 return function(*args, **kwargs)

@@ -14,8 +14,6 @@ by zero and put zeros in place of what comes of it, which makes their own deriva
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
@@ -106,7 +104,7 @@ def _is_nested(*args: object, **kwargs: object) -> bool:
     return functorch.differentiates_pushes(args)
 
 
-def _is_pushed_within(*args: Any, **kwargs: object) -> bool:
+def _is_pushed_within(*args: Tensor, **kwargs: object) -> bool:
     return _is_pushed(*args) and functorch.differentiates_pushes(args)
 
 

@@ -29,14 +29,18 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from xfunc.torchlib.derivatives import has_derivative, is_composite
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
-Kernel = Callable[..., Any]
+R = TypeVar("R")
+K = TypeVar("K", bound=Callable[..., object])
+
+
+Kernel = Callable[..., object]
 
 _kernels: dict[str, Kernel] = {}
 _unless: dict[str, Callable[..., bool]] = {}
@@ -45,7 +49,7 @@ _compositions: dict[str, Kernel] = {}
 _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
 _batched: dict[str, Kernel] = {}
-_originals: dict[str, Any] = {}
+_originals: dict[str, Callable[..., Any]] = {}
 lowered_upstream: set[str] = set()  # Those of our names for which torch_xla has a kernel.
 _libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
@@ -53,7 +57,7 @@ _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA).add(torch.
 _LEVEL = "Functionalize"
 
 
-def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[Kernel], Kernel]:
+def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[K], K]:
     """A decorator: this is the kernel of these operations of the dispatcher.
 
     Args:
@@ -61,7 +65,7 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
         unless: for which arguments (by position) torch_xla's own kernel is right, and quicker.
     """
 
-    def put(function: Kernel) -> Kernel:
+    def put(function: K) -> K:
         _kernels.update(dict.fromkeys(names, function))
         if unless is not None:
             _unless.update(dict.fromkeys(names, unless))
@@ -70,7 +74,7 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
     return put
 
 
-def composition(*names: str, when: Callable[..., bool] | None = None) -> Callable[[Kernel], Kernel]:
+def composition(*names: str, when: Callable[..., bool] | None = None) -> Callable[[K], K]:
     """A decorator: these operations are this one's torch operations, in differentiation too.
 
     For those whose derivative, as torch has it, is missing, wrong or cannot be lowered.
@@ -80,7 +84,7 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
         when: for which arguments, if they are being differentiated; torch's rule serves for others.
     """
 
-    def put(function: Kernel) -> Kernel:
+    def put(function: K) -> K:
         _compositions.update(dict.fromkeys(names, function))
         if when is None:
             return kernel(*names)(function)
@@ -90,40 +94,40 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
     return put
 
 
-def batched(*names: str) -> Callable[[Kernel], Kernel]:
+def batched(*names: str) -> Callable[[K], K]:
     """A decorator: these operations are this one's torch operations beneath a vmap.
 
     For those whose batching rule, as torch has it, is missing, wrong or cannot be lowered. It does
     not know about devices: such an operation is composed of these for tensors of the CPU as well.
     """
 
-    def put(function: Kernel) -> Kernel:
+    def put(function: K) -> K:
         _batched.update(dict.fromkeys(names, function))
         return function
 
     return put
 
 
-def bare(*names: str) -> Callable[[Kernel], Kernel]:
+def bare(*names: str) -> Callable[[K], K]:
     """A decorator: this runs below functionalisation, in place of torch_xla's kernels.
 
     For what is called often and is mostly torch_xla's: it calls `theirs`, or `above` a kernel.
     """
 
-    def put(function: Kernel) -> Kernel:
+    def put(function: K) -> K:
         _bare.update(names)
         return kernel(*names)(function)
 
     return put
 
 
-def differentiable(*names: str) -> Callable[[Kernel], Kernel]:
+def differentiable(*names: str) -> Callable[[K], K]:
     """A decorator: these operations are this function of torch's own, with torch's own derivative.
 
     For those whose derivative torch_xla replaces. The function takes torch's before the arguments.
     """
 
-    def put(function: Kernel) -> Kernel:
+    def put(function: K) -> K:
         _differentiable.update(dict.fromkeys(names, function))
         return function
 
@@ -156,10 +160,10 @@ def surround(
         _unless[name] = lambda *args: before(*args) and unless(*args)
 
 
-def original(name: str) -> Kernel:
+def original(name: str) -> Callable[..., Any]:
     """torch_xla's own kernel of an operation for which there is one of ours."""
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return below(_originals[name], *args, **kwargs)
 
     return call
@@ -170,13 +174,13 @@ def theirs(name: str, *args: object, **kwargs: object) -> Any:
     return _originals[name](*args, **kwargs)
 
 
-def above(function: Kernel, *args: object, **kwargs: object) -> Any:
+def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
     """Call a kernel that is written with views: see the note on them."""
     with _level(excluded=False):
         return _unwrap(function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()}))
 
 
-def below(function: Kernel, *args: object, **kwargs: object) -> Any:
+def below(function: Callable[..., R], *args: object, **kwargs: object) -> R:
     """Call something of torch_xla in a kernel: see NOTE [kernels are written with views]."""
     raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
     with _level(excluded=True):
@@ -223,7 +227,7 @@ def _einsum() -> Kernel:
     composed = torch.library.get_kernel("aten::einsum", "AutogradOther")
     fused = torch.library.get_kernel("aten::einsum", "AutogradXLA")
 
-    def run(equation: str, tensors: list[torch.Tensor], **options: object) -> Any:
+    def run(equation: str, tensors: list[torch.Tensor], **options: object) -> object:
         inner = composed if any(t.is_complex() or t.dtype is torch.bool for t in tensors) else fused
         keys = _XLA if inner is composed else _AUTOGRAD
         return inner.call_boxed(keys, equation, tensors, **options)
@@ -235,7 +239,7 @@ def _chosen(name: str, function: Kernel) -> Kernel:
     """A composition that is used for some arguments."""
     rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
 
-    def run(keys: Any, *args: object, **kwargs: object) -> Any:
+    def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         tensors = (a for a in args if isinstance(a, torch.Tensor))
         if when(*args, **kwargs) and any(map(is_watched_at_this_level, tensors)):
             return function(*args, **kwargs)
@@ -247,7 +251,7 @@ def _chosen(name: str, function: Kernel) -> Kernel:
 def _composite(name: str) -> Kernel:
     inner = torch.library.get_kernel(name, "AutogradOther")  # where the composition is, untouched
 
-    def run(*args: torch.Tensor, **kwargs: object) -> Any:
+    def run(*args: torch.Tensor, **kwargs: object) -> object:
         return inner.call_boxed(_XLA, *args, **kwargs)
 
     return run
@@ -274,7 +278,7 @@ def _theirs(name: str) -> Kernel:
     call = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed
     places = tensor_places(name)
 
-    def run(*args: Any, **kwargs: object) -> Any:
+    def run(*args: Any, **kwargs: object) -> object:
         for k in places:
             if k >= len(args):
                 break
@@ -309,7 +313,7 @@ def _functionalised(name: str, function: Kernel) -> Kernel:
         return function
 
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if unless is not None and unless(*args):
             return theirs(name, *args, **kwargs)
         return above(function, *args, **kwargs)

@@ -13,6 +13,9 @@ import torch
 
 from xfunc.ops.registry import Kernel, kernel, original
 
+Dims = list[int]
+
+
 # Kernels of torch_xla; of scalars their results are scalars.
 _ALONG = """
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
@@ -30,7 +33,7 @@ _REDUCING = """
 def _lifted(name: str) -> Kernel:
     inner = original(name)
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if any(isinstance(a, torch.Tensor) and not a.ndim for a in args[:1]):
             args = tuple(_vector(a) for a in args)
             kwargs = {k: _vector(v) for k, v in kwargs.items()}
@@ -58,7 +61,9 @@ for _name in _ALONG:
 def _reduced(name: str) -> Kernel:
     inner = _lifted(name)
 
-    def run(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: Any, **options: Any) -> Any:
+    def run(
+        x: torch.Tensor, dim: Sequence[int] | None = None, *rest: object, **options: Any
+    ) -> object:
         dim = [*range(x.ndim)] if x.ndim and not dim else dim
         if (dtype := options.get("dtype")) is not None:
             x = x.to(dtype)
@@ -78,26 +83,26 @@ def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: 
 # NOTE [means of complex numbers]: torch_xla 2.9 knows means and variances of real numbers only.
 
 
-def _mean(x: torch.Tensor, dim: Any, *rest: Any, dtype: object = None) -> torch.Tensor:
+def _mean(x: torch.Tensor, dim: Dims, *rest: bool, dtype: object = None) -> torch.Tensor:
     return torch.complex(*(p.mean(dim, *rest) for p in (x.real, x.imag)))
 
 
-def _variance(x: torch.Tensor, dim: Any, **options: Any) -> torch.Tensor:
+def _variance(x: torch.Tensor, dim: Dims, **options: Any) -> torch.Tensor:
     return sum((p.var(dim, **options) for p in (x.real, x.imag)), x.real.new_zeros(()))
 
 
-def _deviation(x: torch.Tensor, dim: object, **options: object) -> torch.Tensor:
+def _deviation(x: torch.Tensor, dim: Dims, **options: object) -> torch.Tensor:
     return _variance(x, dim, **options).sqrt()
 
 
 def _with_mean(function: Kernel) -> Kernel:
-    def run(x: torch.Tensor, dim: object, *, keepdim: bool = False, **options: object) -> Any:
+    def run(x: torch.Tensor, dim: Dims, *, keepdim: bool = False, **options: object) -> object:
         return function(x, dim, keepdim=keepdim, **options), _mean(x, dim, keepdim)
 
     return run
 
 
-def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+def _logsumexp(x: torch.Tensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
     most = x.real.amax(dim, keepdim=True)
     most = torch.where(most.isfinite(), most, torch.zeros_like(most))
     found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
@@ -134,7 +139,7 @@ def _by_index(name: str) -> Kernel:
 
     def run(
         x: torch.Tensor, dim: int, index: torch.Tensor, *rest: torch.Tensor, **options: object
-    ) -> Any:
+    ) -> object:
         # torch_xla 2.9 ends the process on an index that is one of several results (of a sort).
         return lifted(x, dim, index + 0, *rest, **options)
 

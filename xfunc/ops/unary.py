@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -36,7 +37,7 @@ def _log1p(z: Tensor) -> Tensor:
     return inverses.log1p(z, original("log1p")(z))
 
 
-_INVERSES: dict[str, Kernel] = {
+_INVERSES: dict[str, Callable[..., Tensor]] = {
     "acos": inverses.acos, "acosh": inverses.acosh, "asin": inverses.asin,
     "asinh": inverses.asinh, "atan": inverses.atan, "atanh": inverses.atanh, "log1p": _log1p,
 }  # fmt: skip
@@ -185,7 +186,7 @@ def _slope(name: str) -> None:
         return theirs(name, grad, out)
 
 
-_SLOPES: dict[str, Kernel] = {
+_SLOPES: dict[str, Callable[..., Tensor]] = {
     "sigmoid_backward": lambda grad, out: grad * (out * (1 - out)).conj().resolve_conj(),
     "tanh_backward": lambda grad, out: grad * (1 - out * out).conj().resolve_conj(),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 
@@ -58,7 +58,7 @@ def view_as_real_copy(x: Tensor) -> Tensor:
     return torch.stack(parts, -1)
 
 
-def _part(body: ComputationBuilder, x: Value, which: Any) -> Value:
+def _part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) -> Value:
     return hlo.part(body, x, which)
 
 

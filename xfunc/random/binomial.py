@@ -115,7 +115,7 @@ def _binomial_few(key: Tensor, n: Tensor, p: Tensor, most: int) -> Tensor:
     """The successes are a geometric number of trials apart."""
     log = torch.log1p(-p)
 
-    def step(k: Tensor, total: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    def step(k: Tensor, total: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         now, key = split(key)
         k = torch.where(total <= n, k + 1, k)
         apart = torch.ceil(torch.log(uniform(now, p.shape, p.dtype)) / log)
@@ -136,7 +136,7 @@ def _binomial_many(key: Tensor, n: Tensor, p: Tensor, most: int) -> Tensor:
     alpha = (2.83 + 5.1 / b) * deviation
     m = torch.floor((n + 1) * p)
 
-    def step(found: Tensor, accepted: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    def step(found: Tensor, accepted: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key, key_u, key_v = split(key, 3)
         u = uniform(key_u, p.shape, p.dtype)
         v = uniform(key_v, p.shape, p.dtype)

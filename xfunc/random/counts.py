@@ -7,8 +7,8 @@ one number depends on which others are drawn with it, as in JAX.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -82,7 +82,13 @@ def _whole(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x >= most, most, torch.where(x.isnan(), 0, x).to(dtype))
 
 
-def rounds(key: Tensor, start: tuple[Tensor, Tensor], most: int, going: Any, step: Any) -> Tensor:
+def rounds(
+    key: Tensor,
+    start: tuple[Tensor, Tensor],
+    most: int,
+    going: Callable[[Tensor], Tensor],
+    step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+) -> Tensor:
     """The first of two values, after as many rounds as it takes for all numbers."""
 
     def again(state: tuple[Tensor, ...]) -> Tensor:
@@ -121,7 +127,7 @@ def _poisson(key: Tensor, lam: Tensor, shape: Shape, dtype: torch.dtype) -> Tens
 def _poisson_few(key: Tensor, lam: Tensor, most: int) -> Tensor:
     """Source: Knuth, "The Art of Computer Programming", volume 2, section 3.4.1."""
 
-    def step(k: Tensor, total: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    def step(k: Tensor, total: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key, now = split(key)
         u = uniform(now, lam.shape, torch.float32)
         return torch.where(total > -lam, k + 1, k), total + torch.log(u), key
@@ -138,7 +144,7 @@ def _poisson_many(key: Tensor, lam: Tensor, most: int) -> Tensor:
     inverse = 1.1239 + 1.1328 / (b - 3.4)
     v_most = 0.9277 - 3.6224 / (b - 2)
 
-    def step(found: Tensor, accepted: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    def step(found: Tensor, accepted: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key, key_u, key_v = split(key, 3)
         u = uniform(key_u, lam.shape, torch.float32) - 0.5
         v = uniform(key_v, lam.shape, torch.float32)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
@@ -85,7 +84,7 @@ class implicit:
 
     def draw(
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> Any:
+    ) -> object:
         """What a function that draws returns; NotImplemented, if it is not covered."""
         if isinstance(func, types.FunctionType) and "has_torch_function" in func.__globals__:
             return _body_of(func)(*args, **kwargs)
@@ -111,8 +110,12 @@ class _Outside(TorchFunctionMode):
         self._context = context
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         draws = (
             torch_functions.kind_of(func) is torch_functions.Kind.RANDOM

@@ -7,7 +7,7 @@ are methods ending in ``_`` change their first argument in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ def _like(x: Tensor) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _uniform(key: Tensor, x: Tensor, low: Any = 0.0, high: Any = 1.0) -> Tensor:
+def _uniform(
+    key: Tensor, x: Tensor, low: Tensor | float = 0.0, high: Tensor | float = 1.0
+) -> Tensor:
     """Uniform numbers of the shape and dtype of a tensor, on its device."""
     return continuous.uniform(key, _like(x), x.dtype, low, high).to(x.device)
 
@@ -34,18 +36,20 @@ def _positive(key: Tensor, x: Tensor) -> Tensor:
     return _uniform(key, x, torch.finfo(x.dtype).tiny)
 
 
-def _normal(key: Tensor, shape: Any, dtype: torch.dtype, device: Any) -> Tensor:
+def _normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return continuous.normal(key, tuple(shape), dtype).to(device)
 
 
-def _bernoulli(key: Tensor, p: Any, x: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+def _bernoulli(
+    key: Tensor, p: Tensor | float, x: Tensor, shape: tuple[int, ...] | None = None
+) -> Tensor:
     """1 with probability p, else 0, in the dtype of a tensor."""
     p = p.float() if isinstance(p, Tensor) else p
     drawn = discrete.bernoulli(key, p, _like(x) if shape is None else shape)
     return drawn.to(x.device, x.dtype)
 
 
-def _integers(key: Tensor, shape: Any, low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
     shape = tuple(shape)
     if high - low <= 2**31 - 1 and low >= -(2**31) and high < 2**31:
         return discrete.randint(key, shape, low, high).to(dtype)
@@ -134,19 +138,19 @@ def _rrelu(
     return input * torch.where(input >= 0, 1.0, _uniform(new(), input, lower, upper))
 
 
-def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: object) -> Tensor:
+def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input.copy_(_rrelu(new, input, *args, **kwargs))
 
 
 # -- new tensors --------------------------------------------------------------------------------
 
 
-def _sizes(size: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def _sizes(size: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     given = kwargs.get("size", size)
     return tuple(given[0]) if given and isinstance(given[0], (tuple, list)) else tuple(given)
 
 
-def _finish(x: Tensor, like: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+def _finish(x: Tensor, like: Tensor | None, kwargs: Mapping[str, Any]) -> Tensor:
     """On the device, and with the requires_grad, that the call asks for."""
     device = kwargs.get("device") or (like.device if like is not None else None)
     if device is None and tracing.current() is None:
@@ -177,7 +181,7 @@ def _randn_like(new: NextKey, input: Tensor, **kwargs: Any) -> Tensor:
     return _finish(continuous.normal(new(), _like(input), dtype), input, kwargs)
 
 
-def _randint(new: NextKey, *args: object, **kwargs: Any) -> Tensor:
+def _randint(new: NextKey, *args: Any, **kwargs: Any) -> Tensor:
     given = list(args)
     size = kwargs["size"] if "size" in kwargs else given.pop()
     low, high = _range(given, kwargs)
@@ -191,7 +195,7 @@ def _randint_like(new: NextKey, input: Tensor, *args: object, **kwargs: Any) -> 
     return _finish(_integers(new(), input.shape, low, high, dtype), input, kwargs)
 
 
-def _range(given: list[Any], kwargs: dict[str, Any]) -> tuple[int, int]:
+def _range(given: list[Any], kwargs: Mapping[str, Any]) -> tuple[int, int]:
     high = kwargs["high"] if "high" in kwargs else given.pop()
     return kwargs.get("low", given[0] if given else 0), high
 
@@ -202,7 +206,11 @@ def _randperm(new: NextKey, n: int, **kwargs: Any) -> Tensor:
 
 
 def _normal_of(
-    new: NextKey, mean: object = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
+    new: NextKey,
+    mean: Tensor | float = 0.0,
+    std: Tensor | float = 1.0,
+    size: Any = None,
+    **kwargs: Any,
 ) -> Tensor:
     tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     if not tensors:
@@ -236,7 +244,9 @@ def _binomial(new: NextKey, count: Tensor, prob: Tensor, **kwargs: object) -> Te
     return binomial(new(), n, p, dtype=dtype).to(count.device, count.dtype)
 
 
-def _bernoulli_of(new: NextKey, input: Tensor, p: object = None, **kwargs: object) -> Tensor:
+def _bernoulli_of(
+    new: NextKey, input: Tensor, p: Tensor | float | None = None, **kwargs: object
+) -> Tensor:
     del kwargs
     return _bernoulli(new(), input if p is None else p, input)
 
@@ -255,7 +265,7 @@ def _in_place(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
-def _fill_bernoulli(key: Tensor, x: Tensor, p: object = 0.5) -> Tensor:
+def _fill_bernoulli(key: Tensor, x: Tensor, p: Tensor | float = 0.5) -> Tensor:
     return _bernoulli(key, p, x)
 
 
@@ -295,7 +305,7 @@ def _beyond(dtype: torch.dtype) -> int:
     return min(torch.iinfo(dtype).max, 2**63 - 2) + 1
 
 
-REPLACEMENTS: dict[str, Callable[..., Any]] = {
+REPLACEMENTS: dict[str, Callable[..., object]] = {
     "dropout": _dropout(),
     "dropout_": _dropout_(),
     "feature_dropout": _dropout(of_features=True),

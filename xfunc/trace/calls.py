@@ -47,8 +47,12 @@ class Mode(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         if not self._trace.is_innermost:  # A nested trace, whose own mode has seen the call.
             return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
@@ -136,7 +140,7 @@ class Mode(TorchFunctionMode):
         return out
 
     def lift_all(
-        self, args: Sequence[Any], kwargs: dict[str, object], beside: Sequence[Any] = ()
+        self, args: Sequence[Any], kwargs: dict[str, object], beside: Sequence[object] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # One of these for each operation traced: the common cases come first.
         trace = self._trace
@@ -168,7 +172,7 @@ class Mode(TorchFunctionMode):
 functorch.never_compile(Mode.__torch_function__)
 
 
-def _like(func: Any) -> bool:
+def _like(func: Callable[..., object]) -> bool:
     return func.__name__.endswith("_like")
 
 

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -36,7 +36,7 @@ class Effect(Protocol):
         ...
 
     @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
+    def functions(self) -> tuple[Callable[..., object], ...]:
         """The functions that it calls."""
         ...
 
@@ -49,20 +49,20 @@ class Effect(Protocol):
 class Callback:
     """One call ``fun(*args, **kwargs)``; `fixed` are the non-tensor leaves of the arguments."""
 
-    fun: Callable[..., Any]
+    fun: Callable[..., object]
     structure: tree.Structure
-    fixed: tuple[tuple[int, Any], ...]
+    fixed: tuple[tuple[int, object], ...]
 
     @property
     def size(self) -> int:
         return self.structure.num_leaves - len(self.fixed)
 
     @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
+    def functions(self) -> tuple[Callable[..., object], ...]:
         return (self.fun,)
 
     def deliver(self, values: Sequence[Tensor]) -> None:
-        leaves: list[Any] = list(values)
+        leaves: list[object] = list(values)
         for i, x in self.fixed:
             leaves.insert(i, x)
         args, kwargs = tree.unflatten(self.structure, leaves)
@@ -81,7 +81,7 @@ class Batched:
         return self.effect.size
 
     @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
+    def functions(self) -> tuple[Callable[..., object], ...]:
         return self.effect.functions
 
     def deliver(self, values: Sequence[Tensor]) -> None:
@@ -103,7 +103,7 @@ class Steps:
         return sum(e.size for e in self.effects)
 
     @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
+    def functions(self) -> tuple[Callable[..., object], ...]:
         return tuple(f for e in self.effects for f in e.functions)
 
     def deliver(self, values: Sequence[Tensor]) -> None:

@@ -7,7 +7,7 @@ on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ def is_reduction(func: object) -> bool:
     return func in _CHECKED
 
 
-def reduce(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def reduce(
+    func: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """The result of a reduction of nothing, or torch's error; NotImplemented if it needs data."""
     x = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
     if not isinstance(x, Tensor) or (x.ndim and x.numel()) or "out" in kwargs:

@@ -6,8 +6,7 @@ import contextlib
 import gc
 import types
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -28,8 +27,12 @@ class Leaked(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: object, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if torch_functions.kind_of(func) is Kind.REPR:
             return "<traced value that outlived its trace>"
         flat = [a for a in tensors_in(args, kwargs or {}) if isinstance(a, Leaked)]
@@ -40,7 +43,13 @@ class Token(Leaked):
     """What is left of a value that a cached function holds: see NOTE [tokens] in `tracing`."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if torch_functions.kind_of(func) is Kind.METADATA:
             if func in torch_functions.DEVICE:
                 return tracer().device() if func == torch_functions.DEVICE[0] else True
@@ -100,10 +109,10 @@ class Made:
 
     def __init__(self, name: str, defined_at: Location | None):
         self._name, self._defined_at = name, defined_at
-        self.entries: dict[int, tuple[weakref.ref[torch.Tensor], Any, types.CodeType, int]] = {}
+        self.entries: dict[int, tuple[weakref.ref[torch.Tensor], object, types.CodeType, int]] = {}
         self._tokens: set[int] = set()
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
-        self._cached: list[Any] = []
+        self._cached: list[object] = []
 
     def remember(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""

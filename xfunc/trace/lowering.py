@@ -7,7 +7,6 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from xfunc.backends import active
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
+from xfunc.backends.tracer import Computation
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
@@ -93,7 +93,7 @@ class Lowering:
         return Module.from_bytes(self.hlo)
 
     @functools.cached_property
-    def computation(self) -> Any:
+    def computation(self) -> Computation:
         """torch_xla's handle for the HLO."""
         return active.tracer().computation(self.name, self.hlo)
 
@@ -191,7 +191,7 @@ def compiled() -> None:
         count()
 
 
-def count_compiles(count: Callable[[], None] | None) -> Any:
+def count_compiles(count: Callable[[], None] | None) -> Callable[[], None] | None:
     """Install the counter of compilations of this thread; returns the one before."""
     before = _on_compile.count
     _on_compile.count = count

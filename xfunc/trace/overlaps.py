@@ -43,7 +43,7 @@ class Overlaps:
         self._windows: WeakTable[bool] = WeakTable()  # which torch_xla 2.9 would write to wrongly
 
     def note(
-        self, func: object, args: Sequence[Any], kwargs: Mapping[str, object], outs: object
+        self, func: object, args: Sequence[Any], kwargs: Mapping[str, Any], outs: object
     ) -> None:
         """What a call returned: views with more elements than there are, and views of these."""
         sources = list(tensors_in(args[:1], {})) if func not in ONE_FOR_EACH else []
@@ -73,7 +73,7 @@ class Overlaps:
             return (args[0].clone(), *args[1:])
         return args
 
-    def check(self, func: object, written: object, name: str) -> None:
+    def check(self, func: object, written: Any, name: str) -> None:
         """Refuse to write to one of them, or to several tensors of which one is."""
         if not self._known and not self._windows:
             return
@@ -100,15 +100,19 @@ def _bytes(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()  # Of a view as real numbers there are twice as many.
 
 
-def _windows_overlap(out: Any, x: Any, dimension: int, size: int, step: int) -> bool:
+def _windows_overlap(
+    out: torch.Tensor, x: torch.Tensor, dimension: int, size: int, step: int
+) -> bool:
     return step < size and bool(x.ndim) and out.shape[:-1][dimension % x.ndim] > 1
 
 
-def _has_rest(x: Any, dimension: int, size: int, step: int) -> bool:
+def _has_rest(x: torch.Tensor, dimension: int, size: int, step: int) -> bool:
     return bool(x.ndim) and has_rest(x.shape[dimension], size, step)
 
 
-def _strides_overlap(x: object, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+def _strides_overlap(
+    x: object, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> bool:
     """Whether steps along some dimensions together reach the next element of another."""
     reach = 0
     for step, n in sorted(zip(stride, size, strict=True)):

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 
 def special(
-    trace: Trace, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]
-) -> tuple[bool, Any]:
+    trace: Trace,
+    kind: Kind,
+    func: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: dict[str, object],
+) -> tuple[bool, object]:
     """Calls that need more than lifting: (whether it was dealt with, the result)."""
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
@@ -152,7 +156,7 @@ def check_sizes(trace: Trace, func: object, given: Iterable[object]) -> tuple[ob
     return tuple(sizes)
 
 
-def _show(trace: Trace, func: object, args: tuple[Any, ...]) -> tuple[bool, Any]:
+def _show(trace: Trace, func: object, args: tuple[Any, ...]) -> tuple[bool, object]:
     if func is torch.Tensor.__format__ and args[1]:
         refuse_read(trace, f"formatting with {args[1]!r}", args[0])
     return True, f"Traced<{short(args[0])}>"
@@ -176,8 +180,8 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
 
 
 def _make_literal(
-    trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]
-) -> tuple[bool, Any]:
+    trace: Trace, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[bool, object]:
     """A tensor of Python data becomes a constant of the program: nothing is transferred."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     where = kwargs.get("device")
@@ -200,6 +204,7 @@ def _make_literal(
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
     with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
         value = func(*args, **kwargs)
+        assert isinstance(value, torch.Tensor)
         check_dtype(value.dtype, (), trace.name)
         out = literal(value)
     trace.known.put(out, value)
@@ -213,7 +218,7 @@ def _make_literal(
 # result dtype.
 
 
-def typed_numbers(trace: Trace, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def typed_numbers(trace: Trace, args: tuple[object, ...]) -> tuple[object, ...]:
     """Arguments of arithmetic; numbers next to a 0-d floating tensor get its dtype."""
     like = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if like is None or like.ndim or not like.is_floating_point():

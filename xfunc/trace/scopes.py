@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.autograd.graph import Node
 
 from xfunc.backends.active import tracer
 from xfunc.cache.programs import clear_with_caches
@@ -158,7 +159,7 @@ class Stamps:
         elif tensor.is_xla:
             self._stamp(tensor, prefix, 0)
 
-    def _watch(self, node: Any, prefix: str) -> None:
+    def _watch(self, node: Node, prefix: str) -> None:
         """Stamp the operations in the backward pass of an operation. See NOTE [stamps go down]."""
 
         def stamp(grads: Sequence[torch.Tensor | None], _: object) -> None:

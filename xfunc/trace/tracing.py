@@ -34,8 +34,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 
@@ -44,6 +44,7 @@ from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
+from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail
 from xfunc.torchlib import batching, bounds, functorch, switches
@@ -54,6 +55,9 @@ from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
 from xfunc.trace.overlaps import Overlaps
 from xfunc.trace.refusals import refusal_of
+
+if TYPE_CHECKING:
+    from xfunc.trace.effects import Collected
 
 
 class Source(Protocol):
@@ -140,7 +144,7 @@ class Trace:
         self.mode = Mode(self)
         self.is_open = False
         # Collects the effects of the function being run (`effects.Collected`), if they are allowed.
-        self.effects: Any = None
+        self.effects: Collected | None = None
 
     # -- opening and closing ------------------------------------------------------------------
 
@@ -192,7 +196,7 @@ class Trace:
 
     # -- inputs -------------------------------------------------------------------------------
 
-    def new_input(self, aval: Any, label: str, watched: bool = False) -> torch.Tensor:
+    def new_input(self, aval: Shaped, label: str, watched: bool = False) -> torch.Tensor:
         """A fresh placeholder, in the form that user code may see.
 
         If `watched`, plain autograd differentiates with respect to it.
@@ -310,7 +314,7 @@ class Trace:
 
     # -- values -------------------------------------------------------------------------------
 
-    def register(self, outputs: Any) -> None:
+    def register(self, outputs: Iterable[torch.Tensor]) -> None:
         """Remember values made in this trace without passing the mode."""
         frame = sys._getframe(1)
         for t in outputs:
@@ -325,7 +329,7 @@ class Trace:
         """Raise an error of this trace, at the user's line."""
         fail(error, problem, hint, function=self.name)
 
-    def check_unmutated(self, func: Any = None) -> None:
+    def check_unmutated(self, func: Callable[..., object] | None = None) -> None:
         """Raise if an input has been changed in place."""
         # In-place changes of lists of tensors are only visible as new tensor numbers.
         numbered = func is None or func.__name__.startswith("_foreach_")

@@ -19,7 +19,7 @@ import torch
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.torch_xla import limits
 from xfunc.backends.tracer import Computation
-from xfunc.core.avals import Aval
+from xfunc.core.types import Shaped
 from xfunc.errors import fail
 
 
@@ -169,7 +169,7 @@ def local_devices() -> list[int]:
     return [int(name.partition(":")[2]) for name in names]
 
 
-def placeholder(aval: Aval) -> torch.Tensor:
+def placeholder(aval: Shaped) -> torch.Tensor:
     """A tensor on the device that has no data."""
     return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
 
