@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from xfunc.aot.buffers import Buffer
 from xfunc.aot.client import result_of
@@ -49,7 +49,7 @@ class _Ahead:
         )
 
 
-def compile_ahead(lowered: Lowered, target: str, options: dict[str, Any]) -> _Ahead:
+def compile_ahead(lowered: Lowered, target: str, options: dict[str, object]) -> _Ahead:
     """See `Lowered.compile`."""
     topology = topology_of(target)
     _check_options(options)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from xfunc.aot.topology import Topology
 from xfunc.hlo import Module
@@ -41,7 +40,7 @@ class Request:
     lines: Lines
     donated: tuple[int, ...]
     topology: Topology
-    options: dict[str, Any]
+    options: dict[str, object]
 
     @property
     def settings(self) -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
 
 from xfunc.errors import report, shown
 
@@ -67,9 +66,9 @@ class Topology:
         return None if gib is None else int(gib * 2**30)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What libtpu must be told beside the name."""
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         if self.kind == "v4":  # Two cores that are one device, as PyTorch/XLA and JAX run it.
             options["chip_config_name"] = "megacore"
         if math.prod(self.grid) < 4:  # libtpu takes a host to have 2x2 chips.

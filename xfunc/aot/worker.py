@@ -26,7 +26,7 @@ def main(folder: str) -> None:
     with open(os.path.join(folder, "module.pb"), "rb") as file:
         module = file.read()
     dump = os.path.join(folder, "dump")
-    report: dict[str, Any] = {}
+    report: dict[str, object] = {}
     executable = b""
     # This takes a while: not before somebody looks at the standard input.
     from jax.errors import JaxRuntimeError

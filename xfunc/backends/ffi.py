@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from typing import Any
 
 VERSION = (0, 1)
 API_VERSION = 4
@@ -141,7 +140,7 @@ class Registry:
         functions = API.from_address(api)
         self._register = _FUNCTION(functions.handler_register)
 
-    def register(self, name: str, handler: Any) -> None:
+    def register(self, name: str, handler: ctypes._CFunctionType) -> None:
         """Let programs call a `HANDLER` by a name, which has none yet; it must live forever."""
         label, where = _span(name.encode()), _span(_PLATFORM)
         bundle = _Bundle(execute=ctypes.cast(handler, c_void_p))
@@ -158,7 +157,7 @@ def error(frame: Frame, message: str) -> int:
     return create(ctypes.addressof(args))
 
 
-def capsule(handler: Any) -> Any:
+def capsule(handler: ctypes._CFunctionType) -> object:
     """A `HANDLER` as JAX registers it; it must live forever."""
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (c_void_p, c_char_p, c_void_p)

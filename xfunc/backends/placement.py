@@ -18,6 +18,7 @@ from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+from xfunc.tree import Leaf
 
 
 class Placement:
@@ -76,7 +77,7 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     return found
 
 
-def as_argument(x: Any, sharding: Sharding, function: str, label: str) -> Any:
+def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
     """An argument that a function takes with a given sharding.
 
     A CPU tensor or a replicated one is sharded; one that is already sharded must have this

@@ -103,6 +103,6 @@ def gathered(value: object) -> list[object]:
             "call xf.distributed.initialize() at the start, or on a TPU with torch_xla "
             "torch.distributed.init_process_group('gloo', init_method='xla://').",
         )
-    found: list[Any] = [None] * count
+    found: list[object] = [None] * count
     distributed.all_gather_object(found, value)
     return found

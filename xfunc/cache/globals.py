@@ -21,7 +21,7 @@ import functools
 import os
 import types
 from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -34,6 +34,10 @@ from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
 
 Place = tuple[int, str]  # the id of a namespace, and a name in it
+
+
+Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hashable]]]
+"""What globals, and the attributes of classes, were at a time."""
 
 
 class Globals:
@@ -59,12 +63,12 @@ class Globals:
     def __bool__(self) -> bool:
         return bool(self._now().places)
 
-    def snapshot(self) -> tuple[Any, Any]:
+    def snapshot(self) -> Snapshot:
         """What each global, and each attribute of a class, is now."""
         reach = self._now()
         return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
-    def note_changes(self, before: tuple[Any, Any]) -> Changed:
+    def note_changes(self, before: Snapshot) -> Changed:
         """Let what has changed since then no longer count; what has. See `xfunc.cache.changes`."""
         after, old = self._now(), before[0]
         kinds = Changed.NOTHING
@@ -100,7 +104,7 @@ class Globals:
 
     def _keep(self, reach: _Reach) -> None:
         self._last = reach
-        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        names: dict[int, tuple[dict[str, object], list[str]]] = {}
         for (key, name), namespace in reach.places.items():
             names.setdefault(key, (namespace, []))[1].append(name)
         self._watch = reach.walk.watch(watch.Namespace(*found) for found in names.values())
@@ -180,7 +184,7 @@ class _Reach:
 
     def __init__(self, volatile: set[Place]):
         self._volatile = volatile
-        self.places: dict[Place, dict[str, Any]] = {}
+        self.places: dict[Place, dict[str, object]] = {}
         self.values: dict[Place, Hashable] = {}
         self.others: list[Hashable] = []
         self.walk = _GlobalWalk()

@@ -42,7 +42,7 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
     return walk.places
 
 
-def class_contents(fun: object) -> dict[classes.ClassState, Any]:
+def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
     """What stands in the classes of what a function holds; see `ClassState.note_changes`."""
     walk = Walk()
     walk.value(fun)

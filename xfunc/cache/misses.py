@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 from xfunc import tree
-from xfunc.core.avals import Aval, short
+from xfunc.core.avals import Aval, AvalKey, short
 from xfunc.core.guards import State
 from xfunc.core.paths import path_of
+
+Static = tuple[tuple[int | str, type, object], ...]
+
 
 _MOST_LINES, _MOST_CHARACTERS = 6, 100
 
@@ -25,12 +28,12 @@ class Key(NamedTuple):
         beside: values of what else counts; leaves of the tree that are no arrays by position.
     """
 
-    values: Any
+    values: Hashable
     tree: tree.Structure
-    avals: tuple[Any, ...]
-    static: Any
-    modes: Any
-    beside: tuple[tuple[Any, Any], ...] = ()
+    avals: tuple[AvalKey, ...]
+    static: Static | None
+    modes: Hashable
+    beside: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
 def differences(known: Sequence[Key], new: Key, names: Sequence[str]) -> str:
@@ -69,13 +72,16 @@ def _lines(old: Key, new: Key, names: Sequence[str]) -> Iterator[str]:
         yield f"a global mode changed: {difference(old.modes, new.modes)}"
 
 
-def _by_path(key: Key, names: Sequence[str]) -> dict[str, Any]:
+def _by_path(key: Key, names: Sequence[str]) -> dict[str, object]:
     """The leaves of the arguments: avals, and values of those that are no arrays."""
     paths = [path_of(a, names) for a in key.tree.accessors()]
     fixed = {i: value for i, value in key.beside if isinstance(i, int)}
     avals = iter(key.avals)
-    found = {p: fixed[i] if i in fixed else Aval(*next(avals)) for i, p in enumerate(paths)}
-    return found | {label: value for label, value in key.beside if isinstance(label, str)}
+    found: dict[str, object] = {
+        p: fixed[i] if i in fixed else Aval(*next(avals)) for i, p in enumerate(paths)
+    }
+    found.update((label, value) for label, value in key.beside if isinstance(label, str))
+    return found
 
 
 def _nodes(old: tree.Structure, new: tree.Structure, names: Sequence[str]) -> Iterator[str]:
@@ -105,13 +111,13 @@ def _kind(node: tree.Structure) -> str:
     return "a leaf" if node.is_leaf() else getattr(node.type, "__name__", str(node.type))
 
 
-def _static(old: Any, new: Any, names: Sequence[str]) -> Iterator[str]:
+def _static(old: Static | None, new: Static | None, names: Sequence[str]) -> Iterator[str]:
     had, has = ({w: (t, v) for w, t, v in given or ()} for given in (old, new))
     for where in {**had, **has}:
         label = names[where] if isinstance(where, int) and where < len(names) else where
         a, b = (f.get(where, (None, "not given")) for f in (had, has))
         if a != b:
-            values = [_cut(repr(v) if t else v) for t, v in (a, b)]
+            values = [_cut(repr(v) if t else str(v)) for t, v in (a, b)]
             yield f"the static argument {label} went from {values[0]} to {values[1]}"
 
 

@@ -56,7 +56,9 @@ def _function(walk: Walk, x: types.FunctionType) -> Hashable:
         walk.refuses = before
 
 
-def _function_value(walk: Walk, x: types.FunctionType, cells: Iterable[Any]) -> Hashable:
+def _function_value(
+    walk: Walk, x: types.FunctionType, cells: Iterable[tuple[str, types.CellType]]
+) -> Hashable:
     return (
         x.__code__,
         Same(x.__globals__),
@@ -67,12 +69,12 @@ def _function_value(walk: Walk, x: types.FunctionType, cells: Iterable[Any]) -> 
     )
 
 
-def _content(cell: object) -> Any:
+def _content(cell: types.CellType) -> object:
     found = watch.content(cell)
     return Ellipsis if found is MISSING else found
 
 
-def _method(walk: Walk, x: Any) -> Hashable:
+def _method(walk: Walk, x: types.MethodType) -> Hashable:
     return ("method", walk.value(x.__func__), ("self", walk.value(x.__self__)))
 
 
@@ -83,16 +85,16 @@ def _builtin(walk: Walk, x: Any) -> Hashable:
     return ("method", x.__name__, ("self", walk.value(owner)))
 
 
-def _partial(walk: Walk, x: functools.partial[Any]) -> Hashable:
+def _partial(walk: Walk, x: functools.partial[object]) -> Hashable:
     keywords = tuple((k, walk.value(v)) for k, v in x.keywords.items())
     return ("partial", walk.value(x.func), walk.all(x.args), keywords)
 
 
-def _sequence(walk: Walk, x: Any) -> Hashable:
+def _sequence(walk: Walk, x: Iterable[object]) -> Hashable:
     return (type(x), walk.place(x, None, x))
 
 
-def _tuple(walk: Walk, x: tuple[Any, ...]) -> Hashable:
+def _tuple(walk: Walk, x: tuple[object, ...]) -> Hashable:
     return (type(x), walk.all(x))
 
 
@@ -102,7 +104,7 @@ def _dict(walk: Walk, x: dict[object, object]) -> Hashable:
     return (type(x), walk.place(x, None, items), walk.value(factory))
 
 
-def _set(walk: Walk, x: Any) -> Hashable:
+def _set(walk: Walk, x: Iterable[object]) -> Hashable:
     return (type(x), walk.place(x, None, sorted(x, key=hash)))
 
 
@@ -116,7 +118,7 @@ def _bytes(walk: object, x: object) -> Hashable:
     return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
 
 
-def _range(walk: Walk, x: Any) -> Hashable:
+def _range(walk: Walk, x: slice | range) -> Hashable:
     return (type(x), walk.all((x.start, x.stop, x.step)))
 
 

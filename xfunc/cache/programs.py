@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.cache.identity import forget_changes, root_of, skeleton
 from xfunc.cache.misses import Key, difference, differences
@@ -13,6 +13,10 @@ from xfunc.core import locations
 from xfunc.core.guards import Guard, Guarded
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
+
+if TYPE_CHECKING:
+    from xfunc.cache.globals import Guards
+
 
 MAX_ENTRIES = 256  # per function; the least recently used goes
 MAX_FUNCTIONS = 1024
@@ -36,7 +40,9 @@ class FunctionCache:
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-        self.globals: Any = None  # On what it names (`globals.Guards`), once it has been traced.
+        self.globals: Guards | None = (
+            None  # On what it names (`globals.Guards`), once it has been traced.
+        )
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""

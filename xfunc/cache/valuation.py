@@ -57,13 +57,13 @@ class Walk:
     """
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str | None], tuple[Any, Hashable]] | None = None
+        self.places: dict[tuple[int, str | None], tuple[object, Hashable]] | None = None
         self.refuses = True
         self.tensors: list[torch.Tensor] = []
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}
         self.modules: list[types.ModuleType] = []
-        self.things: list[Any] = []
+        self.things: list[object] = []
         self.skipped = False
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -275,7 +275,7 @@ def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
     return _refused if _is_iterator(kind) else lambda walk, x: Same(x)
 
 
-def _wrapper(walk: Walk, x: Any) -> Hashable:
+def _wrapper(walk: Walk, x: Wrapper) -> Hashable:
     inside = walk.all(x.funs) if isinstance(x, Bundle) else walk.value(x.fun)
     return (type(x), x.options, inside)
 

@@ -16,7 +16,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 from xfunc.cache.watch import end_watches
 
@@ -41,7 +40,7 @@ class _Changed:
 
     def __init__(self, owner: object):
         self.marks: dict[str | None, Mark] = {}
-        self.held: Any = None
+        self.held: object = None
         try:
             key = id(owner)
             self._reference = weakref.ref(owner, lambda _: _forget(key))

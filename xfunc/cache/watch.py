@@ -28,7 +28,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ _requires_grad = operator.attrgetter("requires_grad")
 _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
-def _place(x: object, part: tuple[int, int]) -> Any:
+def _place(x: object, part: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
     start, end = part
     return (ctypes.c_char * (end - start)).from_address(id(x) + start)
 
@@ -71,7 +71,7 @@ def _class_versions_work() -> bool:
 
 
 def _dict_versions_work() -> bool:
-    d: dict[str, Any] = {"a": 0}
+    d: dict[str, object] = {"a": 0}
     tag = _place(d, _DICT_VERSION)
     seen = {tag.raw}
     for change in (lambda: d.update(a=1), lambda: d.update(b=1), lambda: d.pop("b")):
@@ -87,7 +87,7 @@ def _attribute_versions_work() -> bool:
     x.a = None
     tag = _place(x.__dict__, _DICT_VERSION)
 
-    def store(value: Any) -> bool:  # The interpreter replaces this by quicker code as it runs.
+    def store(value: object) -> bool:  # The interpreter replaces this by quicker code as it runs.
         before = tag.raw
         x.a = value
         return tag.raw != before
@@ -99,10 +99,10 @@ def _attribute_versions_work() -> bool:
 
 
 def _pointers_work() -> bool:
-    def f(a: Any = 1, *, b: Any = 2) -> Any:
+    def f(a: object = 1, *, b: object = 2) -> object:
         return a, b, cell
 
-    cell: Any = 0
+    cell = 0
     closure: Any = f.__closure__
     other = (lambda: None).__code__.replace(co_freevars=f.__code__.co_freevars)
     changes = [
@@ -192,16 +192,16 @@ class Watch:
         cells = [c for f in self._functions for c in f.__closure__ or ()]
         self._cells = [c for c in cells if content(c) is not MISSING]
         self._contained = list(map(content, self._cells))
-        pointers: list[Any] = []
+        pointers: list[ctypes.Array[ctypes.c_char]] = []
         if _has_pointers:
             pointers = [_place(f, _FUNCTION_PARTS) for f in self._functions]
             pointers += [_place(c, _CELL_CONTENT) for c in self._cells]
-        self._views: list[Any] = [_Look(_content_of, c) for c in cells if content(c) is MISSING]
+        self._views: list[View] = [_Look(_content_of, c) for c in cells if content(c) is MISSING]
         for t in things:
             self._views += _views(t)
         self._lengths = list(map(len, self._views))
         self._held = _flat(self._views)
-        tags: list[Any] = []
+        tags: list[ctypes.Array[ctypes.c_char]] = []
         if _class_versions:
             for cls in self._classes:
                 _touch(cls)
@@ -289,12 +289,19 @@ def _has_attributes(x: object) -> bool:
     return isinstance(own, dict) and own is x.__dict__
 
 
-def _flat(parts: Iterable[Iterable[object]]) -> list[Any]:
+def _flat(parts: Iterable[Iterable[object]]) -> list[object]:
     return list(itertools.chain.from_iterable(parts))
 
 
-def _content_of(cell: object) -> tuple[object]:
+def _content_of(cell: types.CellType) -> tuple[object]:
     return (content(cell),)
+
+
+class View(Protocol):
+    """What stands in a thing."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[object]: ...
 
 
 class _Look:
@@ -306,7 +313,7 @@ class _Look:
     def __len__(self) -> int:
         return len(self._look(self._thing))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(self._look(self._thing))
 
 
@@ -331,7 +338,7 @@ def bytes_of(x: Any) -> bytes:
     return x.tobytes() if isinstance(x, (np.ndarray, array.array, memoryview)) else bytes(x)
 
 
-def content(cell: Any) -> Any:
+def content(cell: types.CellType) -> object:
     """What a closure cell holds; `MISSING` if nothing yet."""
     try:
         return cell.cell_contents
@@ -358,12 +365,12 @@ def all_slots(cls: type) -> tuple[str, ...]:
     return tuple(n for c in cls.__mro__ for n in slots_of(c))
 
 
-def context_value(var: contextvars.ContextVar[object]) -> Any:
+def context_value(var: contextvars.ContextVar[object]) -> object:
     """What a context variable is here; `MISSING` if nothing."""
     return var.get(MISSING)
 
 
-def referent(proxy: object) -> Any:
+def referent(proxy: Any) -> object:
     """What a weak proxy stands for."""
     with contextlib.suppress(ReferenceError):
         return proxy.__reduce_ex__.__self__
@@ -374,7 +381,7 @@ def _default_of(d: Any) -> tuple[object]:
     return (d.default_factory,)
 
 
-def _views(x: Any) -> list[Any]:
+def _views(x: Any) -> list[View]:
     """Sized iterables that show what stands in a thing, always as it is."""
     if isinstance(x, (types.FunctionType, torch.Tensor)):
         return []
@@ -383,7 +390,7 @@ def _views(x: Any) -> list[Any]:
     if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
         return [x]
     if isinstance(x, dict):
-        own = [_Look(_default_of, x)] if hasattr(x, "default_factory") else []
+        own: list[View] = [_Look(_default_of, x)] if hasattr(x, "default_factory") else []
         return own if all(type(k) is str for k in x) else [*own, x, x.values()]
     if isinstance(x, types.MappingProxyType):
         return [x, x.values()]
@@ -400,4 +407,6 @@ def _views(x: Any) -> list[Any]:
     if type(x) in weakref.ProxyTypes:
         return [_Look(lambda p: (referent(p),), x)]
     names = all_slots(type(x))
-    return [_Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)] if names else []
+    if not names:
+        return []
+    return [_Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)]

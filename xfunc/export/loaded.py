@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode, encode
+from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.tree import Leaf, PyTree
 
 
 def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval]) -> None:
@@ -79,7 +81,7 @@ class Exported:
         """The result as a tree of `ShapeDtypeStruct`."""
         return tree.unflatten(self._outputs, self._lowering.outputs)
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         """Run the program.
 
         Raises:
@@ -112,7 +114,7 @@ class Exported:
             )
         return x if trace is None else trace.lift(x)
 
-    def _is_like(self, x: Any, want: Aval) -> bool:
+    def _is_like(self, x: Shaped, want: Aval) -> bool:
         return (tuple(x.shape), x.dtype) == (tuple(want.shape), want.dtype)
 
     def _check(self, args: object, kwargs: object) -> None:
@@ -135,7 +137,7 @@ class Exported:
             )
 
 
-def _by_path(args: Any, kwargs: Any) -> dict[str, Any]:
+def _by_path(args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
     found = {}
     for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
         for path, x in tree.leaves_with_path(t):
@@ -153,7 +155,7 @@ def _not_an_array(where: str, x: object) -> object:
     )
 
 
-def write_avals(avals: Any) -> list[Any]:
+def write_avals(avals: Iterable[Aval]) -> list[list[object]]:
     """Shapes and dtypes, for a header."""
     return [[list(a.shape), str(a.dtype).removeprefix("torch.")] for a in avals]
 

@@ -17,6 +17,7 @@ from xfunc.symbolic.bucket import explained
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import NoFit, SymbolicModule, fit, fit_sizes
 from xfunc.symbolic.polynomial import Env, Size, value
+from xfunc.tree import Leaf, PyTree
 
 
 def is_symbolic(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
@@ -45,7 +46,7 @@ def symbolic_result(
 ) -> Any:
     """The result of a function for all sizes, as a tree of `ShapeDtypeStruct`."""
     box = _box(args, kwargs)
-    results: list[Any] = []
+    results: list[object] = []
 
     def shapes(env: Env) -> list[tuple[int, ...]]:
         at_args, at_kwargs = _at((args, kwargs), env)
@@ -74,10 +75,10 @@ def _box(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Box:
     return Box(merged(d for x in tree.leaves((args, kwargs)) for d in _symbols(x)))
 
 
-def _at(trees: object, env: Env) -> Any:
+def _at(trees: PyTree, env: Env) -> PyTree:
     """Arguments at sizes."""
 
-    def at(x: Any) -> Any:
+    def at(x: Leaf) -> object:
         if not _symbols(x):
             return x
         sizes: list[Size] = [size_of(d) for d in x.shape]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
 
 import optree
 
@@ -15,6 +14,10 @@ from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.dim import Expression, merged, size_of
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.tree import PyTree
+
+Written = tuple[int | Expression | None, ...]  # of one array
+
 
 Dims = tuple[Size | None, ...] | None  # of one argument; None: as it is
 
@@ -127,7 +130,7 @@ def _difficulty(size: Polynomial) -> int:
 
 def declare(
     function: str,
-    spec: Any,
+    spec: PyTree,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     names: Sequence[str],
@@ -143,7 +146,7 @@ def declare(
         names: of the function's parameters.
         labels: of the leaves.
     """
-    found: list[Any] = []
+    found: list[Written | None] = []
     if isinstance(spec, dict):
         unknown = spec.keys() - {*names[: len(args)], *kwargs}
         if unknown:
@@ -175,7 +178,7 @@ def declare(
     return Declared(function, tuple(labels), dims, Box(ranges))
 
 
-def _walk(spec: Any, x: Any, found: list[object], where: str) -> None:
+def _walk(spec: PyTree, x: PyTree, found: list[Written | None], where: str) -> None:
     """Add the declared dimensions of each leaf."""
     leaves = tree.leaves(x)
     if spec is None:
@@ -191,7 +194,7 @@ def _walk(spec: Any, x: Any, found: list[object], where: str) -> None:
             _walk(parts[e], child, found, f"{where}[{e!r}]")
 
 
-def _is_dims(spec: Any) -> bool:
+def _is_dims(spec: PyTree) -> bool:
     """Whether this says what dimensions are, and not what parts of a tree are."""
     entries = spec.values() if isinstance(spec, dict) else spec
     if not isinstance(spec, (tuple, list, dict)):
@@ -200,7 +203,7 @@ def _is_dims(spec: Any) -> bool:
     return plain and any(isinstance(d, SymbolicSize) for d in entries)
 
 
-def _as_dims(spec: Any, x: object, where: str) -> tuple[Any, ...]:
+def _as_dims(spec: PyTree, x: object, where: str) -> Written:
     rank = len(getattr(x, "shape", ()))
     if isinstance(spec, dict) and all(isinstance(d, int) for d in spec):
         return tuple(spec.get(d) for d in range(rank))

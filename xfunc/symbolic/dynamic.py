@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from xfunc.symbolic.bucket import Bucket, Maker
 from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
+from xfunc.tree import Leaf, PyTree
 
 Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
 
@@ -37,8 +38,8 @@ _WATCHED = Bucket(None, None, why="autograd watched an argument or a tensor that
 class _Given(NamedTuple):
     """A call, as it was made."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     options: Options
     divide: Divide | None
 
@@ -238,7 +239,7 @@ class Dynamic:
         maker: Maker,
         structure: tree.Structure,
         avals: tuple[AvalKey, ...],
-        options: Any,
+        options: Options,
     ) -> Maker:
         value = (self._kind(declared, structure, avals, options), ambient.modes())
         return self._makers.setdefault(value, maker)
@@ -249,7 +250,7 @@ class Dynamic:
         structure: tree.Structure,
         avals: tuple[AvalKey, ...],
         options: Options,
-    ) -> Any:
+    ) -> Hashable:
         """The common part of calls that only differ in sizes."""
         plain = tuple(
             (shape if dims is None else dims, dtype)
@@ -301,7 +302,7 @@ class _Cut:
         outs = self._entry.run(leaves, held)
         return [narrowed(x, s) for x, s in zip(outs, self._shapes, strict=True)]
 
-    def result(self, outs: Sequence[torch.Tensor]) -> Any:
+    def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
         return self._entry.result(outs)
 
 
@@ -311,7 +312,7 @@ class _Cut:
 # results that depend on sizes are cut there.
 
 
-def widened(x: object, shape: tuple[int, ...]) -> Any:
+def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     """An argument with padding behind its elements; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x

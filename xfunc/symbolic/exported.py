@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +28,7 @@ from xfunc.backends.active import printer, tracer
 from xfunc.core.archive import check_names
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
+from xfunc.core.types import Shaped
 from xfunc.export.files import refuse_effects, register
 from xfunc.export.loaded import Exported, loaded, placed
 from xfunc.hlo import Module
@@ -125,7 +126,7 @@ class ExportedRange(Exported):
         roots = [*((f"argument {i}", a) for i, a in enumerate(args)), *sorted(kwargs.items())]
         return tuple(f"{r}{path}" for r, t in roots for path, _ in tree.leaves_with_path(t))
 
-    def _is_like(self, x: Any, want: Aval) -> bool:
+    def _is_like(self, x: Shaped, want: Aval) -> bool:
         pairs = itertools.zip_longest(x.shape, want.shape)
         return x.dtype == want.dtype and all(
             n is not None and d is not None and (n == d or not isinstance(d, int)) for n, d in pairs
@@ -163,14 +164,16 @@ def _scalar(n: int, traced: bool) -> torch.Tensor:
     return tracer().to_device(torch.tensor(n))
 
 
-def _written(dims: Any, dtypes: list[torch.dtype]) -> list[Any]:
+def _written(
+    dims: Iterable[Sequence[Size | None]], dtypes: list[torch.dtype]
+) -> list[list[object]]:
     return [
         [[_size(d) for d in sizes], str(dtype).removeprefix("torch.")]
         for sizes, dtype in zip(dims, dtypes, strict=True)
     ]
 
 
-def _size(d: Size) -> object:
+def _size(d: Size | None) -> object:
     if not isinstance(d, Polynomial):
         return d
     return [[Fraction(c).numerator, Fraction(c).denominator, dict(m)] for m, c in d.terms]
@@ -196,7 +199,9 @@ def _read(written: Any, box: Box) -> tuple[Aval, ...]:
     )
 
 
-def _at(avals: Any, dims: Any, env: Mapping[str, int]) -> list[Aval]:
+def _at(
+    avals: Iterable[Aval], dims: Iterable[Sequence[Size]], env: Mapping[str, int]
+) -> list[Aval]:
     return [Aval([value(s, env) for s in d], a.dtype) for a, d in zip(avals, dims, strict=True)]
 
 

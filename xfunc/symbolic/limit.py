@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import torch
 
@@ -122,7 +121,7 @@ def held_by(entry: Entry) -> int | None:
     return None if found is None else found.memory.peak_memory_in_bytes
 
 
-def fixed(options: Options) -> Any:
+def fixed(options: Options) -> Hashable:
     """The arguments to donate, without holding on to the arguments."""
     found = options.donated()
     return lambda: found

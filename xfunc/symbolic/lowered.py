@@ -24,6 +24,7 @@ from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.polynomial import value
 from xfunc.symbolic.rungs import Rungs
+from xfunc.tree import Leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,10 +160,10 @@ def refuse_limit(name: str) -> NoReturn:
 def _parts(
     staged: Staged,
     structure: tree.Structure,
-    leaves: list[Any],
+    leaves: list[Leaf],
     dims: tuple[Any, ...],
     env: dict[str, int],
-    shardings: list[Any],
+    shardings: list[object],
     options: Options,
 ) -> Parts:
     """What the function is at a bucket's own shape."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xfunc.errors import ShapeError, fail, shown
@@ -30,7 +30,7 @@ class Rungs:
             key = name.name if isinstance(name, Dim) else name
             self._of[key] = None if sizes is None or sizes == "auto" else self._checked(sizes)
 
-    def _checked(self, sizes: Any) -> tuple[int, ...]:
+    def _checked(self, sizes: Iterable[int]) -> tuple[int, ...]:
         good = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
         if not good or not all(type(n) is int and n > 0 for n in sizes):
             fail(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class _Size(int):
     def __rsub__(self, other: int) -> _Size:
         return -self + other
 
-    def __mul__(self, other: object) -> Any:
+    def __mul__(self, other: object) -> _Size:
         if not isinstance(other, int):
             return NotImplemented
         return _Size.of(int(self) * int(other), self.polynomial * _polynomial(other))

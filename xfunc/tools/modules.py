@@ -35,6 +35,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.trace import tracing
+from xfunc.tree import PyTree
 
 Tensors = dict[str, torch.Tensor]
 Places = dict[str, list[tuple[nn.Module, str]]]
@@ -89,7 +90,7 @@ class Apply(Wrapper):
 
     def __call__(
         self, params: Tensors, buffers: Tensors, /, *args: object, **kwargs: object
-    ) -> tuple[Any, Tensors]:
+    ) -> tuple[PyTree, Tensors]:
         guards.depend_on(self._guard)
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)

@@ -17,6 +17,7 @@ from xfunc.core.locations import Location, in_user_file, user_location
 from xfunc.errors import fail
 from xfunc.torchlib.values import tensors_in
 from xfunc.trace import effects
+from xfunc.tree import PyTree
 
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
@@ -33,7 +34,9 @@ def paths(what: object) -> Iterator[str]:
     return (path for path, x in tree.leaves_with_path(what) if has_nan(x))
 
 
-def search(name: str, fun: Callable[..., object], args: Any, kwargs: Any, result: object) -> None:
+def search(
+    name: str, fun: Callable[..., object], args: PyTree, kwargs: PyTree, result: object
+) -> None:
     """Raise a FloatingPointError if a function's result holds a NaN, saying which line made it."""
     where = next(paths(result), None)
     if where is None:
@@ -74,15 +77,20 @@ class _Search(TorchDispatchMode):
         self._problem = problem
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        args, kwargs = tree.map(_here, (args, kwargs or {}))
-        out = func(*args, **kwargs)
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        named: dict[str, object]
+        args, named = tree.map(_here, (args, kwargs or {}))
+        out = func(*args, **named)
         name = func.overloadpacket.__name__
         outs = tree.leaves(out)
         if name in _UNINITIALISED or not any(map(has_nan, outs)):
             return out
-        if any(map(has_nan, tensors_in(args, kwargs))):
+        if any(map(has_nan, tensors_in(args, named))):
             return out
         backward = torch._C._current_autograd_node()
         at = user_location() if backward is None else _forward_line(backward)

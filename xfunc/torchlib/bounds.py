@@ -9,7 +9,7 @@ mistake: `Known` keeps the values of such tensors, and of values computed only f
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from xfunc.torchlib.torch_functions import Kind, operation_name
 
 Tensor = torch.Tensor
 Found = Iterator[tuple[Tensor, int, int, bool]]
+Args = Sequence[Any]  # of a torch function
+Kwargs = Mapping[str, object]
 
 _LARGEST = 4096  # elements of a tensor whose values are kept
 _COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
@@ -56,7 +58,12 @@ class Known:
         return torch.tensor(x) if isinstance(x, (list, range)) and _all_ints(x) else None
 
     def follow(
-        self, kind: Kind, func: Callable[..., object], args: Any, kwargs: Any, out: Tensor
+        self,
+        kind: Kind,
+        func: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Kwargs,
+        out: Tensor,
     ) -> None:
         """Keep the value of a result, if the arguments of the call are known."""
         if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
@@ -83,7 +90,7 @@ class Known:
             if isinstance(value, Tensor) and value.shape == out.shape:
                 self.put(out, value)
 
-    def _replaced(self, args: Sequence[object]) -> tuple[tuple[Any, ...], int]:
+    def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
         """The arguments with values for tensors, and how many there are; raises for an unknown."""
         out, n = [], 0
         for a in args:
@@ -98,7 +105,7 @@ class Known:
             out.append(a)
         return tuple(out), n
 
-    def check(self, func: object, name: str, args: Any, kwargs: object) -> None:
+    def check(self, func: object, name: str, args: Args, kwargs: Kwargs) -> None:
         """Raise an IndexError for an index that eager torch would refuse."""
         for index, dim, size, negative in _READS[func](self, args, kwargs):
             outside = (index >= size) | (index < (-size if negative else 0))
@@ -115,7 +122,7 @@ class Known:
                 )
 
 
-def _all_ints(x: Any) -> bool:
+def _all_ints(x: Collection[object]) -> bool:
     return bool(len(x)) and all(
         type(i) is int or (isinstance(i, (list, range)) and _all_ints(i)) for i in x
     )
@@ -129,7 +136,9 @@ def checks(func: object) -> bool:
 # -- which indices a call has: their values, the dimension (-1: all), its size, may they be negative
 
 
-def _argument(args: Sequence[object], kwargs: Mapping[str, object], place: int, name: str) -> Any:
+def _argument(
+    args: Sequence[object], kwargs: Mapping[str, object], place: int, name: str
+) -> object:
     return args[place] if len(args) > place else kwargs.get(name)
 
 
@@ -138,7 +147,7 @@ def _along(
 ) -> Callable[..., Found]:
     """Of ``f(x, dim, index, ...)``."""
 
-    def read(known: Known, args: Any, kwargs: Any) -> Found:
+    def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         dim = _argument(args, kwargs, dim_at, "dim")
         value = known.find(_argument(args, kwargs, index_at, index))
         if value is None or not isinstance(args[0], Tensor):
@@ -152,13 +161,13 @@ def _along(
     return read
 
 
-def _flat(known: Known, args: Any, kwargs: Any) -> Found:
+def _flat(known: Known, args: Args, kwargs: Kwargs) -> Found:
     value = known.find(_argument(args, kwargs, 1, "index"))
     if value is not None:
         yield value, -1, args[0].numel(), True
 
 
-def _entries(known: Known, args: Any, kwargs: Any) -> Found:
+def _entries(known: Known, args: Args, kwargs: Kwargs) -> Found:
     """Of ``x[index]``, ``x[index] = y`` and ``x.index_put(indices, y)``."""
     x, index = args[0], _argument(args, kwargs, 1, "indices")
     entries = index if isinstance(index, tuple) else (index,)
@@ -174,7 +183,7 @@ def _entries(known: Known, args: Any, kwargs: Any) -> Found:
 def _rows(index_at: int, weight_at: int) -> Callable[..., Found]:
     """Of an embedding."""
 
-    def read(known: Known, args: Any, kwargs: Any) -> Found:
+    def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         value = known.find(_argument(args, kwargs, index_at, "input"))
         weight = _argument(args, kwargs, weight_at, "weight")
         if value is not None and isinstance(weight, Tensor) and weight.ndim:
@@ -186,7 +195,7 @@ def _rows(index_at: int, weight_at: int) -> Callable[..., Found]:
 def _classes(ignore_at: int) -> Callable[..., Found]:
     """Of ``nll_loss(x, target, ..., ignore_index)``."""
 
-    def read(known: Known, args: Any, kwargs: Any) -> Found:
+    def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         value = known.find(_argument(args, kwargs, 1, "target"))
         ignored = _argument(args, kwargs, ignore_at, "ignore_index")
         if value is not None and args and args[0].ndim:
@@ -196,7 +205,7 @@ def _classes(ignore_at: int) -> Callable[..., Found]:
     return read
 
 
-def _one_hot(known: Known, args: Any, kwargs: Any) -> Found:
+def _one_hot(known: Known, args: Args, kwargs: Kwargs) -> Found:
     value, n = known.find(args[0]), _argument(args, kwargs, 1, "num_classes")
     if value is not None and type(n) is int and n > 0:
         yield value, -1, n, False

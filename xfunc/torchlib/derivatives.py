@@ -38,7 +38,7 @@ def is_composite(name: str) -> bool:
 
 
 def check_derivative(
-    func: Any, args: Sequence[Any], kwargs: dict[str, object], out: Any, name: str
+    func: Any, args: Sequence[object], kwargs: dict[str, object], out: object, name: str
 ) -> None:
     """Raise if an operator without a rule in torch is being differentiated."""
     outputs = list(tensors_in([out], {}))

@@ -8,13 +8,13 @@ are, even where each is one by itself: what was infinite becomes NaN. And to wri
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from xfunc.torchlib.values import tensors_in
 
 Tensor = torch.Tensor
+Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 def _unexpanded(x: Tensor, out: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ def _one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _each(func: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _each(func: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    def call(*args: object, **kwargs: object) -> Tensors:
         outs = func(*args, **kwargs)
         return type(outs)(map(_unexpanded, tensors_in(args, kwargs), outs))
 

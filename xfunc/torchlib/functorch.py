@@ -27,6 +27,7 @@ from xfunc.tree import Leaf
 
 Tensor = torch.Tensor
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Level(Protocol):
@@ -165,12 +166,14 @@ def vmap(fun: Callable[..., T], dims: Sequence[int | None], args: Sequence[Tenso
     return torch.func.vmap(fun, in_dims=in_dims)(*moved)
 
 
-def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[Any, Any, Any]:
+def vjp(
+    fun: Callable[..., object], *primals: Tensor
+) -> tuple[Any, Callable[[object], tuple[Tensor, ...]], Any]:
     """torch.func.vjp of ``fun(*primals) -> (out, aux)``: (out, pullback, aux)."""
     made: Any = torch.func.vjp(fun, *primals, has_aux=True)
     out, pull, aux = made
 
-    def own_pull(cts: object) -> Any:
+    def own_pull(cts: object) -> tuple[Tensor, ...]:
         with own_gradient():
             return pull(cts)
 
@@ -193,7 +196,9 @@ def takes_own_gradient() -> bool:
     return _thread.own_gradient
 
 
-def jvp(fun: Callable[..., object], primals: object, tangents: object) -> tuple[Any, Any, Any]:
+def jvp(
+    fun: Callable[..., tuple[T, A]], primals: tuple[object, ...], tangents: tuple[object, ...]
+) -> tuple[T, T, A]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
     made: Any = torch.func.jvp(fun, primals, tangents, has_aux=True)
     out, dots, aux = made

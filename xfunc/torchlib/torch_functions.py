@@ -164,7 +164,9 @@ KEYED = (
 """How to mend a draw from the global generator."""
 
 
-def is_random_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
+def is_random_call(
+    func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]
+) -> bool:
     """Whether this call of a function of `Kind.RANDOM` really draws numbers."""
     name = func.__name__
     if name == "scaled_dot_product_attention":

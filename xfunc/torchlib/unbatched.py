@@ -7,7 +7,6 @@ value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ def _where_mapped(
 ) -> Callable[..., object]:
     """`rule` inside a vmap, and torch's own elsewhere."""
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         mapped = functorch.VMAP in functorch.levels()
         return (rule if mapped else func)(*args, **kwargs)
 
@@ -92,7 +91,7 @@ def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
-    def call(*args: object) -> Any:
+    def call(*args: object) -> object:
         packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
         return (func if packed else rule)(*args)
 
@@ -100,7 +99,7 @@ def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Call
 
 
 def _decomposed(name: str) -> Callable[..., object]:
-    def call(*args: object) -> Any:
+    def call(*args: object) -> object:
         from torch._decomp import decomposition_table  # slow to import
 
         return decomposition_table[getattr(torch.ops.aten, name).input](*args)

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy.typing as npt
 import torch
 from torch.utils import _pytree as pytree
 
 from xfunc.backends.pjrt import client
+
+if TYPE_CHECKING:
+    import jax
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,22 +32,22 @@ class Data:
 
     __slots__ = ("_array", "_copy", "_sharding")
 
-    def __init__(self, array: Any):
-        self._array = array
+    def __init__(self, array: jax.Array):
+        self._array: jax.Array | None = array
         self._copy: torch.Tensor | None = None
-        self._sharding: Any = None  # of what torch has written to
+        self._sharding: jax.sharding.Sharding | None = None  # of what torch has written to
 
-    def array(self) -> Any:
+    def array(self) -> jax.Array:
         """The data as a ``jax.Array``."""
         if self._array is None:
             assert self._copy is not None
-            return client.put(self._copy, self._sharding)
+            return client.put(self._copy, self.sharding)
         return self._array
 
     def read(self) -> torch.Tensor:
         """The data as a plain tensor, which nobody writes to."""
         if self._copy is None:
-            self._copy = client.get(self._array)
+            self._copy = client.get(self.array())
         return self._copy
 
     def written(self) -> torch.Tensor:
@@ -60,9 +64,12 @@ class Data:
         return not (known.is_fully_addressable or known.is_fully_replicated)
 
     @property
-    def sharding(self) -> Any:
+    def sharding(self) -> jax.sharding.Sharding:
         """The placement of the data on the devices, now or later."""
-        return self._sharding if self._array is None else self._array.sharding
+        if self._array is not None:
+            return self._array.sharding
+        assert self._sharding is not None
+        return self._sharding
 
 
 def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
@@ -87,7 +94,9 @@ class Array(torch.Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         if func in _SAME:
             return args[0]._another()
         held: dict[int, Array] = {}
@@ -184,7 +193,7 @@ def make(data: Data, shape: Sequence[int], dtype: torch.dtype) -> Array:
     return found
 
 
-def array_of(tensor: Array) -> Any:
+def array_of(tensor: Array) -> jax.Array:
     """The data of a tensor, as a ``jax.Array``."""
     return tensor._data.array()
 

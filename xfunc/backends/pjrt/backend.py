@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +25,9 @@ from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.torchlib.functorch import top_level
+
+if TYPE_CHECKING:
+    import jax
 
 
 class Pjrt:
@@ -178,7 +182,7 @@ class Pjrt:
         )
 
 
-def _made(array: object, like: torch.Tensor) -> Array:
+def _made(array: jax.Array, like: torch.Tensor) -> Array:
     return make(Data(array), like.shape, like.dtype)
 
 

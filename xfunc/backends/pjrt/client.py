@@ -9,13 +9,17 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.errors import ShardingError, fail
+
+if TYPE_CHECKING:
+    import jax as jax_
 
 
 @functools.cache
@@ -57,7 +61,7 @@ def _library() -> ModuleType:
     return jax
 
 
-def _make_cpu_devices(jax: Any, count: int) -> None:
+def _make_cpu_devices(jax: ModuleType, count: int) -> None:
     """Have JAX start with virtual devices, and with several threads for each.
 
     One that waits in a collective for the others blocks its thread; see NOTE [virtual devices] in
@@ -72,7 +76,7 @@ def _make_cpu_devices(jax: Any, count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def _check_cpu_devices(jax: Any, count: int) -> None:
+def _check_cpu_devices(jax: ModuleType, count: int) -> None:
     if jax.local_device_count() != count:
         fail(
             RuntimeError,
@@ -153,7 +157,7 @@ def platform() -> str:
     return jax().default_backend()
 
 
-def put(tensor: torch.Tensor, sharding: Any) -> Any:
+def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor of the CPU in a new ``jax.Array``."""
     values = as_numpy(tensor.resolve_conj().resolve_neg())
     # JAX copies: what the tensor holds may change while the copy is used.
@@ -167,7 +171,7 @@ def put(tensor: torch.Tensor, sharding: Any) -> Any:
     )
 
 
-def get(array: Any) -> torch.Tensor:
+def get(array: jax_.Array) -> torch.Tensor:
     """The values of a ``jax.Array`` in a new tensor of the CPU.
 
     Raises:
@@ -189,7 +193,7 @@ def get(array: Any) -> torch.Tensor:
     return torch.from_numpy(found.copy())
 
 
-def as_numpy(tensor: torch.Tensor) -> Any:
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The memory of a plain tensor of the CPU as an array; bfloat16 as JAX has it."""
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
@@ -199,6 +203,6 @@ def as_numpy(tensor: torch.Tensor) -> Any:
 
 
 @functools.cache
-def numpy_dtype(dtype: torch.dtype) -> Any:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """NumPy's dtype of a torch dtype, bfloat16 as JAX has it."""
     return as_numpy(torch.empty(0, dtype=dtype)).dtype

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +25,11 @@ from xfunc.backends.pjrt.shardings import partitioner, sharding
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
+
+if TYPE_CHECKING:
+    import jax
+    from jax import export
+
 
 _WITHIN = "jit(call)/call_exported/"
 """What JAX puts before the names of operations; see NOTE [the way into JAX]."""
@@ -58,7 +63,7 @@ class Executable:
         calls_host: bool,
         upload: Callable[[torch.Tensor], Array],
         placements: Sequence[Placement | None] = (),
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
     ):
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
@@ -112,12 +117,17 @@ class Executable:
         return Optimised(read, MemoryAnalysis(**sizes))
 
 
-def _shaped(aval: Aval, where: object = None) -> object:
+def _shaped(aval: Aval, where: object = None) -> jax.ShapeDtypeStruct:
     dtype = client.numpy_dtype(aval.dtype)
     return client.jax().ShapeDtypeStruct(aval.shape, dtype, sharding=where)
 
 
-def _exported(name: str, module: Module, avals: Sequence[Any], outputs: Sequence[Any]) -> Any:
+def _exported(
+    name: str,
+    module: Module,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> export.Exported:
     """See NOTE [the way into JAX]."""
     jax = client.jax()
     from jax.extend import mlir
@@ -140,7 +150,7 @@ def _exported(name: str, module: Module, avals: Sequence[Any], outputs: Sequence
 
 
 @functools.cache
-def _trivial() -> Any:
+def _trivial() -> export.Exported:
     jax = client.jax()
     from jax import export
 

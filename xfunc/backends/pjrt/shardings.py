@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from xfunc.backends.pjrt.client import jax
 from xfunc.backends.placement import Placement, read
 from xfunc.hlo.spmd.tiles import Tiles
 
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.sharding import Sharding
+
 
 @functools.lru_cache(maxsize=4096)
-def sharding(placement: Placement | None) -> Any:
+def sharding(placement: Placement | None) -> Sharding:
     """JAX's sharding for this placement; None: replicated."""
     devices = tuple(jax().devices())
     if len(devices) == 1:
@@ -27,19 +32,19 @@ def sharding(placement: Placement | None) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def placement_of(known: Any, ndim: int) -> Placement | None:
+def placement_of(known: Sharding, ndim: int) -> Placement | None:
     """The placement of an array with such a sharding."""
     return read(str(known._to_xla_hlo_sharding(ndim)))
 
 
-def moved(array: Any, to: Placement | None) -> Any:
+def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
     with partitioner():
         return _mover(to)(array)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mover(to: Placement | None) -> Any:
+def _mover(to: Placement | None) -> Callable[[Array], Array]:
     return jax().jit(lambda x: x, out_shardings=sharding(to))
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Protocol
 
 from xfunc.backends.torch_xla import runtime
 
 
-def session() -> Any:
+class Session(Protocol):
+    """XLA's profiler session."""
+
+    def stop(self) -> bytes:
+        """End it; what was recorded."""
+        ...
+
+    def export(self, recorded: bytes, folder: str, /) -> None:
+        """Write what was recorded."""
+        ...
+
+
+def session() -> Session:
     """Begin to record; ``stop()`` of it ends that and returns an ``XSpace``.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from xfunc.backends.torch_xla.runtime import device, xla
+from xfunc.core.types import AutogradContext
 from xfunc.torchlib.functorch import top_level
 
 # Of the unsigned ones torch_xla makes signed ones, unless torch's dispatcher is asked.
@@ -37,7 +38,7 @@ class _Upload(torch.autograd.Function):
     """`uploaded`, whose gradients go back to the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: AutogradContext, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         return tuple(_uploaded(tensors))
 
