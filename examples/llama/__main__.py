@@ -52,13 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = COMMANDS[args.command](args.arguments)
         hosts.leave()
-    except KeyboardInterrupt as error:
-        text = "interrupted: what was done since the last checkpoint is lost"
-        return hosts.failed(error, text, 130)
+    except KeyboardInterrupt:
+        return hosts.failed("interrupted: what was done since the last checkpoint is lost", 130)
     except _EXPLAINED as error:
-        return hosts.failed(error, f"error: {error}", 2)
-    except Exception as error:
-        return hosts.failed(error, f"{type(error).__name__}: {error}", 1, explained=False)
+        return hosts.failed(f"error: {error}", 2)
     return status
 
 

@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed
@@ -18,7 +19,7 @@ LOST = os.EX_UNAVAILABLE  # the exit status of a process whose run has lost anot
 
 _T = TypeVar("_T")
 _COUNTS = {  # how many processes were started, where the other variable is set
-    "MASTER_ADDR": "WORLD_SIZE",  # torchrun
+    "RANK": "WORLD_SIZE",  # torchrun
     "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; a script of sbatch alone has no step
     "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
 }
@@ -38,7 +39,8 @@ def join() -> None:
     if _watch is not None:
         return
     if not distributed.is_initialized():
-        if _started():
+        # One alone that torchrun has started gets the same bits as several: see the page.
+        if (count := _started()) > 1 or (count and "RANK" in os.environ):
             xf.distributed.initialize()
         elif xf.process_count() > 1:  # a pod of TPUs, whose hosts torch_xla has connected
             import torch_xla.distributed.xla_backend  # It knows xla://.  # noqa: F401
@@ -46,6 +48,7 @@ def join() -> None:
             distributed.init_process_group("gloo", init_method="xla://")
     if are_several():
         _watch = Watch(_end)
+        sys.excepthook = _uncaught  # Else it would wait for others, which wait for it.
 
 
 def _started() -> int:
@@ -132,44 +135,46 @@ def leave() -> None:
         xf.distributed.shutdown()
 
 
-def failed(error: BaseException, text: str, status: int, *, explained: bool = True) -> int:
-    """Tell of an error that ends this process, and return its exit status.
+def failed(text: str, status: int) -> int:
+    """Tell of an error that ends the program, and return the exit status.
 
-    Of several processes it ends this one, which must not wait for the others, and has them end.
-
-    Args:
-        error: the error.
-        text: what to say of it.
-        status: the exit status.
-        explained: whether the text says all.
+    One of several processes ends here: it must not wait for the others, and has them end.
     """
     if _watch is None:
-        if not explained:
-            raise error
         print(text, file=sys.stderr)
         return status
-    news = _watch.fail(text)
+    _part(_watch, text, status, text)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End one of several processes for an error that nobody has caught."""
+    lines = traceback.format_exception(kind, error, trace)
+    if _watch is None:
+        sys.stderr.writelines(lines)
+    else:
+        _part(_watch, lines[-1].strip(), 1, "".join(lines), explained=False)
+
+
+def _part(watch: Watch, text: str, status: int, shown: str, *, explained: bool = True) -> NoReturn:
+    news = watch.fail(text)
     said = (news or "").partition(" failed: ")[2]
     if said and text.startswith(said):  # It happened in all of them, and the first one says it.
         _exit(status)
-    if not explained:
-        traceback.print_exception(error)
     if explained or news is None:
-        print(f"process {distributed.get_rank()}: {text}", file=sys.stderr)
+        print(f"process {distributed.get_rank()}: {shown}", file=sys.stderr)
     if news is not None:
         _end(news)
     _exit(status)
-    return status
 
 
-def _end(news: str) -> None:
+def _end(news: str) -> NoReturn:
     """End this process, because another one has."""
     text = f"error: {news}. This process, {distributed.get_rank()}, ends too: start all again"
     print(text, file=sys.stderr)
     _exit(LOST)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """End without waiting for anybody, as what would be done at the end of Python does."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -81,8 +81,8 @@ class Watch:
             for k in range(1, self._count):
                 try:
                     said.append(self._receive(k))
-                except RuntimeError:
-                    said.append(f"{_LOST}{self._gone(k)}")
+                except RuntimeError as error:
+                    said.append(f"{_LOST}{self._gone(k, error)}")
             bad = [(k, text) for k, text in enumerate(said) if text[0] in (_FAILED, _LOST)]
             # One that is lost may be the reason for what others say.
             bad.sort(key=lambda pair: pair[1][0] != _LOST)
@@ -106,8 +106,8 @@ class Watch:
                 distributed.send(_packed(self._said), 0, self._group)
                 if (answer := self._receive(0)) != _GO_ON:
                     return answer[1:]
-        except RuntimeError:
-            return self._gone(0)
+        except RuntimeError as error:
+            return self._gone(0, error)
 
     def _receive(self, k: int) -> str:
         found = torch.empty(_SIZE, dtype=torch.uint8)
@@ -118,10 +118,10 @@ class Watch:
         with contextlib.suppress(RuntimeError):  # It is gone, which the next round finds.
             distributed.send(_packed(text), k, self._group)
 
-    def _gone(self, k: int) -> str:
+    def _gone(self, k: int, error: RuntimeError) -> str:
         return (
             f"process {k} is gone: it was killed, crashed, or has said nothing for "
-            f"{self._silence:.0f} seconds"
+            f"{self._silence:.0f} seconds ({str(error).strip().splitlines()[-1]})"
         )
 
 

@@ -27,7 +27,7 @@ def newest(folder: Path) -> int:
 def life(folder: Path, run: Path, draw: random.Random, more: list[str]) -> dict[str, Any]:
     """Train by 2 or 4 processes, and kill one of them at a random moment."""
     count, before = draw.choice([2, 4]), newest(run)
-    victim, step = draw.randrange(count), before + draw.randrange(1, 10)
+    victim, step = draw.randrange(count), before + 2 * draw.randrange(1, 5)  # Even ones are told.
     arguments = settings(folder, f"folder={run}", *more)
     with started(count, 8 // count, "fit", *arguments) as running:
         until(running[0], f"step {step}:")
@@ -44,14 +44,14 @@ def life(folder: Path, run: Path, draw: random.Random, more: list[str]) -> dict[
         "kept": newest(run),
         "seconds": round(seconds, 2),
         "statuses": [status for status, _ in found],
-        "said": [text.strip().rpartition("\n")[2][:150] for _, text in found],
+        "said": [(text.strip().splitlines() or [""])[-1][:150] for _, text in found],
     }
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
     """Kill, let the last life end, and compare with one undisturbed."""
     draw = random.Random(seed)
-    more = [f"train.steps={min(10 * kills, 50)}", "save_every=5", "eval_every=20"]
+    more = [f"train.steps={min(10 * kills, 100)}", "save_every=4", "eval_every=20"]
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
     for _ in range(kills):
         print(json.dumps(life(folder, folder / "killed", draw, more)), flush=True)
