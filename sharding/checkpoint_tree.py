@@ -12,6 +12,7 @@ from xfunc import tree
 from xfunc.backends.devices import device_count
 from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
+from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, TreeMismatchError, fail, shown
 from xfunc.sharding.mesh import Mesh, check_devices
 from xfunc.sharding.parts import Target, target_of
@@ -123,7 +124,7 @@ def check_outside(name: str, x: object) -> None:
 
 
 def check_fits(
-    stored: Mapping[str, object],
+    stored: Mapping[str, Shaped | None],
     leaves: list[Leaf],
     targets: Mapping[str, Target],
     partial: bool = False,

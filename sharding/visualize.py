@@ -7,12 +7,13 @@ import html
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 
 from xfunc.core.avals import ShapeDtypeStruct, short
+from xfunc.core.types import Shaped
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.arrays import sharding_of
 from xfunc.sharding.spec import NamedSharding, check_shape, resolve_sharding
@@ -25,7 +26,7 @@ Table = tuple[str, tuple[tuple[str, ...], ...]]  # Which part it shows, and its 
 _COLOURS = "#dbeafe #fde68a #dcfce7 #fbcfe8 #ede9fe #fed7aa #cffafe #e5e7eb".split()
 
 
-def visualize_sharding(x: object, sharding: object = None) -> Picture:
+def visualize_sharding(x: Shaped | Sequence[int] | int, sharding: object = None) -> Picture:
     """Show which devices hold which part of an array.
 
     A script prints the picture. An interactive session shows the value of an expression by itself,
@@ -52,7 +53,7 @@ def visualize_sharding(x: object, sharding: object = None) -> Picture:
         sharding = _of_tensor(x)
     sharding = resolve_sharding(sharding, "the sharding to show")
     shape = _shape(x)
-    what = short(x) if hasattr(x, "dtype") else f"[{','.join(map(str, shape))}]"
+    what = short(cast("Shaped", x)) if hasattr(x, "dtype") else f"[{','.join(map(str, shape))}]"
     check_shape(sharding, shape, "the array to show")
     picture = draw(what, shape, sharding)
     if not hasattr(sys, "ps1"):

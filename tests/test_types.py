@@ -75,6 +75,23 @@ def test_others_keep_the_signature() -> None:
     looped = xf.sequential_vmap(loss)
     assert_type(looped(X, 2.0), torch.Tensor)
     assert_type(xf.stop_gradient({"a": X}), dict[str, torch.Tensor])
+    assert_type(xf.checkpoint_name({"a": X}, "a"), dict[str, torch.Tensor])
+    assert_type(xf.at(X)[0].add(1.0), torch.Tensor)
+    assert_type(xf.vectorize(loss)(X, 2.0), torch.Tensor)
+
+
+def test_sharding_keeps_the_signature() -> None:
+    mesh = xf.make_mesh((1,), ("i",))
+    mapped = xf.shard_map(loss, mesh=mesh, in_specs=xf.P(), out_specs=xf.P())
+    assert_type(mapped(X), torch.Tensor)
+    decorated = xf.shard_map(mesh=mesh, in_specs=xf.P(), out_specs=xf.P())(loss)
+    assert_type(decorated(X), torch.Tensor)
+    summed = xf.vmap(lambda x: xf.psum({"x": loss(x)}, "i"), axis_name="i")
+    assert_type(summed(X), dict[str, torch.Tensor])
+    assert_type(
+        xf.with_sharding_constraint({"a": X}, xf.NamedSharding(mesh, xf.P())),
+        dict[str, torch.Tensor],
+    )
 
 
 def test_lambdas_are_not_held_to_types() -> None:

@@ -14,6 +14,7 @@ from xfunc import tree
 from xfunc.core.avals import Aval, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind
@@ -32,7 +33,7 @@ S = TypeVar("S")
 
 
 def cond(
-    pred: object, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: object
+    pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: object
 ) -> R:
     """``true_fun(*operands)`` if `pred`, else ``false_fun(*operands)``.
 
@@ -54,7 +55,7 @@ def cond(
     return Choice((false_fun, true_fun), "cond")(pred, *operands)
 
 
-def switch(index: object, branches: Sequence[Callable[..., R]], *operands: object) -> R:
+def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: object) -> R:
     """``branches[index](*operands)``, the index clamped into range.
 
     Args:

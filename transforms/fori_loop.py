@@ -11,6 +11,7 @@ from xfunc.backends.active import tracer
 from xfunc.core.avals import short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
+from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.stages.checks import Fun, is_integer
@@ -24,8 +25,8 @@ R = TypeVar("R")
 
 
 def fori_loop(
-    lower: object,
-    upper: object,
+    lower: ArrayLike,
+    upper: ArrayLike,
     body_fun: Callable[[torch.Tensor, PyTree], R],
     init_val: object,
     *,

@@ -247,7 +247,7 @@ def test_without_the_version_numbers_of_python(
     assert watch._dict_versions
     monkeypatch.setattr(watch, "_class_versions", versions)
     monkeypatch.setattr(watch, "_dict_versions", versions)
-    space = {"a": 1, "b": 2}
+    space: dict[str, object] = {"a": 1, "b": 2}
     names = watch.Namespace(space, ["a", "missing"])
     assert names.same()
     space["b"] = 3

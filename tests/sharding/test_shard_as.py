@@ -211,7 +211,7 @@ def test_refusals() -> None:
     with pytest.raises(ShardingError, match=message):
         xf.jit(shard_as)(X, X[0])
     with pytest.raises(TypeError, match=r"(?s)'b' \(a str\) at argument b.*Hint"):
-        shard_as(X, "b")
+        shard_as(X, "b")  # pyright: ignore[reportArgumentType]
 
 
 def test_means_nothing_in_a_manual_region() -> None:

@@ -72,12 +72,12 @@ class Exported:
         self._expected = tree.unflatten(decode(self._inputs), avals)
 
     @property
-    def in_info(self) -> object:
+    def in_info(self) -> PyTree:
         """``(args, kwargs)`` as trees of `ShapeDtypeStruct`."""
         return self._expected
 
     @property
-    def out_info(self) -> object:
+    def out_info(self) -> PyTree:
         """The result as a tree of `ShapeDtypeStruct`."""
         return tree.unflatten(self._outputs, self._lowering.outputs)
 

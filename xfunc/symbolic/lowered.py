@@ -54,7 +54,7 @@ class LoweredRange:
         return self.declared.function
 
     @property
-    def out_info(self) -> object:
+    def out_info(self) -> tree.PyTree:
         """The result as a tree of `ShapeDtypeStruct`, with sizes computed from the `Dim`s."""
         bucket, parts = next(iter(self.buckets.values()))
         box = self.declared.box
