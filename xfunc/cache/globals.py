@@ -1,16 +1,16 @@
 """The globals that a function names, as part of what its programs depend on.
 
-Python looks a global up when the function runs; a program has it built in. In a notebook, where
-everything is global, rebinding a name or redefining a helper must make a new program, or `xf.grad`
-would keep using the old value. So each function has a guard (see `xfunc.core.guards`) on everything
-it reaches by name.
+Python looks up a global when the function runs; a program has its value built in. In a notebook,
+where everything is global, rebinding a name or redefining a helper must make a new program, or
+`xf.grad` would keep using the old value. So each function has a guard (see `xfunc.core.guards`) on
+everything it reaches by name.
 
 NOTE [what is reached]: the names are read off the code, without running it: those of the function,
 of functions that it names or holds, of the methods of classes, and of functions in whatever stands
 under those names, and so on, as far as the user's program goes. Of a Python module of the program
-those attributes count that any of this code mentions. A name that nothing stands under counts too:
-it may appear. Installed packages are taken not to change, except for their classes. A tensor counts
-by identity, other values as in a closure (see `xfunc.cache.valuation`).
+those attributes count that any of this code mentions. A name that is not defined counts too: it may
+be defined later. Installed packages are assumed not to change, except for their classes. A tensor
+counts by identity, other values as in a closure (see `xfunc.cache.valuation`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hasha
 
 
 class Globals:
-    """The guard of functions on what they reach by name.
+    """Guards functions against changes to what they reach by name.
 
     Args:
         functions: the code and the namespace of each.
@@ -64,12 +64,12 @@ class Globals:
         return bool(self._now().places)
 
     def snapshot(self) -> Snapshot:
-        """What each global, and each attribute of a class, is now."""
+        """The current value of each global and of each class attribute."""
         reach = self._now()
         return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
     def note_changes(self, before: Snapshot) -> Changed:
-        """Let what has changed since then no longer count; what has. See `xfunc.cache.changes`."""
+        """Ignore from now on what has changed since then; returns it. See `xfunc.cache.changes`."""
         after, old = self._now(), before[0]
         kinds = Changed.NOTHING
         if after is not old:
@@ -97,7 +97,7 @@ class Globals:
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
-        if not watch.lent:  # What stands in modules on loan now is not to be kept.
+        if not watch.lent:  # What is in modules on loan just now must not be kept.
             self._keep(reach)
             self._state = state
         return reach, state
@@ -116,7 +116,7 @@ class Globals:
 
 
 class Guards:
-    """The guards on globals of the functions of one skeleton, by what these hold."""
+    """The guards of the functions that share a skeleton, by what the functions hold."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}
@@ -150,7 +150,7 @@ def _modules_of(kinds: Iterable[type]) -> list[types.ModuleType]:
 
 
 class _GlobalWalk(StateWalk):
-    """A visit of what globals hold: of modules of torch too, but not of their tensors' data."""
+    """A visit to what globals hold: torch modules too, but not the data of their tensors."""
 
     def value(self, x: object) -> Hashable:
         if not isinstance(x, torch.nn.Module):
@@ -198,7 +198,7 @@ class _Reach:
         functions: Iterable[tuple[types.CodeType, dict[str, object]]],
         modules: Iterable[types.ModuleType],
     ) -> None:
-        """Find all that functions reach."""
+        """Find everything that functions reach."""
         self._add_modules(modules)
         todo = list(functions)
         functions_seen = classes_seen = modules_seen = 0
@@ -237,7 +237,7 @@ class _Reach:
                     self._add(namespace, name)
         if "environ" in names.mentioned or "getenv" in names.mentioned:
             self.others.append(self.walk.value_apart(os.environ))
-        # An attribute of a module that is not there may appear.
+        # A module may gain an attribute that it lacks now.
         for module in direct:
             if isinstance(module, types.ModuleType) and _is_of_user(module):
                 for name in (*names.attributes, *names.by_text):
@@ -279,7 +279,7 @@ def _is_of_user(module: types.ModuleType) -> bool:
 
 
 def _is_fixed(x: object, name: str) -> bool:
-    """Whether something of a library stands under its own name, where it is no choice."""
+    """Whether a library's object has its own name here, so that nobody chose it."""
     if isinstance(x, types.FunctionType):
         return not is_of_program(x.__code__) and x.__name__ == name
     if isinstance(x, type):
@@ -295,7 +295,7 @@ class _Names(NamedTuple):
     Attributes:
         looked_up: as globals.
         attributes: of anything.
-        by_text: strings that code may look up as names, where it can do so.
+        by_text: strings that code may look up as names, if it has the means.
     """
 
     looked_up: tuple[str, ...]

@@ -1,6 +1,6 @@
 """The value of any Python object in a key: equal values compute the same.
 
-NOTE [aliases]: that a tensor stands in two places of the key is itself part of the key. A program
+NOTE [aliases]: that a tensor occurs in two places of the key is itself part of the key. A program
 traced while two closure cells held one tensor would otherwise be wrong when they hold two.
 
 NOTE [equality is not enough]: ``-0.0 == 0.0``, ``range(0) == range(5, 5)``, and a class may define
@@ -42,16 +42,16 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Walk:
-    """One visit of all that a function holds.
+    """One visit to everything that a function holds.
 
     Attributes:
         tensors: those found, each once.
         functions: those found.
-        classes: those of the user's of which objects were found, or themselves.
+        classes: the user's classes that were found, by themselves or through an object.
         modules: the Python modules found.
-        things: what was found that can be changed; see `xfunc.cache.watch`.
-        skipped: whether there was a place that does not count; see NOTE [volatile places].
-        places: for each place that could be changed, its owner and its content as it is.
+        things: the mutable objects found; see `xfunc.cache.watch`.
+        skipped: whether a place was found that does not count; see NOTE [volatile places].
+        places: for each mutable place, its owner and its current content.
         refuses: whether what cannot be compared is refused, as what a function of the user's holds
             itself is; objects, and functions of libraries, may hold it for something else.
     """
@@ -99,11 +99,11 @@ class Walk:
         if slot == len(self.tensors):
             self.tensors.append(x)
         kind = type(x)
-        if kind.__module__.startswith("xfunc."):  # a token, which knows its aval only
+        if kind.__module__.startswith("xfunc."):  # a token, which knows only its aval
             return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
         known = kind is torch.Tensor
         more = None
-        # Of a traced value, only the aval counts: a token of it, later, knows no more.
+        # Only the aval of a traced value counts: a token of it will know no more.
         if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and is_leaf(x))):
             more = (x.stride() if x.is_cpu else None, x.requires_grad)
             if x.__dict__ and (known or kind in _TENSORS or is_of_user(kind)):
@@ -111,7 +111,7 @@ class Walk:
         return ("tensor", slot, tuple(x.shape), x.dtype, None if known else kind, more)
 
     def class_state(self, cls: type) -> Hashable:
-        """What a class is now; see `xfunc.cache.classes`."""
+        """The current state of a class; see `xfunc.cache.classes`."""
         state = classes.state_of(cls)
         if state is None:
             return Same(cls)
@@ -119,7 +119,7 @@ class Walk:
         return state
 
     def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
-        """A watch on all that was met, and on some namespaces."""
+        """A watch on everything that was met, and on some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
         things = [t for state in states for t in state.things]
         kinds = [k for c in states for k in c.kinds]
@@ -153,7 +153,7 @@ class Walk:
     def place(
         self, owner: object, label: str | None, contents: Iterable[object], attribute: bool = False
     ) -> Hashable:
-        """The value of what stands in a place that could be changed."""
+        """The value of what is in a mutable place."""
         mark = volatile.mark_of(owner, label)
         if mark is not None:
             self.skipped = True
@@ -165,7 +165,7 @@ class Walk:
 
 
 class StateWalk(Walk):
-    """A visit of an object's attributes, where tensors and modules count by identity."""
+    """A visit to an object's attributes, where tensors and modules count by identity."""
 
     def value(self, x: object) -> Hashable:
         if isinstance(x, torch.nn.Module):
@@ -173,7 +173,7 @@ class StateWalk(Walk):
         return super().value(x)
 
     def value_apart(self, x: object) -> Hashable:
-        """The value of something whatever was met before, so that it changes only with itself."""
+        """The value of something regardless of what was met before: nothing else changes it."""
         self._seen.clear()
         return self.value(x)
 
@@ -182,7 +182,7 @@ class StateWalk(Walk):
 
 
 class ContentWalk(StateWalk):
-    """A visit of what a class holds, where other classes count by identity."""
+    """A visit to what a class holds, where other classes count by identity."""
 
     def class_state(self, cls: type) -> Hashable:
         if classes.can_change(cls):
@@ -195,20 +195,20 @@ class ContentWalk(StateWalk):
 
 
 def is_atom(x: object) -> bool:
-    """Whether an object cannot change, nor consist of others."""
+    """Whether an object is immutable and has no parts."""
     return type(x) in (*_ATOMS, float, complex)
 
 
 def _as_it_is(x: object) -> Hashable:
-    """What tells whether a place still holds the same: identity, or the value of an atom."""
+    """What shows whether a place still holds the same: identity, or the value of an atom."""
     return (type(x), repr(x)) if is_atom(x) else id(x)
 
 
 @functools.cache
 def _is_transparent(cls: type) -> bool:
-    """Whether all the state of a class's objects is in attributes: none is hidden in C.
+    """Whether the state of a class's objects is all in attributes, with none hidden in C.
 
-    The same sum by which `object.__reduce_ex__` tells what it may pickle.
+    The same sum tells `object.__reduce_ex__` what it may pickle.
     """
     size = object.__basicsize__ + 8 * sum(len(watch.slots_of(c)) for c in cls.__mro__)
     size += 8 * (cls.__dictoffset__ > 0) + 8 * (getattr(cls, "__weakrefoffset__", 0) > 0)
@@ -223,7 +223,7 @@ def _is_iterator(cls: type) -> bool:
 
 @functools.lru_cache(4096)
 def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
-    """How the value of objects of a class is taken that do not count as something met before."""
+    """How to value the objects of a class that do not count as something met before."""
     if issubclass(kind, torch.Tensor):
         return lambda walk, x: walk.tensor(x)
     if issubclass(kind, _OPAQUE):
@@ -236,9 +236,9 @@ def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
 
 
 def _is_of_xfunc(kind: type) -> bool:
-    """Whether objects of a class are made by xfunc to be what they are: programs, caches, traces.
+    """Whether a class is one of xfunc's own kinds of objects: programs, caches, traces.
 
-    What transforms return to be called does count by what it holds.
+    The callables that transforms return do count by what they hold.
     """
     if not kind.__module__.startswith("xfunc.") or kind.__module__.startswith("xfunc.transforms."):
         return False
@@ -253,7 +253,7 @@ def _module(walk: Walk, x: types.ModuleType) -> Hashable:
 
 @functools.lru_cache(4096)
 def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
-    """How the value of objects of a class is taken."""
+    """How to value the objects of a class."""
     if kind in RULES:
         return RULES[kind]
     if issubclass(kind, Wrapper):
@@ -285,7 +285,7 @@ def _member(walk: Walk, x: object) -> Hashable:
 
 
 def _subclass(rule: Callable[[Walk, object], Hashable], walk: Walk, x: object) -> Hashable:
-    """Of a class derived from one of Python's own, with attributes and methods beside."""
+    """For a class derived from a built-in one, with attributes and methods of its own."""
     return (walk.class_state(type(x)), rule(walk, x), walk.state(x))
 
 

@@ -1,9 +1,9 @@
 """The peak of a program's memory over all sizes at once.
 
 The memory held at each step, in one order of the steps, is a polynomial in the symbols, and the
-peak is the upper envelope of these: the largest of them at each size. In which order the steps run
-and what is written in whose memory depends on comparisons, so there is such an envelope for each of
-a few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
+peak is the upper envelope of these: the largest of them at each size. The order of the
+steps, and which buffers share memory, depend on comparisons, so there is one such envelope for each
+of a few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
 `xfunc.hlo.estimate.liveness.peak` finds at each size.
 """
 
@@ -44,7 +44,7 @@ ORDERS: tuple[Order, ...] = (
 
 
 def prepared(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
-    """The symbolic HLO of a function, as memory is told of it.
+    """The symbolic HLO of a function, prepared for measuring its memory.
 
     Raises:
         NoFit: there is none.
@@ -53,7 +53,7 @@ def prepared(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
 
 
 def _without_data(module: Module) -> Module:
-    """The module without the numbers in its constant arrays, which take no part in memory."""
+    """The module without the contents of its constant arrays, which do not matter here."""
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
     for c in proto.computations:
@@ -65,11 +65,11 @@ def _without_data(module: Module) -> Module:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """What is held in one order, in the part of a box where conditions hold.
+    """The memory held with one order of the steps, in the part of a box where conditions hold.
 
     Attributes:
-        conditions: say where.
-        terms: of the polynomials that are the largest somewhere.
+        conditions: define that part.
+        terms: those of the polynomials that are the largest somewhere.
     """
 
     conditions: Conditions
@@ -86,7 +86,7 @@ class SymbolicPeak:
     Args:
         symbolic: the program, as `prepared` makes it.
         donated: the parameters whose memory results may take over.
-        orders: those of which the best is taken at each size.
+        orders: the candidates; the best is taken at each size.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class SymbolicPeak:
         return min(self._piece(k, env, monomials).at(monomials) for k in range(len(self._orders)))
 
     def pieces(self, env: Env) -> list[Piece]:
-        """Of each order the piece that holds there."""
+        """For each order, the piece that applies there."""
         monomials = self.basis.at(env)
         return [self._piece(k, env, monomials) for k in range(len(self._orders))]
 
     def envelopes(self, env: Env) -> list[list[Polynomial]]:
-        """Of each order, the polynomials whose largest is the peak around there."""
+        """For each order, the polynomials whose maximum is the peak around there."""
         return [
             [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
         ]
 
     def along(self, env: Env, symbol: str, sizes: np.ndarray) -> np.ndarray:
-        """The peaks along a symbol, by the pieces that hold at `env`: right around there."""
+        """The peaks along a symbol, from the pieces that apply at `env`: exact around there."""
         columns = []
         for m in self.basis.monomials:
             rest = math.prod(env[name] ** e for name, e in m if name != symbol)
@@ -150,14 +150,14 @@ class SymbolicPeak:
 
 
 def _points(found: Found, given: int, basis: Basis) -> list[Terms]:
-    """What is held in all at each step, each polynomial once."""
+    """The total memory held at each step; each polynomial is listed once."""
     constant = (0,) * (len(basis.monomials) - 1)
     values = [given + n for n, _ in found.points] or [given]
     return [*{v.terms if isinstance(v, Tracked) else (v, *constant): None for v in values}]
 
 
 def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
-    """Those polynomials that no other is known to be at least as large as, all over the box."""
+    """The polynomials that no other is known to dominate throughout the box."""
     somewhere = np.array([basis.at(c) for c in _samples(box)])
     values = np.array(points, dtype=np.float64) @ somewhere.T
     terms = np.array(points, dtype=np.float64)
@@ -180,7 +180,7 @@ def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
 
 
 def _samples(box: Box) -> list[Env]:
-    """Corners of a box, and sizes within: a third, and the root of what lies between."""
+    """The corners of a box, and sizes inside: a third and a thirtieth of the way up."""
     found = list(box.corners())
     for part in (1 / 3, 1 / 30):
         inner = {}

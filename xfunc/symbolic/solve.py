@@ -16,12 +16,12 @@ _MAX_DENOMINATOR = 64
 
 
 class Solver:
-    """Finds what has given values at given points.
+    """Finds the expression that has given values at given points.
 
     Args:
-        points: what the symbols are at each; more of them than monomials, so that those left over
-            check what is found.
-        monomials: what a polynomial may be made of.
+        points: the symbols' values at each; there are more points than monomials, so that the rest
+            check the result.
+        monomials: those that a polynomial may consist of.
         box: the sizes of the symbols: at all of them, a size is a whole number.
     """
 
@@ -44,7 +44,7 @@ class Solver:
         return simplest(found)
 
     def real(self, values: tuple[float, ...], element_type: int) -> float | Ratio | None:
-        """The number of a floating type with these values, but for rounding."""
+        """The floating-point number with these values, up to rounding."""
         if len(set(values)) == 1 or all(map(math.isnan, values)):
             return values[0]
         if any(math.isinf(v) or math.isnan(v) for v in values):
@@ -76,7 +76,7 @@ class Solver:
                 yield Ratio(one, p, root=True)
 
     def _rational(self, values: Sequence[float | Number], precision: int) -> Polynomial | None:
-        """The polynomial with about these values, which are fractions with small denominators."""
+        """The polynomial that comes close to these values, with small denominators."""
         found = []
         for v in values:
             near = Fraction(v).limit_denominator(_MAX_DENOMINATOR)
@@ -101,9 +101,9 @@ class Solver:
 
 
 def is_whole(p: Polynomial, box: Box) -> bool:
-    """Whether a polynomial is a whole number wherever the symbols are of a box.
+    """Whether a polynomial is a whole number at all sizes in a box.
 
-    It repeats itself, but for whole numbers, when a symbol grows by the denominators.
+    Its fractional part repeats when a symbol grows by a common multiple of the denominators.
     """
     period = math.lcm(*(c.denominator for _, c in p.terms))
     if period == 1:
@@ -117,7 +117,7 @@ def is_whole(p: Polynomial, box: Box) -> bool:
 
 
 def independent(points: Sequence[Env], monomials: Sequence[Monomial]) -> list[Env] | None:
-    """The points, those first that together tell all the coefficients; None: they do not."""
+    """The points, beginning with some that determine all coefficients; None: no points here do."""
     chosen: list[Env] = []
     rows: list[list[Fraction]] = []
     for env in points:

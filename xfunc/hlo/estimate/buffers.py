@@ -1,4 +1,4 @@
-"""Which instructions of a computation have their own memory, and what they read.
+"""Which instructions of a computation have memory of their own, and what they read.
 
 NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
 passes between them is never written to memory. Here an elementwise operation, or one that moves
@@ -158,7 +158,7 @@ class _Walk:
                 for before, after in zip(leaves(old), leaves(new), strict=True):
                     writes[after[0]] = before if len(before) == 1 else ()
                     if len(before) == 1 and before[0].instruction.opcode == "broadcast":
-                        before[0].instruction = after[0].instruction  # what it is made for
+                        before[0].instruction = after[0].instruction  # what it was made for
         reads = tuple(dict.fromkeys(b for leaf in leaves(start) for b in leaf))
         self._steps.append(Step(i, reads, writes))
         return result

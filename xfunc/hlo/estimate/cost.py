@@ -1,6 +1,6 @@
-"""`cost`: how many operations and bytes a module takes, by one pass over its instructions.
+"""`cost`: how many operations and bytes a module takes, found in one pass over its instructions.
 
-The rules are those of XLA's ``HloCostAnalysis``, which is what ``jax``'s ``cost_analysis`` shows,
+The rules are those of XLA's ``HloCostAnalysis``, which JAX's ``cost_analysis`` shows too,
 with one difference: a loop whose number of steps can be read from the HLO counts that many times,
 not once.
 """
@@ -109,7 +109,7 @@ CHIPS = {
 
 
 def roofline(cost: Cost, chip: str = "v6e") -> float:
-    """Seconds that something takes on a chip: for arithmetic or memory, whichever is longer.
+    """Seconds that something takes on a chip: for arithmetic or for memory, whichever is longer.
 
     Source: Williams et al., "Roofline", 2009.
     """
@@ -205,7 +205,7 @@ def trip_count(loop: Instruction) -> int | None:
 
 
 def _element(i: Instruction, computation: Computation) -> int | None:
-    """Which element of the computation's only parameter an instruction is."""
+    """Which element of the computation's only parameter an instruction stands for."""
     if i.opcode == "get-tuple-element" and i.operands[0] is computation.parameters[0]:
         return i.proto.tuple_index
     return None
@@ -228,7 +228,7 @@ def _window(i: Instruction) -> list[wire.Fields]:
 
 
 def _convolution(i: Instruction) -> int:
-    """Two operations for each place where the kernel meets the input; padding counts for none."""
+    """Two operations for each place where the kernel meets the input; padding does not count."""
     x, kernel, out = i.operands[0].shape.dims, i.operands[1].shape.dims, i.shape.dims
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 16)
     spatial = zip(

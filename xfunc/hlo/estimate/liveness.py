@@ -1,4 +1,4 @@
-"""An estimate of how much memory a module takes, and for what, made without a compiler.
+"""An estimate of how much memory a module takes and what for, made without a compiler.
 
 The entry's arguments are there from start to end. What is written lives until it is last read,
 results until the end. `buffers` says which instructions write memory, and `schedule` in which order
@@ -61,9 +61,9 @@ class Peak:
     Attributes:
         bytes: the peak: arguments, results and temporaries together.
         arguments: the bytes of the arguments alone.
-        at: the step at which that is.
+        at: the step at which the peak occurs.
         largest: the arrays that are held then, the largest first.
-        timeline: what is held in all at each step, in order; a loop's body is told once.
+        timeline: the total held at each step, in order; a loop's body appears once.
         spans: what is held beside the arguments, each piece of memory with its time. What a loop
             finds room for in memory that is held anyway is among them too.
     """
@@ -99,13 +99,13 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
 
 
 def task_of(entry: Computation, donated: Sequence[int] = ()) -> Task:
-    """The entry of a module that is `prepared`, as what there is to find the memory of."""
+    """The entry of a `prepared` module, as an object whose memory can be found."""
     memory = flow(entry)
     return Task(memory, _donations(memory, donated), True, {})
 
 
 def prepared(module: Module) -> Module:
-    """The module as memory is told of it: with the functions that it calls in their place."""
+    """The module in the form that memory is measured in: with called functions inlined."""
     return simplify(inline_calls(module), bodies=True)
 
 

@@ -29,14 +29,14 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A computation whose memory is asked for.
+    """A computation whose memory is to be found.
 
     Attributes:
-        memory: what it does to it.
-        places: the memory outside in which results are to be at the end.
+        memory: what it reads and writes.
+        places: the outside memory in which results must end up.
         reserves: whether the other results have theirs from the start.
-        known: what has been found of other computations, by id.
-        exceeds: tells where more is held than at all steps before.
+        known: what has been found for other computations, by id.
+        exceeds: says where more is held than at any step before.
     """
 
     memory: Flow
@@ -145,7 +145,7 @@ class _Run:
         return next(self._room(b.bytes, end, b), b)
 
     def _room(self, bytes: int, until: int, b: Buffer | None = None) -> Iterator[Buffer]:
-        """The memory of results to come that nothing is in, the smallest that is enough first.
+        """The unused memory of results to come, beginning with the smallest that is large enough.
 
         Until its result is written, or until that is written in place of `b`.
         """

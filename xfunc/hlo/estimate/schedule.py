@@ -42,7 +42,7 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
     while ready:
         _, k = heapq.heappop(ready)
         if done[k]:
-            continue  # It was put there again when more could be gained.
+            continue  # It was queued again when it could free more.
         done[k] = True
         found.append(steps[k])
         for b in steps[k].reads:
@@ -59,7 +59,7 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
 
 
 def just_in_time(order: Sequence[Step]) -> list[Step]:
-    """The steps in the same order, but what needs less memory than it writes waits for its use."""
+    """The same order, but a step waits for its use where that keeps less alive than it writes."""
     writer = {b: k for k, s in enumerate(order) for b in s.writes}
     readers: dict[Buffer, int] = {}
     for s in order:

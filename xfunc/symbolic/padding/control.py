@@ -1,4 +1,4 @@
-"""The pass itself: computations, and what runs others."""
+"""The pass itself: computations, and the instructions that run others."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Padded:
 
     Attributes:
         module: takes the actual sizes of the symbols as last parameters, int64 scalars.
-        outputs: of the dimensions of each result, the exact sizes.
-        masks: how many selects there are that keep padding out.
+        outputs: the exact sizes of each result's dimensions.
+        masks: the number of selects that keep padding out.
     """
 
     module: Module
@@ -100,7 +100,7 @@ class _Pass:
         return Padded(dead_code_elimination(Module(proto)), tuple(exact), masks)
 
     def _check_bounds(self, c: Computation) -> None:
-        """Whatever the sizes, the exact shape is in the bucket's."""
+        """Whatever the sizes, the exact shape fits in the bucket's."""
         for i in c.instructions:
             if i.proto.control_predecessor_ids:
                 raise Inexact(f"{i.opcode} that waits for another instruction", i)
@@ -120,7 +120,7 @@ class _Pass:
     def computation(
         self, c: Computation, inputs: Sequence[State], packed: bool = False
     ) -> tuple[pb.HloComputationProto, State]:
-        """A computation for inputs that lie in given ways, and how its result does.
+        """A computation for inputs with given layouts, and the layout of its result.
 
         It takes the actual sizes as well: as further parameters, or, if `packed`, behind the
         elements of its one parameter, which is a tuple, as in loops and branches.
@@ -150,7 +150,7 @@ class _Body:
     def __init__(self, whole: _Pass, c: Computation, inputs: Sequence[State], packed: bool) -> None:
         self.whole, self.c = whole, c
         self.proto = pb.HloComputationProto(id=next(whole.ids))
-        # A composite whose shapes vary is none any more: nothing else may stand for it.
+        # A composite whose shapes vary is one no longer: nothing may be substituted for it.
         name = c.name if operation_of(c.proto) is None else "spelled_out"
         self.proto.name = renamed(name, self.proto.id)
         self.values: dict[int, State] = {}
@@ -210,7 +210,7 @@ class _Body:
                 self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
         root = self.values[self.c.root.id]
         if self.c.id == self.whole.symbolic.module.proto.entry_computation_id:
-            # Cut to size, results lie at the beginning.
+            # Cut to size, results are at the beginning.
             assert isinstance(root, list)
             root = [*map(self._plain, root)]
         return self.finished(root), root
@@ -230,7 +230,7 @@ class _Body:
         return self.proto
 
     def packed_up(self, x: State) -> int:
-        """The instruction that a value is."""
+        """The instruction that computes a value."""
         if isinstance(x, Val):
             return x.id
         ids = [self.packed_up(e) for e in x]
@@ -309,7 +309,7 @@ class _Body:
         if is_region(callee.proto):
             regions.check_region(callee, i)
         divided = self.whole.divided
-        self.whole.divided &= not is_region(self.c.proto)  # What one device has is not.
+        self.whole.divided &= not is_region(self.c.proto)  # What one device holds is not.
         proto, found = self.whole.computation(callee, operands)
         self.whole.divided = divided
         ids = [*map(self.packed_up, operands), *self.sizes_inside]

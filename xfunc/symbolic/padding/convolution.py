@@ -15,7 +15,7 @@ _OUT_BATCH, _OUT_FEATURE, _OUT_SPATIAL = 9, 10, 12
 
 
 def convolution(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What is summed over, places and features, holds 0 in its padding, on both sides."""
+    """The padding of summed dimensions, spatial and feature alike, holds 0 in both operands."""
     x, kernel = operands
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), _NUMBERS)
     batch, feature = wire.integer(numbers, _BATCH), wire.integer(numbers, _FEATURE)

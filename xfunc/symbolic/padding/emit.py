@@ -50,7 +50,7 @@ def _varint(x: int) -> bytes:
 
 
 class Emitter:
-    """Adds instructions to a computation; each thing it computes, it computes once.
+    """Adds instructions to a computation, and computes nothing twice.
 
     Args:
         ids: new ids.
@@ -85,7 +85,7 @@ class Emitter:
         return made.id
 
     def put(self, proto: pb.HloInstructionProto) -> int:
-        """Add an instruction that is made already."""
+        """Add an instruction that has been made already."""
         self.instructions.append(proto)
         return proto.id
 
@@ -94,7 +94,7 @@ class Emitter:
         return next(self._ids)
 
     def on_all(self, x: int, element_type: int, dims: Sequence[int], manual: bool = False) -> int:
-        """The value, whole on each device; if `manual`, as what each has of its own."""
+        """The value, whole on each device; if `manual`, each device's own."""
         made = instruction("custom-call", self.new_id(), array(element_type, dims), [x])
         made.custom_call_target = "SPMDFullToShardShape" if manual else SHARDING
         made.custom_call_api_version = 1  # API_VERSION_ORIGINAL
@@ -124,7 +124,7 @@ class Emitter:
             return self.number(p.at({}), element_type)
         if element_type != S64:
             return self.add("convert", element_type, (), [self.size(p)])
-        # As whole numbers: what has denominators is whole only as a whole.
+        # In whole numbers: terms with denominators are whole only when taken together.
         bottom = math.lcm(*(c.denominator for _, c in p.terms))
         total: int | None = None
         for m, c in p.terms:
@@ -173,7 +173,7 @@ class Emitter:
     def mask(
         self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
     ) -> int | None:
-        """Where the elements of the exact shape lie, in what is padded of the dimensions `over`.
+        """Where the exact shape's elements are, along the padded ones of the dimensions `over`.
 
         None: everywhere.
         """

@@ -19,7 +19,7 @@ class Factor(NamedTuple):
 
     Attributes:
         size: in the bucket.
-        valid: how many of them are those of the exact shape: a number if that is all of them.
+        valid: how many of them belong to the exact shape: a number if all of them do.
     """
 
     size: int
@@ -41,7 +41,7 @@ def own(size: int, valid: Size) -> Layout:
 
 
 def canonical(factors: Iterable[Factor]) -> Layout:
-    """The same layout in the one form that equal ones have: whole factors as part of others."""
+    """The layout in canonical form, where factors without padding are merged into others."""
     found: list[Factor] = []
     for f in factors:
         if f.size == 1 and f.valid == 1:
@@ -54,7 +54,7 @@ def canonical(factors: Iterable[Factor]) -> Layout:
 
 
 def is_padded(layout: MaybeLayout) -> bool:
-    """Whether a dimension holds padding that something other than its elements may lie in."""
+    """Whether a dimension has padding that may hold something other than its elements."""
     return layout is not None and any(f.is_padded for f in layout)
 
 

@@ -22,7 +22,7 @@ _ENTER, _LEAVE = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
 
 def entered(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What one device has; see NOTE [parts of a padded dimension]."""
+    """One device's part; see NOTE [parts of a padded dimension]."""
     (x,) = operands
     sizes = m.symbolic.dims(i)
     layouts: list[MaybeLayout] = []
@@ -33,13 +33,13 @@ def entered(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             inside = own(part, sizes[d])
             moved = m.relaid(moved, d, _behind(whole // part, inside), whole)
         layouts.append(inside)
-    if moved is not x:  # It is what the border takes apart that has to be divided.
+    if moved is not x:  # The border takes this apart.
         moved = dataclasses.replace(moved, id=remade(m, i.operands[0], [moved.id]))
     return result(m, i, [moved.id], layouts)
 
 
 def left(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """The array that the devices have together: what is uniform in each may differ among them."""
+    """The devices' parts as one array: what is uniform in each may differ between them."""
     (x,) = operands
     layouts: list[MaybeLayout] = []
     for d, (part, whole) in enumerate(zip(x.dims, i.shape.dims, strict=True)):

@@ -27,7 +27,7 @@ ELEMENTWISE = frozenset(
 )
 
 
-# What is not much work, and of which more is known than that no size has to do with it.
+# Cheap operations, of whose results more is known than that they depend on no size.
 LIGHT = ELEMENTWISE | {"constant", "iota", "broadcast", "reshape", "transpose"}
 
 
@@ -91,7 +91,7 @@ def constant(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def iota(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """It counts from the first on, whatever the sizes."""
+    """It counts from the first element, whatever the sizes."""
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
     k = i.proto.dimensions[0]
     layouts[k] = own(i.shape.dims[k], m.symbolic.dims(i)[k])
@@ -126,11 +126,11 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "sqrt": lambda a: a if a in (0, 1) else math.nan,
     "subtract": lambda a, b: a - b,
 }
-_SIMPLE = (0, 1, -1, math.inf, -math.inf)  # what arithmetic of any type does alike
+_SIMPLE = (0, 1, -1, math.inf, -math.inf)  # what arithmetic of all types has in common
 
 
 def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """All operands have to lie alike."""
+    """All operands need the same layout."""
     dims = i.shape.dims
     arrays = [x for x in operands if x.dims == dims]
     moved, layouts = m.alike(arrays)
@@ -147,7 +147,7 @@ def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def _known(i: Instruction, operands: Sequence[float | None]) -> float | None:
-    """What the operation makes of numbers, if that is simple enough to tell."""
+    """What the operation gives for numbers, if that is simple enough to compute here."""
     rule = _KNOWN.get(i.opcode)
     if rule is None or any(x is None or x not in _SIMPLE for x in operands):
         return None
@@ -212,7 +212,7 @@ def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def neutral(opcode: str, element_type: int) -> float | None:
-    """What an operation on pairs leaves the other operand as it is with."""
+    """The neutral element of an operation on pairs."""
     low, high = _extremes(element_type)
     return {
         "add": 0,

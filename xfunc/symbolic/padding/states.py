@@ -39,14 +39,14 @@ def signature(x: State) -> object:
 
 
 def forgotten(x: State) -> State:
-    """The value without what is known of its contents, which a loop may change."""
+    """The value without what is known about its contents, which a loop may change."""
     if isinstance(x, list):
         return [forgotten(e) for e in x]
     return dataclasses.replace(x, fills={}, const=None)
 
 
 def joined(a: State, b: State) -> State:
-    """What is known of a value that is either."""
+    """What is known about a value that is one of the two."""
     if isinstance(a, list):
         assert isinstance(b, list)
         return [joined(x, y) for x, y in zip(a, b, strict=True)]
@@ -66,7 +66,7 @@ def varies(x: State) -> bool:
 
 
 def whole(shape: Shape) -> State:
-    """A value that no size has to do with."""
+    """A value that depends on no size."""
     if shape.is_tuple:
         return [whole(e) for e in shape.elements]
     layouts = tuple(own(n, n) for n in shape.dims)

@@ -40,7 +40,7 @@ class Val:
         sizes: of the exact shape.
         layouts: where in each dimension the exact elements lie; see NOTE [factors].
         fills: by dimension, what all of the padding along it holds, where that is known.
-        const: what all elements are, where that is known.
+        const: the value of all elements, where that is known.
     """
 
     id: int
@@ -70,7 +70,7 @@ class Movers:
     Args:
         emit: adds instructions to it.
         symbolic: the program.
-        divided: whether values may be divided over devices.
+        divided: whether values may be sharded over devices.
     """
 
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
@@ -115,7 +115,7 @@ class Movers:
         """``x[..., index, ...]`` along dimension d, for an S64[n] of places in it."""
         dims = (*x.dims[:d], n, *x.dims[d + 1 :])
         index = self.emit.add("reshape", S64, (n, 1), [index])
-        # XLA 2.9's partitioner ends the process where it gathers along a dimension that is divided.
+        # XLA 2.9's partitioner ends the process on a gather along a sharded dimension.
         from_all = self.emit.on_all(x.id, x.element_type, x.dims) if self._divided else x.id
         made = pb.HloInstructionProto(opcode="gather", id=self.emit.new_id())
         made.name = f"gather.{made.id}"
@@ -143,7 +143,7 @@ class Movers:
         return emit.spread(emit.number(0), [n]) if found is None else found
 
     def at_places(self, layout: Layout, exact: int, n: int, size: int) -> int:
-        """S64[n]: where in a dimension of `size` lie elements of the exact shape."""
+        """S64[n]: where in a dimension of `size` the elements of the exact shape are."""
         emit, found = self.emit, None
         for k, f in enumerate(layout):
             weight = self._all(product(g.valid for g in layout[k + 1 :]), n)
@@ -257,7 +257,7 @@ class Movers:
 def _groups(
     x: Val, dims: Sequence[int], sizes: Sequence[Size]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Dimensions, old and new, that hold the same elements: as few at a time as can be."""
+    """Dimensions, old and new, that hold the same elements, in the smallest possible groups."""
     old: list[int] = []
     new: list[int] = []
     a = b = 0

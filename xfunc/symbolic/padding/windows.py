@@ -50,7 +50,7 @@ def _spread(m: Movers, size: Size, n: int) -> int:
 
 
 def _at(x: Val, d: int, id: int, n: int, size: Size, layout: MaybeLayout) -> Val:
-    """What came of a value by a move along one dimension."""
+    """The result of moving a value along one dimension."""
     return dataclasses.replace(
         x,
         id=id,
@@ -93,7 +93,7 @@ def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     if not any(x.padded(d) for x in operands[:-1]):
         operands = [m.plain(x, d) for x in operands]
         return result(m, i, [x.id for x in operands], layouts)
-    # One after the other is written where the one before ends, over its padding.
+    # Each is written where the one before ends, over its padding.
     dims = i.shape.dims
     zero = m.emit.number(0, i.shape.element_type)
     found = m.emit.spread(zero, dims, i.shape.element_type)
@@ -108,7 +108,7 @@ def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def pad(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What is padded with lies in the padding as well."""
+    """The value it is padded with is in the padding as well."""
     x, value = operands
     edges = _in_groups(m.symbolic.sizes(i, "padding"), 3)
     for d, (low, _, interior) in enumerate(edges):
@@ -134,7 +134,7 @@ def _padded(
     assert isinstance(low, int)
     assert isinstance(interior, int)
     dims = (*x.dims[:d], n, *x.dims[d + 1 :])
-    # At the end so much that it is the bucket's size, which may be less than nothing.
+    # At the end, as much as makes the bucket's size; that may be negative.
     high = n - low - (x.dims[d] + max(0, x.dims[d] - 1) * interior)
     id = m.emit.add("pad", x.element_type, dims, [x.id, value.id])
     none = message((1, 0), (2, 0), (3, 0))
@@ -304,7 +304,7 @@ def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
             best = index.own(k)
         index = m.relaid(index, k, best, index.dims[k])
         updates = m.relaid(updates, w, best, updates.dims[w])
-    # What is out of bounds is left out, and that is what padding becomes.
+    # What is out of bounds is skipped, so padding gets indices out of bounds.
     index = m.masked(index, rows, -1 if index.element_type not in _UNSIGNED else 2**31)
     return result(m, i, [x.id, index.id, updates.id], [x.own(d) for d in range(len(x.dims))])
 
@@ -335,7 +335,7 @@ def reduce_window(m: Movers, i: Instruction, operands: list[Val]) -> State:
 
 
 def _causal(window: Sequence[Size]) -> bool:
-    """Whether nothing behind an element is seen for it."""
+    """Whether no window of an element sees anything after it."""
     size, stride, low, _, dilation, base, _ = window
     return dilation == base == stride == 1 and as_polynomial(size) - 1 == low
 
@@ -351,7 +351,7 @@ def _check_window(
     if any(isinstance(x, Polynomial) for x in (stride, dilation, base)):
         raise Inexact(f"{i.opcode} with a stride that depends on sizes", i)
     box = m.symbolic.box
-    reach = (as_polynomial(width) - 1) * dilation - low  # the last that the first window sees
+    reach = (as_polynomial(width) - 1) * dilation - low  # the last place the first window sees
     if not isinstance(low, Polynomial) and not isinstance(width, Polynomial):
         return
     if not isinstance(low, Polynomial) and box.at_most(as_polynomial(size) - 1, reach):
