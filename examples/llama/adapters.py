@@ -22,7 +22,7 @@ from .model import Config, Params
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _COPY = ".base_layer.weight"  # of a head with an adapter, PEFT saves the base's weights too
-# What changes the values of an adapter, and what it has to be for `lora` to compute the same.
+# Settings that change what an adapter computes, with the values that `lora` supports.
 _PLAIN = {
     "peft_type": ("LORA",),
     "use_dora": (False, None),
@@ -47,7 +47,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         folder: a new one.
         params: what is trained.
         config: the sizes.
-        tune: which weights have adapters, and how these are scaled.
+        tune: which weights have adapters, and how the adapters are scaled.
         base: the folder, or the name on the hub, of the weights that they are for.
 
     Raises:
@@ -174,7 +174,7 @@ def _put_together(stored: dict[str, Tensor], shapes: Params, config: Config) -> 
 
 
 def _tensors(tree: Params, config: Config) -> Iterator[tuple[str, Any]]:
-    """The tensors of a file, by name; of a tree of shapes, their shapes."""
+    """The tensors of a file by name; for a tree of shapes, their shapes."""
     names = _names(config)
     for path, leaf in lora.named(tree).items():
         parts = leaf if isinstance(leaf, Adapter) else (leaf,)
@@ -192,7 +192,7 @@ def _one(part: Any, layer: int) -> Any:
 
 
 def _keys(name: str, adapted: bool, layers: int) -> Iterator[tuple[str, ...]]:
-    """What the file calls a weight's tensors, of one layer after the other."""
+    """The file's names for a weight's tensors, layer by layer."""
     for one in _of_layers(name, layers):
         key = _PREFIX + one
         if not adapted:

@@ -15,7 +15,7 @@ def keep_memory() -> bool:
     page when they are touched: up to a quarter of a small model's step. The arenas of threads do
     the same beyond 64 MiB, so there is one arena. It has to be called before XLA has threads.
 
-    Returns whether it was done, which needs a glibc.
+    Returns whether it was done: only glibc can.
     """
     libc = ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(libc, "gnu_get_libc_version"):

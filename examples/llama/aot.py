@@ -29,7 +29,7 @@ from .footprint import Case, footprint
 from .plan import ATTENTION, POLICIES
 from .sharding import parse_mesh
 
-# What is measured of a model that is given by its name alone: weights of two bytes, so that figures
+# The settings for a model that is given by its name alone: weights of two bytes, so that figures
 # of one model can be compared.
 _BARE = ("train.optimizer=adafactor", "train.precision=bfloat16", "data.seq=8192")
 _FLAGS = {  # and what they set
@@ -141,7 +141,7 @@ def _sets(pairs: Sequence[str], key: str) -> bool:
 
 
 def _is_bare(args: argparse.Namespace) -> bool:
-    """Whether a model is named, and nothing that `fit` would read."""
+    """Whether a model is named, but nothing that `fit` would read."""
     name = args.config
     return name in model.CONFIGS and name not in config.presets() and not Path(name).exists()
 
@@ -203,7 +203,7 @@ def _report(console: Console, case: Case, given: dict[str, str], *, as_json: boo
 
 
 def _resident() -> int:
-    """The most memory that this process has had, in bytes."""
+    """The most memory that this process has used, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

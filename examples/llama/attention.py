@@ -19,15 +19,15 @@ Heads: TypeAlias = Float[Tensor, "batch heads seq head_dim"]
 Segments: TypeAlias = Int[Tensor, "batch seq"] | None
 Reach: TypeAlias = int | Int[Tensor, ""] | None
 
-_MASKED = -1e30  # A number, for the difference of two infinities is none.
+_MASKED = -1e30  # Finite, because the difference of two infinities is not a number.
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the product of a query and a key.
+    """What is done with the product of a query and a key.
 
     Attributes:
-        scale: what it is multiplied by; None: one over the root of the features.
+        scale: the factor it is multiplied by; None: one over the square root of the head's size.
         cap: a score s then becomes cap * tanh(s / cap); None: it stays.
     """
 
@@ -39,7 +39,7 @@ class Scores:
         return products * (features**-0.5 if self.scale is None else self.scale)
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scores, none of them beyond the cap."""
+        """The scores, kept within the cap."""
         return scores if self.cap is None else self.cap * (scores / self.cap).tanh()
 
 
@@ -52,7 +52,7 @@ def dense(
     reach: Reach = None,
     scores: Scores = Scores(),
 ) -> Heads:
-    """Attention with all scores, ``[batch, heads, seq, seq]``, at a time."""
+    """Attention with all scores, ``[batch, heads, seq, seq]``, at once."""
     position = torch.arange(q.shape[-2], device=q.device)
     seen = visible(position, position[:, None], reach)[None]
     if segments is not None:
@@ -61,7 +61,7 @@ def dense(
 
 
 def visible(keys: Tensor, queries: Tensor, reach: Reach) -> Tensor:
-    """Whether a query sees a key, by their places."""
+    """Whether a query sees a key, by their positions."""
     seen = keys <= queries
     return seen if reach is None else seen & (keys > queries - reach)
 
@@ -93,7 +93,7 @@ def blockwise(
 ) -> Heads:
     """The same values, with the scores of `block` queries and `block` keys at a time.
 
-    The backward pass finds the scores again from the logarithm of each query's sum.
+    The backward pass computes the scores again, from the logarithm of each query's sum.
 
     Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
     Partitioning", 2023.

@@ -25,7 +25,7 @@ class BaseChangedError(SettingError):
 
 
 def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
-    """What a checkpoint says of the base, as plain values for JSON; None if it needs none."""
+    """What a checkpoint says about the base, as plain JSON values; None if there is no base."""
     if not recipe.has_base:
         return None
     if run.base is None:
@@ -58,7 +58,7 @@ def _sum(path: Path) -> str:
 
 
 def check_same(now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -> None:
-    """Raise an error if the base is not that which a checkpoint was saved with; see `about`."""
+    """Raise an error if the base is not the one that a checkpoint was saved with; see `about`."""
     if now is not None and saved is not None and now["sha256"] != saved["sha256"]:
         raise BaseChangedError(
             f"the weights in the base, {now['folder']}, are not the run's original ones: "
@@ -89,7 +89,7 @@ def every_sharding(recipe: Recipe) -> Params:
 
 
 def frozen(params: Params, recipe: Recipe) -> Params | None:
-    """What is not trained of all weights, in the dtype of the arithmetic."""
+    """The weights that are not trained, in the dtype of the arithmetic."""
     kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.pairs)
     return xf.tree.map(
         lambda leaf, wanted: leaf if leaf.dtype == wanted.dtype else _cast(leaf, wanted.dtype),

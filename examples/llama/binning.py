@@ -1,4 +1,4 @@
-"""Rows of whole documents, for conversations and pairs: none goes on in another row.
+"""Rows of whole documents, for conversations and pairs: no document continues in another row.
 
 Which documents share a row is the same in all epochs, and of no meaning, for they do not see each
 other; the order of the rows is drawn anew for each.
@@ -17,9 +17,9 @@ class Whole:
     """The rows of a part of the data.
 
     Args:
-        part: documents, and which of their tokens are learned.
-        seq: tokens of a row; no group of documents has more.
-        group: how many documents that follow each other belong into one row, 2 for pairs.
+        part: the documents, and which of their tokens are learned.
+        seq: tokens in a row; no group of documents has more.
+        group: how many consecutive documents belong in one row: 2 for pairs.
         seed: of the order of the rows.
 
     Attributes:
@@ -73,7 +73,7 @@ class Whole:
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
-    """The numbers of the items of each bin: the largest first, each where least room is left."""
+    """The numbers of the items in each bin: the largest go first, each where it fits tightest."""
     bins: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(room + 1)]  # bins, by the room in them
     there = 0  # a bit for each room that some bin has

@@ -1,8 +1,8 @@
 """Batches of rows of similar length, one document a row: the alternative to packing.
 
-The documents of an epoch come in a drawn order. In windows of it they are sorted by their length
-and cut into batches, whose order is drawn again. So rows of a batch have little padding, and come
-in nearly any order. A batch is as wide as its longest row; what is shorter has no targets there.
+The documents of an epoch are shuffled. Within windows they are sorted by length and cut into
+batches, which are shuffled in turn. So the rows of a batch have little padding, and come in nearly
+any order. A batch is as wide as its longest row; what is shorter has no targets there.
 """
 
 import functools
@@ -20,7 +20,7 @@ class ByLength:
     """The rows of a part of the data.
 
     Args:
-        part: documents; those that are longer than a row are cut into several.
+        part: the documents; those that are longer than a row are cut into several.
         seq: tokens of the longest row.
         batch: rows of a batch.
         seed: of the order.

@@ -1,7 +1,7 @@
 """Conversations as text, by the template that comes with a tokenizer.
 
-Templates are programs of others: they run in jinja's sandbox, with the functions that transformers
-gives them and nothing else.
+Templates are other people's programs: they run in jinja's sandbox, with the functions that
+transformers gives them and nothing else.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 FILE = "chat_template.jinja"
-_REFUSALS = (  # what a template may raise, given messages that it was not written for
+_REFUSALS = (  # what a template may raise when given messages that it was not written for
     jinja2.TemplateError,
     TypeError,
     ValueError,
@@ -66,7 +66,7 @@ class Template:
     def answers(
         self, messages: Sequence[Message], *, tools: Any = None, since: int = 0
     ) -> tuple[str, list[Span], int]:
-        """The text of a conversation, and what of it the assistant says.
+        """The text of a conversation, and the parts of it that the assistant says.
 
         A template may mark that itself, by `{% generation %}`. Otherwise it is what follows on the
         text of the messages before and on what opens an answer.

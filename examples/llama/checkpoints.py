@@ -32,7 +32,7 @@ class Checkpoints:
     Args:
         folder: on a file system that all processes see; made when the first one is saved.
         keep: how many to keep; an older one goes when a newer one is complete.
-        keep_every: one of a step that this divides stays for good; None: none does.
+        keep_every: checkpoints of the multiples of this stay for good; None: none do.
     """
 
     def __init__(self, folder: str | PathLike[str], keep: int = 3, keep_every: int | None = None):
@@ -88,7 +88,7 @@ class Checkpoints:
             self._pending = xf.sharding.save_checkpoint_async(path, state, noted)
 
     def wait(self) -> None:
-        """Wait until nothing is being saved.
+        """Wait until the save in progress is complete.
 
         Raises:
             CheckpointWriteError: it failed, and left nothing; those before are as they were.

@@ -1,4 +1,4 @@
-"""What chips send each other in one run of a compiled program, read from its HLO text.
+"""What chips send each other in one run of a compiled program, according to its HLO text.
 
 NOTE [one channel, one collective]: libtpu cuts a collective in pieces that other work runs
 between: a fusion that starts it, some that carry it on, perhaps within a loop, one that ends it.
@@ -85,7 +85,7 @@ def _runs(computations: dict[str, list[str]]) -> dict[str, int]:
 
 
 def _steps(line: str, around: list[str], computations: dict[str, list[str]]) -> int:
-    """How often a line runs what it calls: a loop that counts up to a bound, so many times.
+    """How often a line runs what it calls: for a loop with a counter, its number of steps.
 
     Args:
         line: an instruction.
@@ -118,7 +118,7 @@ def _named(lines: list[str]) -> dict[str, str]:
 
 
 def _operands(line: str) -> list[str]:
-    """What an instruction works on, and after it what else it names."""
+    """An instruction's operands, and the other names that follow them."""
     return re.findall(r"%[\w.-]+", re.split(r" [a-z][\w-]*\(", line, maxsplit=1)[1])
 
 

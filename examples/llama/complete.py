@@ -40,9 +40,9 @@ def complete(
         config: the sizes.
         plan: where arrays lie.
         stops: texts before which an answer ends.
-        size: how many are made at a time.
+        size: how many texts are made at a time.
         longest: tokens of a prompt, at most, the last ones; None: all.
-        say: is told the number of a text, and what is new of its answer.
+        say: is told the number of a text, and the new part of its answer.
 
     Raises:
         NotFiniteError: logits are not finite.
@@ -86,5 +86,5 @@ def complete(
 
 
 def _ladder(lengths: Sequence[int]) -> list[int]:
-    """The sizes of pieces with which prompts of these lengths are read at the least cost."""
+    """The piece sizes with which prompts of these lengths are read at the least cost."""
     return [int(size) for size in xf.buckets(lengths, n=_PIECES, multiple_of=16)]

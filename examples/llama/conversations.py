@@ -32,7 +32,7 @@ class Encoder:
 
     Attributes:
         settings: what decides, besides the tokenizer, which they are.
-        rewritten: of how many answers nothing is learned, see `Template.answers`.
+        rewritten: the number of answers from which nothing is learned; see `Template.answers`.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig):
@@ -50,7 +50,7 @@ class Encoder:
         self.settings = [config.kind, config.seq, source]
 
     def examples(self, row: Any, where: str) -> tuple[Example, ...]:
-        """What a record has to learn from: a conversation, or the two of a pair.
+        """What there is to learn from in a record: a conversation, or the two of a pair.
 
         Raises:
             BadRecordError: the record lacks something, or is longer than a row.
@@ -145,7 +145,7 @@ class Encoder:
 
 
 def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:
-    """The messages in a field; raises if there are none, or they are none."""
+    """The messages in a field; raises if it has none, or something else."""
     found = row[field]
     if not isinstance(found, list | tuple) or not found:
         what = "an empty list" if found == [] else f"a {type(found).__name__}"

@@ -20,7 +20,7 @@ _CHUNK = 1 << 22  # characters that are encoded at a time
 class Part(NamedTuple):
     """Documents one after the other: their tokens, and where in these each document ends.
 
-    Of conversations it also knows which tokens are learned, those of answers.
+    For conversations it also knows which tokens are learned: those of the answers.
     """
 
     tokens: UInt[np.ndarray, " tokens"]
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document that is tokens already, and which of them are learned."""
+    """A document that consists of tokens already, and which of them are learned."""
 
     tokens: Sequence[int]
     learned: Sequence[bool]
@@ -132,7 +132,7 @@ class _Piece(NamedTuple):
 
 
 def _chunks(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[_Piece]]:
-    """Slices of the documents that are not blank, as many at a time as memory has room for."""
+    """Slices of the documents that are not blank, as large as memory allows."""
     chunk, characters = [], 0
     for document, held_out in pieces:
         parts = [] if document.isspace() else list(slices(document))

@@ -11,7 +11,7 @@ _SMOOTH = 0.98  # of the running mean that is drawn over the losses of steps
 
 
 class Curve(NamedTuple):
-    """What a run told: steps and their losses."""
+    """What a run reported: steps and their losses."""
 
     name: str
     steps: list[int]
