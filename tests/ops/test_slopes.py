@@ -143,3 +143,35 @@ def test_nan_as_the_only_bound_is_ignored(bounds: Any, dtype: torch.dtype) -> No
         assert torch.equal(xf.jit(lambda x: x.clone().clamp_(*bounds))(x).cpu(), want)
         for one in (xf.grad, torch.func.grad):
             assert not one(lambda x: x.clamp(*bounds).sum())(x).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_sums_of_exponentials_beside_infinity(dtype: torch.dtype) -> None:
+    rows = [
+        [INF, 1, 2],
+        [-INF, 1, 2],
+        [-INF, -INF, -INF],
+        [INF, -INF, 0],
+        [NAN, 1, 2],
+        [INF, INF, 0],
+    ]
+    x = torch.tensor(rows, dtype=dtype)
+
+    def fun(x: Tensor) -> Tensor:
+        return torch.logsumexp(x, 1)
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(x)), fun(x), equal_nan=True)
+    torch.testing.assert_close(
+        xf.device_get(xf.vmap(lambda r: r.logsumexp(0))(x)), fun(x), equal_nan=True
+    )
+    wanted = x.clone().requires_grad_()
+    fun(wanted).sum().backward()
+    got = xf.device_get(xf.grad(lambda x: fun(x).sum())(x))
+    torch.testing.assert_close(got, wanted.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gelu_far_below_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([-6e4, -250.0, -20.0, -12.0, -8.0, -5.0, 3.0, 6e4], dtype=dtype)
+    found = xf.device_get(xf.jit(F.gelu)(x))
+    torch.testing.assert_close(found, F.gelu(x.double()).to(dtype), atol=2e-6, rtol=1e-2)

@@ -25,7 +25,7 @@ _ALONG = """
 
 # Likewise; without dimensions, they reduce all.
 _REDUCING = """
-    sum.dim_IntList mean.dim logsumexp
+    sum.dim_IntList mean.dim
     std.correction var.correction std_mean.correction var_mean.correction
 """.split()
 
@@ -67,8 +67,6 @@ def _reduced(name: str) -> Kernel:
         dim = [*range(x.ndim)] if x.ndim and not dim else dim
         if (dtype := options.get("dtype")) is not None:
             x = x.to(dtype)
-        if name == "logsumexp" and not (x.is_floating_point() or x.is_complex()):
-            x = x.to(torch.get_default_dtype())
         if not x.is_complex():
             return inner(x, dim, *rest, **options)
         return _COMPLEX.get(name, inner)(x, dim, *rest, **options)
@@ -102,21 +100,27 @@ def _with_mean(function: Kernel) -> Kernel:
     return run
 
 
-def _logsumexp(x: torch.Tensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
-    most = x.real.amax(dim, keepdim=True)
-    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
-    found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
-    return found if keepdim else found.squeeze(dim)
-
-
 _COMPLEX: dict[str, Kernel] = {
     "mean.dim": _mean,
     "var.correction": _variance,
     "std.correction": _deviation,
     "var_mean.correction": _with_mean(_variance),
     "std_mean.correction": _with_mean(_deviation),
-    "logsumexp": _logsumexp,
 }
+
+
+@kernel("logsumexp")
+def logsumexp(x: torch.Tensor, dim: Dims, keepdim: bool = False) -> torch.Tensor:
+    # torch_xla 2.9 gives NaN where an element is infinite.
+    if not (x.is_floating_point() or x.is_complex()):
+        x = x.to(torch.get_default_dtype())
+    if not x.ndim:
+        return x.clone()
+    dim = dim or [*range(x.ndim)]
+    most = x.real.amax(dim, keepdim=True)
+    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
+    found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
+    return found if keepdim else found.squeeze(dim)
 
 
 @kernel("sum", unless=lambda x, *_: x.is_floating_point())
