@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 _EVERY = 0.3  # seconds from one round to the next
-_SILENCE = 60.0  # seconds after which a process that says nothing counts as lost
+_SILENCE = 100.0  # seconds after which a process that says nothing counts as lost
 _SIZE = 1024  # bytes of a message
 
 # What a process says, and what the first one answers: its first character, then a text.
