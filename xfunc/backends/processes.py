@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 from xfunc.backends import active
 from xfunc.errors import fail
@@ -41,7 +42,7 @@ def start(
     if address is None and all(name in os.environ for name in _TORCHRUN):
         count, index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
         if not distributed.is_initialized():
-            distributed.init_process_group("gloo")
+            _make_group_of_torchrun(count, index)
         # At torchrun's own port its own store listens.
         address = _from_first(_free_address(os.environ["MASTER_ADDR"]) if index == 0 else None)
     client.join(address, count, index, devices, timeout)
@@ -49,6 +50,17 @@ def start(
     active.use("pjrt")
     if not distributed.is_initialized():
         _make_group(address)
+
+
+def _make_group_of_torchrun(count: int, index: int) -> None:
+    """Make torch's process group, also where ``torchrun`` has started the processes again.
+
+    In torch 2.9 its store still has the addresses of those before, which gloo would connect to.
+    """
+    store, _, _ = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.PrefixStore(f"xfunc/{attempt}", store)
+    distributed.init_process_group("gloo", store=store, rank=index, world_size=count)
 
 
 def _free_address(host: str) -> str:
