@@ -107,7 +107,7 @@ def _checked(x: torch.Tensor, sharding: object, label: str) -> NamedSharding:
     return found
 
 
-def device_put(x: object, sharding: object = None) -> PyTree:
+def device_put(x: PyTree, sharding: object = None) -> PyTree:
     """The tree with every tensor on the device, or sharded over the devices of a mesh.
 
     Args:

@@ -33,7 +33,7 @@ S = TypeVar("S")
 
 
 def cond(
-    pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: object
+    pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: PyTree
 ) -> R:
     """``true_fun(*operands)`` if `pred`, else ``false_fun(*operands)``.
 
@@ -55,7 +55,7 @@ def cond(
     return Choice((false_fun, true_fun), "cond")(pred, *operands)
 
 
-def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: object) -> R:
+def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: PyTree) -> R:
     """``branches[index](*operands)``, the index clamped into range.
 
     Args:

@@ -34,7 +34,7 @@ Solver = Callable[[Fun, PyTree], PyTree]
 
 def custom_linear_solve(
     matvec: Fun,
-    b: object,
+    b: PyTree,
     solve: Solver,
     transpose_solve: Solver | None = None,
     symmetric: bool = False,

@@ -28,7 +28,7 @@ def fori_loop(
     lower: ArrayLike,
     upper: ArrayLike,
     body_fun: Callable[[torch.Tensor, PyTree], R],
-    init_val: object,
+    init_val: PyTree,
     *,
     unroll: int | bool | None = None,
 ) -> R:

@@ -20,7 +20,7 @@ from xfunc.tree import PyTree
 R = TypeVar("R")
 
 
-def map(f: Callable[[PyTree], R], xs: object, batch_size: int | None = None) -> R:
+def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> R:
     """``stack([f(x) for x in xs])``, by a loop over the leading axis.
 
     Takes the memory of one call; `vmap` computes all at once. Differentiable in both modes.

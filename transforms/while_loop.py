@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def while_loop(
-    cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: object
+    cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: PyTree
 ) -> R:
     """Repeat `body_fun` as long as `cond_fun` holds.
 

@@ -37,8 +37,8 @@ Y = TypeVar("Y")
 
 def scan(
     f: Callable[[PyTree, PyTree], tuple[C, Y]],
-    init: object,
-    xs: object = None,
+    init: PyTree,
+    xs: PyTree = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
