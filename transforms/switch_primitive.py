@@ -21,7 +21,8 @@ from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
-from xfunc.program.program import Joint, Program, differentiable, where_reached
+from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.reach import where_reached
 from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import gathered
 from xfunc.trace.lowering import Lowering

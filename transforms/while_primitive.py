@@ -24,7 +24,8 @@ from xfunc.hlo import Builder
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.own_pair import OwnPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
-from xfunc.program.program import Program, differentiable, reached
+from xfunc.program.program import Program, differentiable
+from xfunc.program.reach import reached
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 

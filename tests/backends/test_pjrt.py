@@ -244,6 +244,21 @@ def test_functions_of_python_are_called() -> None:
     close(xf.jit(f)(torch.ones(2)), torch.ones(2).sin() * 2)
 
 
+def test_a_function_of_python_may_give_the_only_result() -> None:
+    """XLA of jaxlib 0.7.1 ended the process: the product is in the computation of such a root."""
+    x = torch.randn(2, 4, 2)
+    system = x @ x.mT + torch.eye(4)
+    got = xf.jit(lambda x, eye: torch.linalg.solve_triangular(x @ x.mT + eye, x, upper=False))
+    want = torch.linalg.solve_triangular(system, x, upper=False)
+    close(got(x, torch.eye(4).expand(2, 4, 4)), want)
+    got = xf.jit(
+        lambda x: xf.pure_callback(
+            torch.sin, xf.ShapeDtypeStruct((2, 4, 4), torch.float32), x @ x.mT
+        )
+    )
+    close(got(x), (x @ x.mT).sin())
+
+
 def test_what_a_compiled_program_tells() -> None:
     compiled = xf.jit(lambda x: (x @ x).sum()).lower(torch.ones(4, 4)).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 64

@@ -22,7 +22,8 @@ import torch
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable, reached, read_by
+from xfunc.program.program import Program, differentiable
+from xfunc.program.reach import reached, read_by
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied

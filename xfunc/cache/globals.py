@@ -29,7 +29,7 @@ from xfunc.cache import changes, classes, watch
 from xfunc.cache.changes import Changed
 from xfunc.cache.own_classes import Same
 from xfunc.cache.valuation import StateWalk, Walk
-from xfunc.cache.watch import MISSING
+from xfunc.cache.views import MISSING
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
 

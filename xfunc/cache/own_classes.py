@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xfunc.cache import watch
-from xfunc.cache.watch import MISSING
+from xfunc.cache import views
+from xfunc.cache.views import MISSING
 from xfunc.core.locations import in_user_code
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _function_value(
 
 
 def _content(cell: types.CellType) -> object:
-    found = watch.content(cell)
+    found = views.content(cell)
     return Ellipsis if found is MISSING else found
 
 
@@ -115,7 +115,7 @@ def _array(walk: Walk, x: np.ndarray) -> Hashable:
 
 
 def _bytes(walk: object, x: object) -> Hashable:
-    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), watch.bytes_of(x))
+    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), views.bytes_of(x))
 
 
 def _range(walk: Walk, x: slice | range) -> Hashable:
@@ -149,9 +149,9 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     types.MappingProxyType: lambda walk, x: ("proxy", walk.all((*x.keys(), *x.values()))),
     **dict.fromkeys(_VIEWS, lambda walk, x: (type(x).__name__, walk.all(x))),
     _CACHED: _cached,
-    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(watch.context_value(x))),
+    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(views.context_value(x))),
     threading.local: lambda walk, x: (Same(x), walk.state(x)),
     weakref.ref: lambda walk, x: ("reference", walk.value(x())),
-    **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(watch.referent(x)))),
+    **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(views.referent(x)))),
     **dict.fromkeys((str, bytes, int, float, complex), _atom),
 }

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc.cache import classes, volatile, watch
+from xfunc.cache import classes, views, volatile, watch
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -131,7 +131,7 @@ class Walk:
     def state(self, x: object) -> Hashable:
         """The attributes of an object, by value."""
         named = getattr(x, "__dict__", None) or {}
-        slots = watch.all_slots(type(x))
+        slots = views.all_slots(type(x))
         if slots:
             named = {**named, **{n: getattr(x, n) for n in slots if hasattr(x, n)}}
         before, self.refuses = self.refuses, False
@@ -210,7 +210,7 @@ def _is_transparent(cls: type) -> bool:
 
     The same sum tells `object.__reduce_ex__` what it may pickle.
     """
-    size = object.__basicsize__ + 8 * sum(len(watch.slots_of(c)) for c in cls.__mro__)
+    size = object.__basicsize__ + 8 * sum(len(views.slots_of(c)) for c in cls.__mro__)
     size += 8 * (cls.__dictoffset__ > 0) + 8 * (getattr(cls, "__weakrefoffset__", 0) > 0)
     return cls.__basicsize__ == size and cls.__itemsize__ == 0
 

@@ -16,27 +16,21 @@ are compared.
 
 from __future__ import annotations
 
-import array
-import collections
-import contextlib
-import contextvars
 import ctypes
-import functools
 import itertools
 import operator
 import sys
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
+
+from xfunc.cache.views import MISSING, Look, View, content, views
 
 T = TypeVar("T")
 
 
-MISSING = object()
 # Where in an object they lie: from which byte to which.
 _CLASS_VERSION, _DICT_VERSION = (384, 388), (24, 32)
 _FUNCTION_PARTS, _CELL_CONTENT = (48, 96), (16, 24)  # of a function: from its code to its __dict__
@@ -196,9 +190,9 @@ class Watch:
         if _has_pointers:
             pointers = [_place(f, _FUNCTION_PARTS) for f in self._functions]
             pointers += [_place(c, _CELL_CONTENT) for c in self._cells]
-        self._views: list[View] = [_Look(_content_of, c) for c in cells if content(c) is MISSING]
+        self._views: list[View] = [Look(_content_of, c) for c in cells if content(c) is MISSING]
         for t in things:
-            self._views += _views(t)
+            self._views += views(t)
         self._lengths = list(map(len, self._views))
         self._held = _flat(self._views)
         tags: list[ctypes.Array[ctypes.c_char]] = []
@@ -264,9 +258,9 @@ class Watch:
         return list(map(_requires_grad, self._tensors)) == self._grads
 
     def _same_views(self) -> bool:
-        views = self._views
-        return list(map(len, views)) == self._lengths and all(
-            map(operator.is_, itertools.chain.from_iterable(views), self._held)
+        found = self._views
+        return list(map(len, found)) == self._lengths and all(
+            map(operator.is_, itertools.chain.from_iterable(found), self._held)
         )
 
     def _class_contents(self) -> list[object]:
@@ -295,118 +289,3 @@ def _flat(parts: Iterable[Iterable[object]]) -> list[object]:
 
 def _content_of(cell: types.CellType) -> tuple[object]:
     return (content(cell),)
-
-
-class View(Protocol):
-    """What stands in a thing."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[object]: ...
-
-
-class _Look:
-    """A view of what a function tells about a thing."""
-
-    def __init__(self, look: Callable[[T], Sequence[object]], thing: T):
-        self._look, self._thing = look, thing
-
-    def __len__(self) -> int:
-        return len(self._look(self._thing))
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(self._look(self._thing))
-
-
-class _Bytes:
-    """A view of the bytes of a thing: one object as long as they are the same."""
-
-    def __init__(self, thing: object):
-        self._thing, self._last = thing, bytes_of(thing)
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[bytes]:
-        now = bytes_of(self._thing)
-        if now != self._last:
-            self._last = now
-        yield self._last
-
-
-def bytes_of(x: Any) -> bytes:
-    """The content of an array of numbers."""
-    return x.tobytes() if isinstance(x, (np.ndarray, array.array, memoryview)) else bytes(x)
-
-
-def content(cell: types.CellType) -> object:
-    """What a closure cell holds; `MISSING` if nothing yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # Not bound yet: a function that refers to itself while it is being made.
-        return MISSING
-
-
-def slots_of(cls: type) -> tuple[str, ...]:
-    """The attributes of a class's objects that stand in no dict."""
-    names = cls.__dict__.get("__slots__", ())
-    names = (names,) if isinstance(names, str) else tuple(names)
-    names = (n for n in names if n not in ("__dict__", "__weakref__"))
-    return tuple(_mangled(n, cls) for n in names)
-
-
-def _mangled(name: str, cls: type) -> str:
-    private = name.startswith("__") and not name.endswith("__")
-    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
-
-
-@functools.lru_cache(4096)
-def all_slots(cls: type) -> tuple[str, ...]:
-    """Those of its bases too."""
-    return tuple(n for c in cls.__mro__ for n in slots_of(c))
-
-
-def context_value(var: contextvars.ContextVar[object]) -> object:
-    """What a context variable is here; `MISSING` if nothing."""
-    return var.get(MISSING)
-
-
-def referent(proxy: Any) -> object:
-    """What a weak proxy stands for."""
-    with contextlib.suppress(ReferenceError):
-        return proxy.__reduce_ex__.__self__
-    return MISSING
-
-
-def _default_of(d: Any) -> tuple[object]:
-    return (d.default_factory,)
-
-
-def _views(x: Any) -> list[View]:
-    """Sized iterables that show what stands in a thing, always as it is."""
-    if isinstance(x, (types.FunctionType, torch.Tensor)):
-        return []
-    if isinstance(x, functools.partial):
-        return [_Look(lambda p: (p.func, *p.args, *p.keywords, *p.keywords.values()), x)]
-    if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
-        return [x]
-    if isinstance(x, dict):
-        own: list[View] = [_Look(_default_of, x)] if hasattr(x, "default_factory") else []
-        return own if all(type(k) is str for k in x) else [*own, x, x.values()]
-    if isinstance(x, types.MappingProxyType):
-        return [x, x.values()]
-    if isinstance(x, (type({}.keys()), type({}.values()), type({}.items()))):
-        return [x.mapping, x.mapping.values()]
-    if isinstance(x, np.ndarray) and x.dtype == object:
-        return [_Look(lambda a: tuple(a.ravel()), x)]
-    if isinstance(x, (bytearray, np.ndarray, array.array, memoryview)):
-        return [_Bytes(x)]
-    if isinstance(x, contextvars.ContextVar):
-        return [_Look(lambda v: (context_value(v),), x)]
-    if type(x) is weakref.ref:
-        return [_Look(lambda r: (r(),), x)]
-    if type(x) in weakref.ProxyTypes:
-        return [_Look(lambda p: (referent(p),), x)]
-    names = all_slots(type(x))
-    if not names:
-        return []
-    return [_Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)]

@@ -8,7 +8,8 @@ from typing import cast
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor, placed
-from xfunc.program.program import Joint, Program, differentiable, where_reached
+from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.reach import where_reached
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.remat.split import Halves, gathered
 

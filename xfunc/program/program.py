@@ -21,7 +21,7 @@ torch.func.vjp it could not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -46,47 +46,6 @@ Memo: TypeAlias = dict[Hashable, Any]  # of what type the value is, the key says
 def differentiable(x: Shaped) -> bool:
     """Whether gradients with respect to `x` exist."""
     return x.dtype.is_floating_point or x.dtype.is_complex
-
-
-def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[int]) -> set[int]:
-    """The inputs that some are passed on to by the steps of a loop, and those themselves.
-
-    Args:
-        reads: for each output of a step, the inputs that it is computed from.
-        carries: how many inputs the first outputs stand for in the next step.
-        given: the inputs to begin with.
-    """
-    found = set(given)
-    while new := {i for i in range(carries) if i not in found and not found.isdisjoint(reads[i])}:
-        found |= new
-    return found
-
-
-def read_by(
-    reads: Sequence[Collection[int]], carries: int, wanted: Sequence[object | None]
-) -> set[int]:
-    """The inputs that the steps of a loop compute some outputs from; of these, the carries too.
-
-    Args:
-        reads: for each output of a step, the inputs that it is computed from.
-        carries: how many inputs the first outputs stand for in the next step.
-        wanted: for each output, None if it is not wanted.
-    """
-    outputs = {i for i, w in enumerate(wanted) if w is not None}
-    while new := {k for i in outputs for k in reads[i] if k < carries} - outputs:
-        outputs |= new
-    return {i for i in outputs if i < carries}.union(*(reads[i] for i in outputs))
-
-
-def where_reached(
-    tangents: Sequence[T | None], reads: Sequence[Collection[int]], given: Collection[int]
-) -> list[T | None]:
-    """Tangents of outputs, without those of what is computed from none of the inputs given.
-
-    Theirs would be zeros: NaN, where they meet infinity.
-    """
-    known = set(given)
-    return [None if known.isdisjoint(r) else t for t, r in zip(tangents, reads, strict=True)]
 
 
 @dataclasses.dataclass(eq=False)

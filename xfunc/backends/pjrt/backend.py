@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from xfunc.backends import ffi, host_calls
-from xfunc.backends.host_calls import has_host_calls, refuse_host_calls
+from xfunc.backends.host_calls import add_end, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, Data, array_of, make, sharding_of
@@ -172,6 +172,9 @@ class Pjrt:
             if not self.calls_host():
                 refuse_host_calls(proto, name, "on the running device")
             _register_host_calls()
+            # XLA (jaxlib 0.7.1) ends the process if a call is the root of a computation with a
+            # batched product: it takes what the call is given, {name = "..."}, for JSON.
+            add_end(proto, 1)
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]
         whole = [None] * len(avals) if self._count > 1 else []

@@ -47,7 +47,7 @@ class Executable:
         inputs: the flat input that each parameter takes.
         avals: of the parameters.
         donated: parameters whose buffers the program may reuse.
-        calls_host: whether it calls functions of Python.
+        calls_host: whether it calls functions of Python; its last output is then no result.
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
         options: of the compiler, by name.
@@ -68,7 +68,8 @@ class Executable:
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
-        self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs]
+        results = outputs[: len(outputs) - calls_host]
+        self._outputs = [(torch.Size(a.shape), a.dtype) for a in results]
         where = map(sharding, placements) if placements else (None,) * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
@@ -103,7 +104,7 @@ class Executable:
             if failures:
                 raise failures[0] from None
             raise compile_error(self._name, str(error)) from error
-        return [make(Data(x), *aval) for x, aval in zip(found, self._outputs, strict=True)]
+        return [make(Data(x), *aval) for x, aval in zip(found, self._outputs, strict=False)]
 
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""

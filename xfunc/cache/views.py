@@ -1,0 +1,135 @@
+"""What stands in a thing, as sequences that can be compared with what stood there before."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import contextvars
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+MISSING = object()
+
+
+class View(Protocol):
+    """What stands in a thing."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[object]: ...
+
+
+class Look:
+    """A view of what a function tells about a thing."""
+
+    def __init__(self, look: Callable[[T], Sequence[object]], thing: T):
+        self._look, self._thing = look, thing
+
+    def __len__(self) -> int:
+        return len(self._look(self._thing))
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._look(self._thing))
+
+
+class _Bytes:
+    """A view of the bytes of a thing: one object as long as they are the same."""
+
+    def __init__(self, thing: object):
+        self._thing, self._last = thing, bytes_of(thing)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        now = bytes_of(self._thing)
+        if now != self._last:
+            self._last = now
+        yield self._last
+
+
+def bytes_of(x: Any) -> bytes:
+    """The content of an array of numbers."""
+    return x.tobytes() if isinstance(x, (np.ndarray, array.array, memoryview)) else bytes(x)
+
+
+def content(cell: types.CellType) -> object:
+    """What a closure cell holds; `MISSING` if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # Not bound yet: a function that refers to itself while it is being made.
+        return MISSING
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The attributes of a class's objects that stand in no dict."""
+    names = cls.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    names = (n for n in names if n not in ("__dict__", "__weakref__"))
+    return tuple(_mangled(n, cls) for n in names)
+
+
+def _mangled(name: str, cls: type) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
+
+
+@functools.lru_cache(4096)
+def all_slots(cls: type) -> tuple[str, ...]:
+    """Those of its bases too."""
+    return tuple(n for c in cls.__mro__ for n in slots_of(c))
+
+
+def context_value(var: contextvars.ContextVar[object]) -> object:
+    """What a context variable is here; `MISSING` if nothing."""
+    return var.get(MISSING)
+
+
+def referent(proxy: Any) -> object:
+    """What a weak proxy stands for."""
+    with contextlib.suppress(ReferenceError):
+        return proxy.__reduce_ex__.__self__
+    return MISSING
+
+
+def _default_of(d: Any) -> tuple[object]:
+    return (d.default_factory,)
+
+
+def views(x: Any) -> list[View]:
+    """Sized iterables that show what stands in a thing, always as it is."""
+    if isinstance(x, (types.FunctionType, torch.Tensor)):
+        return []
+    if isinstance(x, functools.partial):
+        return [Look(lambda p: (p.func, *p.args, *p.keywords, *p.keywords.values()), x)]
+    if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
+        return [x]
+    if isinstance(x, dict):
+        own: list[View] = [Look(_default_of, x)] if hasattr(x, "default_factory") else []
+        return own if all(type(k) is str for k in x) else [*own, x, x.values()]
+    if isinstance(x, types.MappingProxyType):
+        return [x, x.values()]
+    if isinstance(x, (type({}.keys()), type({}.values()), type({}.items()))):
+        return [x.mapping, x.mapping.values()]
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return [Look(lambda a: tuple(a.ravel()), x)]
+    if isinstance(x, (bytearray, np.ndarray, array.array, memoryview)):
+        return [_Bytes(x)]
+    if isinstance(x, contextvars.ContextVar):
+        return [Look(lambda v: (context_value(v),), x)]
+    if type(x) is weakref.ref:
+        return [Look(lambda r: (r(),), x)]
+    if type(x) in weakref.ProxyTypes:
+        return [Look(lambda p: (referent(p),), x)]
+    names = all_slots(type(x))
+    if not names:
+        return []
+    return [Look(lambda o: tuple(getattr(o, n, MISSING) for n in names), x)]
