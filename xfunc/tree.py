@@ -35,16 +35,16 @@ __all__ = [
 
 NAMESPACE = "xfunc"
 _NOTHING = object()
-_optree: Any = optree  # Its types tell containers from leaves; here any object is a tree.
+_optree: Any = optree  # Its types distinguish containers from leaves; here any object is a tree.
 Structure = optree.PyTreeSpec
 PyTree: TypeAlias = Any
-"""A tree of a caller's: containers nested in any way, or a single leaf. Only the caller knows its
-type, and what a function of theirs returns is used without asking. For a value that is only passed
-on or looked at with `isinstance`, write `object`."""
+"""A caller's tree: containers nested in any way, or a single leaf. Only the caller knows its type,
+and the result of a caller's function is used without checking it. For a value that is only passed
+on or inspected with `isinstance`, write `object`."""
 Leaf: TypeAlias = Any
-"""A leaf of such a tree: an array, nearly always."""
+"""A leaf of such a tree: nearly always an array."""
 Function: TypeAlias = Callable[..., PyTree]
-"""A function of a caller's, of trees."""
+"""A caller's function of trees."""
 IsLeaf: TypeAlias = Callable[[object], bool]
 C = TypeVar("C", bound=type)
 S = TypeVar("S")
@@ -60,7 +60,7 @@ def flatten(tree: PyTree, is_leaf: IsLeaf | None = None) -> tuple[list[Leaf], St
 
 
 def adopt(leaves: Iterable[object]) -> bool:
-    """Make nodes of the classes that torch's own pytrees know; whether there were any."""
+    """Register as nodes those leaf classes that torch's own pytrees know; whether any were new."""
     known = torch_pytree.SUPPORTED_NODES
     classes = [
         c
@@ -148,7 +148,7 @@ def map(
     """
     try:
         return _optree.tree_map(fun, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
-    except (ValueError, TypeError):  # of optree, or of `fun`
+    except (ValueError, TypeError):  # from optree or from `fun`
         for i, other in enumerate(rest):
             _check_fits(tree, other, is_leaf, i + 1)
         raise
@@ -213,11 +213,11 @@ def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree
 
     Args:
         outer: structure of the outer level of `tree`.
-        inner: structure of the subtrees at its leaves; None: the structure of the first one.
+        inner: structure of the subtrees at its leaves; by default, that of the first one.
         tree: a tree of structure `outer` whose leaves are trees of structure `inner`.
 
     Raises:
-        TreeMismatchError: `tree` is not of these structures.
+        TreeMismatchError: `tree` does not have these structures.
     """
     try:
         inside = outer.flatten_up_to(tree)

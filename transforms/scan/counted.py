@@ -51,7 +51,7 @@ class LoopSpec:
         length: number of steps.
         reverse: whether to step from the end to the start.
         unroll: steps per iteration of the HLO loop.
-        ties: for each result, the role that it is tied to, or None; if there are any.
+        ties: for each result, the role it is tied to, or None; empty if there are no ties.
     """
 
     params: tuple[Param, ...]

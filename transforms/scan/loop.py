@@ -65,5 +65,5 @@ def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = b
 
 
 def stacked(aval: Aval, length: int) -> Aval:
-    """With a leading axis of the loop's length."""
+    """An aval with an added leading axis of the loop's length."""
     return Aval((length, *aval.shape), aval.dtype)

@@ -1,4 +1,4 @@
-"""Reverse mode of a scan, of first order: two loops."""
+"""First-order reverse mode of a scan: two loops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FED: tuple[Fed, ...] = ("xs", "const")
 
 @dataclasses.dataclass(eq=False)
 class ScanPair:
-    """Reverse mode of first order: see `Pair`."""
+    """First-order reverse mode; see `Pair`."""
 
     scan: Scan
     joint: Joint
@@ -37,7 +37,7 @@ class ScanPair:
     @property
     def halves(self) -> Halves:
         """The body's joint program, cut in two."""
-        # The carry of each step is gone when the backward pass comes; consts are the same at each.
+        # The carry of each step is gone by the backward pass; consts are the same at each step.
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
         consts = frozenset(range(x, self.joint.n_inputs))
         # The steps of a fully unrolled loop are in one computation with the forward pass.
@@ -84,7 +84,7 @@ class ScanPair:
             if not (new := {i for i in found if i < c} - carried):
                 break
             carried |= new
-        # A cotangent that is given, and computed by no step, is zeros after one.
+        # A cotangent that is given but computed by no step is zero after the first step.
         left = (g for g, i in enumerate(joint.wrt) if (i in carried if i < c else i in found))
         return joint.without(self.halves, given, tuple(left)), sorted(carried)
 
@@ -139,7 +139,9 @@ class ScanPair:
             # See NOTE [gradients are sharded like their values].
             source = carries.get(i, ("input", i))
             role: Fed | None = next((r for r in _FED if source in sources[r]), None)
-            same = joint.lowering.avals[i].shape == aval.shape  # Not for examples, under vmap.
+            same = (
+                joint.lowering.avals[i].shape == aval.shape
+            )  # Under vmap, gradients are per example.
             ties.append((role, sources[role].index(source)) if role and same else None)
             if same and role is None:
                 behind.append((k, i))
@@ -164,7 +166,7 @@ class ScanPair:
         return loop, flat_sources, [*halves.gradients], behind
 
     def _residual_carries(self) -> dict[int, Source]:
-        """The carries that are residuals themselves, and which ones."""
+        """The carries that are themselves residuals, and which residual each one is."""
         forward = self.halves.forward
         results = forward.module.entry.root.operands[self.n_outputs :]
         return {

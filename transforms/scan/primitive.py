@@ -6,10 +6,10 @@ programs derived from the body:
 - reverse mode runs the forward half of the body's joint program forwards, stacking what it keeps,
   and the backward half in reverse (`ScanPair`); where that is differentiated again, a scan that
   stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
-- forward mode scans the pushforward, and batching the batched body.
+- forward mode scans the pushforward, and batching scans the batched body.
 
 A residual that is an element of `xs` is read from `xs` again, and one that depends on constants
-only is computed again: neither is stacked.
+only is recomputed: neither is stacked.
 """
 
 from __future__ import annotations

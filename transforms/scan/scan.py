@@ -1,7 +1,7 @@
 """`scan`: a loop whose body is traced once.
 
 Values that the body closes over are inputs of the loop like any other, so gradients flow to them.
-How a scan is differentiated and batched is in `scan_primitive`.
+How a scan is differentiated and batched is in `xfunc.transforms.scan.primitive`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ScanTransform(Transform[..., PyTree]):
             [(tuple(c.shape), c.dtype) for c in carry]
             + [(tuple(x.shape[1:]), x.dtype) for x in slices]
         )
-        # The gradient of the carry flows through every floating carry, watched at first or not.
+        # The gradient flows through every floating carry, whether or not it is watched initially.
         smooth = frozenset(i for i, c in enumerate(carry) if differentiable(c))
         wrt = None
         if differentiations(args) == 1:

@@ -1,11 +1,11 @@
-"""The routines of LAPACK and BLAS in scipy's library, to be called without a wrapper.
+"""The LAPACK and BLAS routines in scipy's library, called without a wrapper.
 
-scipy offers their addresses to Cython. A call takes addresses only, and lets go of Python's
-lock. Matrices lie column by column.
+scipy exports their addresses for Cython. A call takes only addresses, and releases the GIL.
+Matrices are stored column by column.
 
-NOTE [threads of OpenBLAS]: it wakes its threads for matrices that are too small to be worth it, and
-where other processes keep the CPUs busy waits milliseconds for them. How many threads it uses is
-one number for the whole process.
+NOTE [threads of OpenBLAS]: it wakes its threads even for matrices too small to benefit, and waits
+milliseconds for them when other processes keep the CPUs busy. The number of threads is set for the
+whole process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def _module(name: str) -> Any:
-    """A module of scipy, which takes 0.2 s to load and so is loaded when it is needed."""
+    """A module of scipy, which takes 0.2 s to load and so is loaded only when needed."""
     return importlib.import_module(f"scipy.linalg.{name}")
 
 
@@ -36,8 +36,8 @@ def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """A routine for matrices of a dtype.
 
     Args:
-        name: without the letter of the dtype.
-        dtype: one of the four that LAPACK knows.
+        name: without the letter for the dtype.
+        dtype: one of the four that LAPACK supports.
     """
     found = {**_module("cython_blas").__pyx_capi__, **_module("cython_lapack").__pyx_capi__}
     capsule = found[_LETTERS[dtype] + name]
@@ -74,8 +74,8 @@ one_thread = _OneThread()
 
 @functools.cache
 def _thread_count() -> tuple[Callable[[], int], Callable[[int], object]]:
-    """What tells and sets how many threads OpenBLAS uses; without it nothing is set."""
-    library = ctypes.PyDLL(_module("cython_lapack").__file__)  # or what that is linked with
+    """Functions that get and set OpenBLAS's number of threads; no-ops without OpenBLAS."""
+    library = ctypes.PyDLL(_module("cython_lapack").__file__)  # and the libraries it links
     for prefix in ("scipy_openblas", "openblas"):
         if hasattr(library, f"{prefix}_set_num_threads"):
             put = getattr(library, f"{prefix}_set_num_threads")
@@ -91,7 +91,7 @@ def number(value: int) -> object:
 
 @functools.cache
 def scalar(value: int, dtype: torch.dtype) -> int:
-    """The address of a number of a dtype, which stays."""
+    """The address of a number of a dtype, which stays valid."""
     return _kept(value, dtype).data_ptr()
 
 

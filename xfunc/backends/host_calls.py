@@ -1,13 +1,13 @@
-"""Functions of Python that a program calls while it runs, on the CPU.
+"""Python functions that a program calls while it runs, on the CPU.
 
-A function is registered under a name, and an instruction of a program names it. It gets arrays that
-are XLA's own memory: it reads its operands, writes its results, and keeps neither.
+A function is registered under a name, which an instruction of a program refers to. Its arguments
+are arrays in XLA's own memory: it reads its operands, writes its results, and keeps neither.
 
-NOTE [host calls and the interpreter's lock]: the function needs the lock of Python's interpreter,
-and runs in a thread of XLA. torch_xla 2.9 keeps that lock while it launches a program, which waits
-until the one before has been launched entirely: the two would wait for each other forever. So a
-program that calls functions has ended before anything else is launched (`Executable`), and launches
-are made under `xfunc.backends.lock.lock`. At exit nothing may run any more: see `stop`.
+NOTE [host calls and the interpreter's lock]: the function needs the interpreter's lock (the GIL),
+and runs in a thread of XLA. torch_xla 2.9 holds that lock while it launches a program, and the
+launch waits until the previous program has been launched completely: a deadlock. So a program that
+calls functions must end before anything else is launched (`Executable`), and launches happen under
+`xfunc.backends.lock.lock`. At exit nothing may still be running: see `stop`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.spmd.annotations import SHARDING
 
 TARGET = "xfunc_host_call"
-"""What an instruction that calls a function states as its target."""
+"""The custom-call target of an instruction that calls a function."""
 failures: list[Exception] = []
-"""What functions raised that programs called; the run that called them takes it from here."""
+"""Exceptions from functions that programs called; the run that called them takes them from here."""
 _DTYPES = {
     1: torch.bool,
     2: torch.int8,
@@ -65,7 +65,7 @@ class Memory(NamedTuple):
         return math.prod(self.dims) * self.dtype.itemsize
 
     def tensor(self) -> torch.Tensor:
-        """A tensor of the same memory."""
+        """A tensor that shares this memory."""
         if not self.size:
             return torch.empty(self.dims, dtype=self.dtype)
         memory = (ctypes.c_char * self.size).from_address(self.address)
@@ -75,17 +75,17 @@ class Memory(NamedTuple):
 Function = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Takes operands and results, and writes the results."""
 Direct = Callable[[list[Memory], list[Memory]], None]
-"""The same, of memory."""
+"""The same for `Memory`."""
 _functions: dict[str, Direct] = {}
 
 
 def register(name: str, function: Function) -> None:
-    """Let programs call a function by a name; the last one registered under it is called.
+    """Let programs call a function by name; the last one registered under a name is called.
 
     Args:
         name: without quotes.
-        function: called in a thread of XLA, from several at once where there are several devices.
-            If it raises, the call of the program does.
+        function: called in a thread of XLA, in several at once if there are several devices.
+            If it raises, so does the call of the program.
     """
 
     def direct(operands: list[Memory], results: list[Memory]) -> None:
@@ -96,7 +96,7 @@ def register(name: str, function: Function) -> None:
 
 
 def register_direct(name: str, function: Direct) -> None:
-    """`register` a function that takes addresses, and neither calls a user's code nor xfunc."""
+    """`register` a function that takes addresses and calls neither user code nor xfunc."""
     _functions[name] = function
 
 
@@ -112,7 +112,7 @@ def host_call(
 
     Args:
         body: the computation to add to.
-        name: of the function, when the program runs.
+        name: the name that the function is registered under when the program runs.
         operands: arrays.
         shape: of the result: an array, or a tuple of arrays.
         side_effect: call it even if nothing uses its result.
@@ -124,7 +124,7 @@ def host_call(
 
 
 def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
-    """Let an instruction call a registered function with its operands, whatever it did before."""
+    """Turn an instruction of any kind into a call of a registered function with its operands."""
     proto.opcode = "custom-call"
     proto.custom_call_target = TARGET
     proto.custom_call_api_version = ffi.API_VERSION
@@ -132,7 +132,7 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
 
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:
-    """Whether a module calls functions of Python."""
+    """Whether a module calls Python functions."""
     return bool(_called(proto))
 
 
@@ -145,12 +145,12 @@ def _called(proto: pb.HloModuleProto) -> list[str]:
 
 
 def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
-    """Refuse a program that calls functions of this process where they are not.
+    """Refuse a program that calls functions of this process, where they are out of reach.
 
     Args:
         proto: the module.
         name: of the program.
-        where: what it cannot be made for.
+        where: where that is not possible, as the end of the message.
 
     Raises:
         UnsupportedOpError: it calls one.
@@ -169,14 +169,14 @@ def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
     fail(UnsupportedOpError, f"{problem}, which is not possible {where}", hint, at=at)
 
 
-# NOTE [a call that fails]: the program ends with an error where it runs on one device. With several
-# it runs to its end, and `Executable` raises then: the others would wait for the device that failed
-# in their next collective, and XLA would end the process.
+# NOTE [a call that fails]: on one device, the program ends with an error. On several, it runs to
+# completion and `Executable` raises afterwards: otherwise the other devices would wait in their
+# next collective for the one that failed, and XLA would abort the process.
 
 
 @ffi.HANDLER
 def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
-    """What XLA calls. No exception may leave it."""
+    """The function that XLA calls. No exception may escape from it."""
     frame = pointer.contents
     try:
         if not ffi.asks_for_metadata(frame):
@@ -207,12 +207,12 @@ def _memory(buffer: ffi.Buffer) -> Memory:
 
 
 def stop() -> None:
-    """Let nothing run in other threads from here on: the interpreter ends."""
+    """Keep other threads from running anything from here on: the interpreter is exiting."""
     lock.__enter__()
 
 
 def add_end(proto: pb.HloModuleProto, count: int) -> None:
-    """Give a module one more output, in place; when each of `count` devices has its part, all have
+    """Add an output to a module, in place; once each of `count` devices has its part, all have
     ended.
     """
     entry = entry_of(proto)

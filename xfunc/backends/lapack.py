@@ -1,14 +1,14 @@
-"""On the CPU, LAPACK factors matrices.
+"""Matrix factorisations by LAPACK, on the CPU.
 
 XLA expresses factorisations as loops, as it must where there is no LAPACK. `use_lapack` is the last
-pass over a program that runs on the CPU: it replaces them by host calls of torch's own routines,
+pass over a program that runs on the CPU: it replaces them with host calls to torch's own routines,
 which never appear in programs for other devices or in printed programs.
 
-NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds none the results are
-NaN. A matrix that is not finite is not given to routines that iterate, some of which never end.
+NOTE [matrices without a factor]: a program can't raise, so where LAPACK finds no factor the results
+are NaN. Iterative routines are never given a matrix that is not finite: some would never end.
 
-NOTE [threads]: routines that iterate consist of many short parallel regions. In a thread of XLA
-several threads take two to four times as long for them as one does, up to some 1,000 rows.
+NOTE [threads]: iterative routines consist of many short parallel regions. In a thread of XLA,
+several threads take two to four times as long for them as one, up to about 1,000 rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def use_lapack(proto: pb.HloModuleProto) -> None:
 
 
 def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> str | None:
-    """The function that does what an instruction does."""
+    """The name of the host function that can replace an instruction, if there is one."""
     first = i.shape.tuple_shapes[0] if i.shape.tuple_shapes else i.shape
     name = None
     if i.opcode == "call":
@@ -92,12 +92,12 @@ def _register(name: str) -> Callable[[host_calls.Function], host_calls.Function]
     return put
 
 
-_openmp = ctypes.PyDLL(None)  # torch's, where it has it
+_openmp = ctypes.PyDLL(None)  # torch's OpenMP, if it has one
 
 
 @contextlib.contextmanager
 def _one_thread(a: Tensor, rows: int) -> Iterator[None]:
-    """Let this thread use no others for matrices of fewer rows; see NOTE [threads]."""
+    """Keep matrices of fewer rows on this thread alone; see NOTE [threads]."""
     if a.shape[-2] >= rows or not hasattr(_openmp, "omp_set_num_threads"):
         yield
         return
@@ -112,7 +112,7 @@ def _one_thread(a: Tensor, rows: int) -> Iterator[None]:
 def _iterated(
     routine: Callable[[Tensor], Sequence[Tensor]], a: Tensor, results: Sequence[Tensor]
 ) -> None:
-    """Factor square or other matrices; see NOTE [matrices without a factor]."""
+    """Run an iterative routine; see NOTE [matrices without a factor]."""
     bad = ~a.isfinite().all(-1).all(-1)
     if bad.any():
         a = torch.where(bad[..., None, None], 0, a)

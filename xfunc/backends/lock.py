@@ -1,4 +1,4 @@
-"""The lock under which everything runs that touches process-wide switches of torch_xla."""
+"""The lock that guards the process-wide switches of torch_xla."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _RLock: Any = type(threading.RLock())
 
 
 class _Lock(_RLock):
-    """One lock for all that touches process-wide switches of torch_xla: traces and runs.
+    """One lock for everything that touches process-wide switches of torch_xla: traces and runs.
 
-    A thread that a trace itself waits for would wait forever; it is refused instead.
+    A thread that the holder of the lock waits for would wait forever; it is refused instead.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class _Lock(_RLock):
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:
-        """Refuse it to this thread, which a program that is running waits for."""
+        """Refuse the lock to this thread, which a running program is waiting for."""
         self._refused.now = True
         try:
             yield

@@ -1,11 +1,11 @@
 """Cholesky and LU factors, and linear systems, by LAPACK in XLA's own memory.
 
-XLA's matrices lie row by row, LAPACK's column by column: what is a matrix here is its transpose
-there. So the LU routines (named as in LAPACK) are composites of transposed matrices, and the others
-name the other triangle, or the other side.
+XLA stores matrices row by row, LAPACK column by column: a matrix here is its transpose there. So
+the LU routines (named as in LAPACK) are composites over transposed matrices, and the others name
+the opposite triangle or side.
 
-NOTE [one matrix, or many small ones]: handing a matrix to LAPACK takes a microsecond or two here,
-and less in torch, which therefore does batches of small ones.
+NOTE [one matrix, or many small ones]: calling LAPACK on a matrix costs a microsecond or two here,
+and less in torch, which therefore handles batches of small matrices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _many_small(a: Memory) -> bool:
 
 
 def _each(*memories: Memory) -> Iterator[tuple[int, ...]]:
-    """The addresses of the parts of a batch, of which the first one's are matrices."""
+    """The addresses of each element of a batch; the first memory holds matrices."""
     count = math.prod(memories[0].dims[:-2])
     steps = [m.size // count for m in memories]
     for k in range(count):
@@ -68,7 +68,7 @@ def _potrf(operands: list[Memory], results: list[Memory], upper: bool) -> None:
 
 
 def _mark(factor: Tensor, info: Tensor, upper: bool) -> None:
-    """Write NaN where LAPACK has not come, so that it can be seen where it stopped."""
+    """Write NaN into the rows that LAPACK did not reach, to show where it stopped."""
     if info.any():
         row = torch.arange(1, factor.shape[-1] + 1)
         left = ((row >= info[..., None]) & (info[..., None] > 0))[..., None]
@@ -92,7 +92,7 @@ def _getrf(operands: list[Memory], results: list[Memory]) -> None:
         _copy(a, packed)
         for matrix, swaps in _each(packed, pivots):
             factorise(rows, columns, matrix, rows, swaps, info)
-    # Of NaN, LAPACK's may be anything.
+    # For NaN, LAPACK's pivots may be anything.
     swaps = _array(pivots)
     np.clip(swaps, _places(swaps.shape[-1]), m, out=swaps)
 
@@ -132,7 +132,7 @@ def _solve(packed: Memory, pivots: Memory, b: Memory, x: Memory, adjoint: bool) 
     k, n = map(number, b.dims[-2:])
     one, first, forwards, backwards = scalar(1, b.dtype), number(1), number(1), number(-1)
     _copy(b, x)
-    # As `getrs` does, which wakes threads of OpenBLAS however small the matrices are.
+    # The steps of `getrs`, which itself wakes OpenBLAS's threads however small the matrices are.
     for matrix, swaps, target in _each(packed, pivots, x):
         if adjoint:
             solve(b"L", b"U", b"C", b"N", n, k, one, matrix, n, target, n)
@@ -173,7 +173,7 @@ def _trsm(operands: list[Memory], results: list[Memory], said: tuple[str, ...]) 
 
 
 def _run(operands: list[Memory], results: list[Memory], direct: Direct) -> None:
-    """Run what does not need several threads in one; see NOTE [threads of OpenBLAS]."""
+    """Run small problems on one thread; see NOTE [threads of OpenBLAS]."""
     if max(operands[0].dims[-2:]) < _ROWS_FOR_THREADS:
         with one_thread:
             direct(operands, results)
@@ -196,4 +196,4 @@ _routines: dict[str, Direct] = {
 ROUTINES: dict[str, Direct] = {
     name: functools.partial(_run, direct=direct) for name, direct in _routines.items()
 }
-"""By name."""
+"""The routines by name."""

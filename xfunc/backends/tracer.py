@@ -1,8 +1,8 @@
 """The seam below tracing: what records programs.
 
 A `Trace` (`xfunc.trace.tracing`) runs a function on placeholders. A `Tracer` makes these, records
-what is done with them, and hands the record out as HLO. There is one, torch_xla's lazy tensors:
-`xfunc.backends.torch_xla.tracer`.
+the operations on them, and returns the record as HLO. There is one implementation, torch_xla's lazy
+tensors: `xfunc.backends.torch_xla.tracer`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from xfunc.core.types import Shaped
 from xfunc.hlo import Module
 
 Computation = NewType("Computation", object)
-"""A tracer's handle of a module, which `Tracer.apply` takes."""
+"""A tracer's handle to a module, for `Tracer.apply`."""
 
 
 @runtime_checkable
 class Tracer(Protocol):
-    """Records operations on the tensors of a device of its own, and computes none of them.
+    """Records operations on the tensors of a device of its own, without computing them.
 
-    Torch's dispatcher brings it the operations. Everything happens under `xfunc.backends.lock.lock`
+    Torch's dispatcher delivers the operations. Everything happens under `xfunc.backends.lock.lock`
     where more than one thread could be recording.
     """
 
     # -- its device ---------------------------------------------------------------------------
 
     def has_started(self) -> bool:
-        """Whether its library has started a device in this process, whoever asked for it."""
+        """Whether its library has started a device in this process, for whatever reason."""
         ...
 
     def at_start(self, do: Callable[[], None]) -> None:
-        """Call a function when its library has been loaded, which is put off to the first use."""
+        """Call a function once its library is loaded, which is deferred to its first use."""
         ...
 
     def device(self) -> torch.device:
-        """The device of what it records."""
+        """The device of the tensors it records."""
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's value on that device (differentiable), in its own buffer."""
+        """A tensor's value on that device, in a buffer of its own; differentiable."""
         ...
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """`to_device` of a tensor on which nothing is recorded, without torch's dispatcher.
+        """`to_device` without torch's dispatcher, for a tensor on which nothing is recorded.
 
         None if only the dispatcher can move it.
         """
@@ -56,30 +56,30 @@ class Tracer(Protocol):
     # -- recording ----------------------------------------------------------------------------
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Only record in a block; the outermost trace opens it.
+        """A block in which operations are only recorded; the outermost trace opens it.
 
-        What the user's own lazy tensors wait for is computed before, and at the end everything
-        recorded is forgotten: see NOTE [defusing what leaks] in `xfunc.trace.tracing`. Inside,
+        Pending operations of the user's own lazy tensors are run first, and at the end everything
+        recorded is discarded: see NOTE [defusing what leaks] in `xfunc.trace.tracing`. Inside,
         Python numbers become constants, and reading a value raises a RuntimeError.
         """
         ...
 
     def numbers_as_constants(self) -> contextlib.AbstractContextManager[None]:
-        """Let Python numbers become constants of the HLO, and not transfers to the device."""
+        """Turn Python numbers into constants of the HLO, not transfers to the device."""
         ...
 
     def placeholder(self, aval: Shaped) -> torch.Tensor:
-        """A tensor on the device that has no data."""
+        """A tensor without data on the device."""
         ...
 
     def computation(self, name: str, hlo: bytes) -> Computation:
-        """The handle of a serialised module, whose result is a tuple."""
+        """A handle to a serialised module whose result is a tuple."""
         ...
 
     def apply(
         self, name: str, inputs: Sequence[torch.Tensor], computation: Computation
     ) -> list[torch.Tensor]:
-        """Record that a computation is applied, as one operation; at least one input."""
+        """Record the application of a computation to at least one input, as one operation."""
         ...
 
     def recorded(
@@ -90,21 +90,21 @@ class Tracer(Protocol):
         *,
         names: bool = False,
     ) -> tuple[bytes, list[int | torch.Tensor]]:
-        """What was recorded between placeholders and outputs, as HLO.
+        """The operations recorded between placeholders and outputs, as HLO.
 
         Args:
             name: of the module.
             inputs: placeholders.
-            outputs: what was made of them.
+            outputs: the tensors computed from them.
             names: whether instructions get the names that `stamper` put on them.
 
         Returns:
-            The serialised module; and of each of its parameters, which input it is, or the tensor
-            of the device that it stands for.
+            The serialised module; and for each of its parameters, the index of an input, or the
+            device tensor that it stands for.
         """
         ...
 
-    # -- values that were recorded ------------------------------------------------------------
+    # -- recorded values ----------------------------------------------------------------------
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of an unwrapped tensor of the device; later ones have larger numbers.
@@ -114,11 +114,11 @@ class Tracer(Protocol):
         ...
 
     def stamper(self) -> Callable[[torch.Tensor, str, int], None]:
-        """What puts a prefix before the name of the operation that made a tensor."""
+        """A function that prefixes the name of the operation that produced a tensor."""
         ...
 
     def as_said(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that holds what its dtype says: where no operand told the tracer of it."""
+        """A tensor stored in its own dtype, which a tracer may not have learnt from operands."""
         ...
 
     def refill(self, tensor: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class Tracer(Protocol):
 
 @runtime_checkable
 class Printer(Protocol):
-    """Shows modules in the forms that only XLA itself writes."""
+    """Prints modules in the forms that only XLA itself can write."""
 
     def hlo_text(self, module: Module) -> str:
         """A module as XLA prints it, whether or not it passes our own checks."""
@@ -139,5 +139,5 @@ class Printer(Protocol):
         ...
 
     def stablehlo_bytecode(self, module: Module) -> bytes:
-        """A module as a portable artifact of StableHLO, which other versions and systems read."""
+        """A module as a portable StableHLO artifact, readable by other versions and systems."""
         ...

@@ -1,4 +1,4 @@
-"""What stands in a thing, as sequences that can be compared with what stood there before."""
+"""The contents of objects, as sequences that can be compared with their earlier contents."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MISSING = object()
 
 
 class View(Protocol):
-    """What stands in a thing."""
+    """The contents of an object."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[object]: ...
 
 
 class Look:
-    """A view of what a function tells about a thing."""
+    """The contents that a function finds in an object."""
 
     def __init__(self, look: Callable[[T], Sequence[object]], thing: T):
         self._look, self._thing = look, thing
@@ -41,7 +41,7 @@ class Look:
 
 
 class _Bytes:
-    """A view of the bytes of a thing: one object as long as they are the same."""
+    """An object's bytes: one and the same `bytes` object for as long as they are unchanged."""
 
     def __init__(self, thing: object):
         self._thing, self._last = thing, bytes_of(thing)
@@ -62,7 +62,7 @@ def bytes_of(x: Any) -> bytes:
 
 
 def content(cell: types.CellType) -> object:
-    """What a closure cell holds; `MISSING` if nothing yet."""
+    """The content of a closure cell; `MISSING` if it has none yet."""
     try:
         return cell.cell_contents
     except ValueError:  # Not bound yet: a function that refers to itself while it is being made.
@@ -70,7 +70,7 @@ def content(cell: types.CellType) -> object:
 
 
 def slots_of(cls: type) -> tuple[str, ...]:
-    """The attributes of a class's objects that stand in no dict."""
+    """The names of the slots that a class itself defines."""
     names = cls.__dict__.get("__slots__", ())
     names = (names,) if isinstance(names, str) else tuple(names)
     names = (n for n in names if n not in ("__dict__", "__weakref__"))
@@ -84,17 +84,17 @@ def _mangled(name: str, cls: type) -> str:
 
 @functools.lru_cache(4096)
 def all_slots(cls: type) -> tuple[str, ...]:
-    """Those of its bases too."""
+    """The names of all slots of a class, including those of its bases."""
     return tuple(n for c in cls.__mro__ for n in slots_of(c))
 
 
 def context_value(var: contextvars.ContextVar[object]) -> object:
-    """What a context variable is here; `MISSING` if nothing."""
+    """The value of a context variable in this context; `MISSING` if it has none."""
     return var.get(MISSING)
 
 
 def referent(proxy: Any) -> object:
-    """What a weak proxy stands for."""
+    """The object behind a weak proxy; `MISSING` if it is gone."""
     with contextlib.suppress(ReferenceError):
         return proxy.__reduce_ex__.__self__
     return MISSING
@@ -105,7 +105,7 @@ def _default_of(d: Any) -> tuple[object]:
 
 
 def views(x: Any) -> list[View]:
-    """Sized iterables that show what stands in a thing, always as it is."""
+    """Sized iterables over the contents of an object, always up to date."""
     if isinstance(x, (types.FunctionType, torch.Tensor)):
         return []
     if isinstance(x, functools.partial):

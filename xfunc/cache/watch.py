@@ -1,17 +1,17 @@
-"""Seeing quickly whether anything has changed, without taking its value again.
+"""Checking quickly whether anything has changed, without taking its value again.
 
-NOTE [watching]: the value of what globals and closures hold is taken once. From then on each call
+NOTE [watching]: the value of what globals and closures hold is taken once. From then on, each call
 only checks whether the same objects are in the same places (namespaces, containers, attributes and
 cells), and whether classes are unchanged. All comparisons are by identity and run in C, about 20 ns
 for each place, or 40 ns for all places that share a number.
 
 NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
 of every dict. An equal number shows with one read that nothing changed; if it differs, contents are
-compared, because the change may not matter. What a function runs and holds is read in one go, as
-the pointers in the function itself: the watch keeps what they point to alive, so that equal
-pointers are the same objects. Numbers and pointers lie at places in memory that are the same in all
-versions of Python supported; this is verified when the module is loaded, and if it fails, contents
-are compared.
+compared, because the change may not matter. A function's code and attributes are checked in one
+read of the pointers in the function itself: the watch keeps what they point to alive, so that equal
+pointers mean the same objects. Numbers and pointers are at the same offsets in all supported
+versions of Python; this is verified when the module is loaded, and if it fails, contents are
+compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from xfunc.cache.views import MISSING, Look, View, content, views
 T = TypeVar("T")
 
 
-# Where in an object they lie: from which byte to which.
+# Their offsets in an object: the first byte and the end.
 _CLASS_VERSION, _DICT_VERSION = (384, 388), (24, 32)
 _FUNCTION_PARTS, _CELL_CONTENT = (48, 96), (16, 24)  # of a function: from its code to its __dict__
 
@@ -81,7 +81,7 @@ def _attribute_versions_work() -> bool:
     x.a = None
     tag = _place(x.__dict__, _DICT_VERSION)
 
-    def store(value: object) -> bool:  # The interpreter replaces this by quicker code as it runs.
+    def store(value: object) -> bool:  # The interpreter specialises this as it runs.
         before = tag.raw
         x.a = value
         return tag.raw != before
@@ -120,7 +120,7 @@ def _pointers_work() -> bool:
 
 
 def _touch(cls: type) -> None:
-    """Let Python number the present state of a class."""
+    """Make Python number the current state of a class."""
     getattr(cls, "_xfunc_looks_this_up", None)
 
 
@@ -130,13 +130,13 @@ _has_pointers = _pointers_work()
 
 
 def end_watches() -> None:
-    """Let every watch say once more that something has changed: something else counts now."""
+    """Make every existing watch report a change: what counts is different now."""
     global _turns
     _turns += 1
 
 
 class Namespace:
-    """The values of some names in a dict; of all, if none are given."""
+    """The values of some names in a dict, or of all names if none are given."""
 
     def __init__(self, names: dict[str, object], watched: Iterable[str] | None = None):
         self._dict, self._names = names, None if watched is None else tuple(watched)
@@ -161,8 +161,8 @@ class Watch:
 
     Args:
         things: containers, functions, objects with attributes, tensors.
-        classes: whose own attributes count, and those of their bases.
-        namespaces: more that counts.
+        classes: classes whose attributes count, including those of their bases.
+        namespaces: further namespaces that count.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Watch:
             tags = [_place(c, _CLASS_VERSION) for c in self._classes]
         by_number = len(tags) == len(self._classes) and all(map(any, map(_read, tags)))
         self._contents = None if by_number else self._class_contents()
-        # Of what has a number, that is all there is to look at while it stays the same.
+        # As long as a number is unchanged, nothing else about its object needs to be read.
         self._numbered = [n for n in self._namespaces if n.tag is not None]
         self._others = [n for n in self._namespaces if n.tag is None]
         self._places = [*tags, *pointers, *(n.tag for n in self._numbered)]
@@ -278,7 +278,7 @@ def _is_plain(x: object) -> bool:
 
 
 def _has_attributes(x: object) -> bool:
-    # Some, such as dict[str, int], show the attributes of something else, in a dict made anew.
+    # Some objects, such as dict[str, int], show another object's attributes in a fresh dict.
     own = getattr(x, "__dict__", None)
     return isinstance(own, dict) and own is x.__dict__
 

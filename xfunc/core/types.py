@@ -1,4 +1,4 @@
-"""Names for types that several folders use; those of trees are in `xfunc.tree`."""
+"""Type names shared by several folders; the ones for trees are in `xfunc.tree`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Number: TypeAlias = bool | int | float | complex
 NumpyArray: TypeAlias = npt.NDArray[np.generic] | np.generic
 ArrayLike: TypeAlias = torch.Tensor | NumpyArray | Number
-"""What is taken where an array is wanted."""
+"""Anything accepted where an array is expected."""
 
 
 class Shaped(Protocol):
@@ -30,12 +30,12 @@ class Shaped(Protocol):
 
 @runtime_checkable
 class Sharding(Protocol):
-    """What the folders below `xfunc.sharding` ask of a `NamedSharding`."""
+    """What the folders below `xfunc.sharding` need of a `NamedSharding`."""
 
     @property
     def mesh(self) -> AbstractMesh: ...
     def tiles(self, ndim: int) -> Tiles:
-        """What each device holds of an array."""
+        """The part of an array that each device holds."""
         ...
 
     def check(self, shape: tuple[int, ...], what: str) -> None:
@@ -44,9 +44,9 @@ class Sharding(Protocol):
 
 
 class AutogradContext(Protocol):
-    """What torch hands to the methods of an `autograd.Function`.
+    """The context that torch passes to the methods of an `autograd.Function`.
 
-    A function that keeps more on it says so in a subclass (see `xfunc.program.autograd_functions`).
+    A function that stores more on it declares a subclass (see `xfunc.program.autograd_functions`).
     """
 
     needs_input_grad: tuple[bool, ...]

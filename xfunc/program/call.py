@@ -96,7 +96,7 @@ class CallPair:
         joint = self._joint
         halves = joint.without(self.halves, cts)
         inputs = [*args, *halves.forward.consts]
-        given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read are there.
+        given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
         flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
         grads = halves.backward.apply(flat)
         return list(placed(len(self.wrt), halves.gradients, grads))

@@ -40,7 +40,7 @@ from xfunc.trace.tracing import Trace
 Flat = Callable[..., list[torch.Tensor]]
 T = TypeVar("T")
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
-Memo: TypeAlias = dict[Hashable, Any]  # of what type the value is, the key says
+Memo: TypeAlias = dict[Hashable, Any]  # the key determines the value's type
 
 
 def differentiable(x: Shaped) -> bool:
@@ -57,7 +57,7 @@ class Joint:
         outputs: avals of the outputs.
         cts: the outputs that have a cotangent, in order.
         wrt: the inputs that have a gradient, in order.
-        source: the program that it was made from.
+        source: the program it was made from.
         unread: the inputs in `wrt` that no output depends on: their gradients are zeros.
     """
 
@@ -99,9 +99,9 @@ class Joint:
         cts: Sequence[object | None],
         gradients: tuple[int, ...] | None = None,
     ) -> Halves:
-        """What is left of its halves where some cotangents of outputs are None.
+        """What is left of its halves when some cotangents of outputs are None.
 
-        By default, the gradients that are left are those that are not absent then.
+        By default, all gradients are kept that are not absent then.
         """
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
         if not absent and gradients in (None, halves.gradients):
@@ -116,7 +116,7 @@ class Joint:
         return self._memo[key]
 
     def batched(self, dims: tuple[int | None, ...], n: int) -> Joint:
-        """vmap over inputs and all cotangents: gradients are those of each example."""
+        """vmap over inputs and all cotangents: gradients are per example."""
         key = ("batched", dims, n, batching.axes_of(n))
         if key not in self._memo:
             # The function whose vmap this is: outputs and gradients through torch.func, so that
@@ -182,7 +182,7 @@ class Program:
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures.
-        self._around = ambient.key()  # wherever it is traced again
+        self._around = ambient.key()  # also for tracing it again elsewhere
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: Lowering | None = None
         self._memo: Memo = {}
@@ -211,7 +211,7 @@ class Program:
             joint = next((m for m in self._memo.values() if isinstance(m, Joint)), None)
             if joint is None:
                 self.trace()
-            else:  # The joint program holds it: no need to run the function again.
+            else:  # The joint program contains it: no need to run the function again.
                 self._lowering = primal(
                     joint.lowering,
                     n_inputs=joint.n_inputs,
@@ -335,7 +335,7 @@ class Program:
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
     def below_gradient(self) -> Program:
-        """The function as it looks from below a gradient: custom_vjp functions as forward rules."""
+        """The function as a gradient sees it: custom_vjp functions as their forward rules."""
         floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:

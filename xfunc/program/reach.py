@@ -1,4 +1,4 @@
-"""What is computed from what, through the steps of a loop or a call."""
+"""Which outputs depend on which inputs, through the steps of a loop or a call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[int]) -> set[int]:
-    """The inputs that some are passed on to by the steps of a loop, and those themselves.
+    """The given inputs of a loop, and those that its steps compute from them.
 
     Args:
         reads: for each output of a step, the inputs that it is computed from.
-        carries: how many inputs the first outputs stand for in the next step.
-        given: the inputs to begin with.
+        carries: how many of the first outputs become the first inputs of the next step.
+        given: the inputs to start from.
     """
     found = set(given)
     while new := {i for i in range(carries) if i not in found and not found.isdisjoint(reads[i])}:
@@ -25,11 +25,11 @@ def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[in
 def read_by(
     reads: Sequence[Collection[int]], carries: int, wanted: Sequence[object | None]
 ) -> set[int]:
-    """The inputs that the steps of a loop compute some outputs from; of these, the carries too.
+    """The inputs that the steps of a loop compute some outputs from, with those outputs' carries.
 
     Args:
         reads: for each output of a step, the inputs that it is computed from.
-        carries: how many inputs the first outputs stand for in the next step.
+        carries: how many of the first outputs become the first inputs of the next step.
         wanted: for each output, None if it is not wanted.
     """
     outputs = {i for i, w in enumerate(wanted) if w is not None}
@@ -41,9 +41,9 @@ def read_by(
 def where_reached(
     tangents: Sequence[T | None], reads: Sequence[Collection[int]], given: Collection[int]
 ) -> list[T | None]:
-    """Tangents of outputs, without those of what is computed from none of the inputs given.
+    """Tangents of outputs; None for outputs that are computed from none of the given inputs.
 
-    Theirs would be zeros: NaN, where they meet infinity.
+    Those tangents would be zeros, which become NaN when multiplied by infinity.
     """
     known = set(given)
     return [None if known.isdisjoint(r) else t for t, r in zip(tangents, reads, strict=True)]

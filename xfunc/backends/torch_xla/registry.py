@@ -1,10 +1,10 @@
 """Host calls for torch_xla's CPU client.
 
-NOTE [the way into XLA's registry]: torch_xla 2.9 has `_xla_register_custom_call_target`, which says
-"RegisterCustomCall not implemented" on the CPU, and its library exports nothing else to register a
-custom call with. XLA's own table of C functions is in it all the same. Its address is found in
+NOTE [the way into XLA's registry]: torch_xla 2.9 has `_xla_register_custom_call_target`, which
+fails with "RegisterCustomCall not implemented" on the CPU, and its library exports no other way to
+register a custom call. It does contain XLA's own table of C functions, whose address is found in
 the symbol table of the library's file; from there on everything is C, versioned by XLA
-(`xfunc.backends.ffi`). Where the file has no such table, nothing can be registered.
+(`xfunc.backends.ffi`). If the file has no symbol table, nothing can be registered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xfunc.backends.torch_xla import runtime
 
 @functools.cache
 def calls_host() -> bool:
-    """Whether programs of the running device can call functions of Python."""
+    """Whether programs of the running device can call Python functions."""
     found = _registry()
     if found is None:
         return False
@@ -35,7 +35,7 @@ def calls_host() -> bool:
 
 
 def _registry() -> Registry | None:
-    """The table of the running CPU client; None if it is out of reach."""
+    """The table of the running CPU client; None if it cannot be reached."""
     if not runtime.is_cpu():
         return None
     path = runtime.xla().__file__
@@ -50,14 +50,14 @@ def _registry() -> Registry | None:
     return Registry(api) if (version.major, version.minor) == VERSION else None
 
 
-# An ELF file of 64 bits: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.symtab.html
+# 64-bit ELF files: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.symtab.html
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOLS = 2
 _SYMBOL = np.dtype("<u4, u1, u1, <u2, <u8, <u8")  # name, info, other, section, value, size
 
 
 def _symbols(path: str, names: list[bytes]) -> list[int | None]:
-    """The values of symbols in a library's file; None for those that it does not tell."""
+    """The values of symbols in a library's file; None for a symbol not found exactly once."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:6] != b"\x7fELF\x02\x01":
             return [None] * len(names)

@@ -36,10 +36,9 @@ class LazyTensors:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Set torch_xla's process-wide switches as tracing needs them."""
+        """Set torch_xla's process-wide switches for tracing."""
         X, device = runtime.xla(), str(runtime.device())
-        # It fails on a tensor that lost its computation to a refused read and is still held
-        # somewhere.
+        # This fails on a tensor that lost its computation to a refused read and is still alive.
         with contextlib.suppress(RuntimeError):
             X._xla_sync_live_tensors(device, [], False)
         try:
@@ -53,7 +52,7 @@ class LazyTensors:
             X._clear_pending_irs(device)
 
     def numbers_as_constants(self) -> contextlib.AbstractContextManager[None]:
-        """Let Python numbers become constants of the HLO, and not transfers to the device."""
+        """Turn Python numbers into constants of the HLO, not transfers to the device."""
         return runtime.switched("xla_all_numbers_special_scalars", True)
 
     def recorded(
@@ -79,16 +78,16 @@ class LazyTensors:
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """torch_xla's number of an unwrapped tensor."""
-        # Asking for the number brings views up to date, by operations that must not be transformed.
+        # Reading the number updates views, by operations that must not be transformed.
         with functorch.bottom_level():
             return runtime.xla()._xla_get_tensor_id(tensor)
 
     def stamper(self) -> Callable[[torch.Tensor, str, int], None]:
-        """What puts a prefix before the name of the operation that made a tensor."""
+        """A function that prefixes the name of the operation that produced a tensor."""
         return runtime.xla()._set_xla_custom_op_name_prefix
 
     def as_said(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A plain traced tensor that holds what its dtype says: where no operand told of it."""
+        """A plain traced tensor, converted if torch_xla stores it in another dtype than its own."""
         if tensor.device.type != "xla":
             return tensor
         said = tensor.dtype
@@ -101,14 +100,14 @@ class LazyTensors:
     def refill(self, tensor: torch.Tensor) -> None:
         """Give a leaked tensor placeholder data.
 
-        One whose reading was refused half-way has neither data nor a computation: any later
+        A tensor whose reading was refused half-way has neither data nor a computation: any later
         synchronisation would fail on it.
         """
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
             while functorch.is_wrapped(tensor):
                 tensor = functorch.unwrapped(tensor)
             if tensor.device.type == "xla":
-                # Of any shape: nothing will look at it, and a broken one does not know its own.
+                # Any shape will do: nothing will read it, and a broken tensor has lost its own.
                 new = runtime.placeholder(Aval((), tensor.dtype))
                 runtime.xla()._replace_xla_tensor(tensor, new)
 

@@ -1,13 +1,13 @@
 """Absent tangents and cotangents: zeros that stay zero whatever they are multiplied by.
 
-Formulas of derivatives multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a
-constant there is no `da`, and its product with `b` must not be computed: ``0 * inf`` would give
-NaN. torch has tensors for that whose product with anything is one of them again, but not on every
-device, nor for every product. Here they are marked when they are made, and what is known to be such
-a zero is found when a traced function has been lowered.
+Derivative formulas multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a constant
+there is no `da`, and its product with `b` must not be computed: ``0 * inf`` would give NaN. torch
+has special tensors for this, whose product with anything is again such a tensor, but not on every
+device, nor for every product. Here these zeros are marked when they are made, and followed through
+the module once a traced function has been lowered.
 
-In reverse mode, it is when the backward pass runs that it is known which results have no cotangent:
-`without` makes of a module what is left of it when some of its parameters are absent.
+In reverse mode, only a run of the backward pass shows which results have no cotangent: `without`
+reduces a module to what is left of it when some of its parameters are absent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import is_pair
 
 Known: TypeAlias = "bool | tuple[Known, ...]"
-"""Whether a value is absent; of a tuple, whether its elements are."""
+"""Whether a value is absent; for a tuple, whether each element is."""
 
 
 def absent_tangent(
     body: ComputationBuilder, anchor: Value, *, dims: tuple[int, ...], dtype: torch.dtype
 ) -> Value:
-    """Zeros, marked: it is the name of the computation that marks them."""
+    """Zeros, marked as absent by the name of their computation."""
     return body.zeros(Shape(dtype, dims))
 
 
@@ -42,7 +42,7 @@ _NAME = absent_tangent.__name__.encode()
 
 
 def drop_absent(hlo: bytes) -> bytes:
-    """A module in which zeros that are marked are left out of sums, and have spread by products."""
+    """A module in which marked zeros spread through products and are left out of sums."""
     if _NAME not in hlo:
         return hlo
     proto = pb.HloModuleProto.FromString(hlo)
@@ -56,15 +56,15 @@ def drop_absent(hlo: bytes) -> bytes:
 def without(
     module: Module, absent: Collection[int], kept: Collection[int] | None = None
 ) -> tuple[Module | None, tuple[int, ...], tuple[int, ...]]:
-    """What is left of a module where some of its parameters are absent.
+    """What is left of a module when some of its parameters are absent.
 
     Args:
-        module: is not changed.
-        absent: the numbers of the parameters.
-        kept: the results that are left; by default, those that are not zeros then.
+        module: not changed.
+        absent: the numbers of the absent parameters.
+        kept: the results to keep; by default, those that are not absent then.
 
     Returns:
-        The module, None if it has no results; which parameters are left, and which results.
+        The module, None if it has no results; the parameters that are left, and the results.
     """
     flat = inline_calls(module)
     proto = pb.HloModuleProto()
@@ -104,7 +104,7 @@ _LINEAR = frozenset(
 )
 _PRODUCTS = frozenset(("multiply", "dot", "convolution"))  # zero if any operand is
 _SUMS = frozenset(("add", "subtract", "complex", "concatenate"))  # zero if all operands are
-# Zero if those operands are.
+# Zero if these operands are.
 _PARTS = {
     "select": (1, 2),
     "dynamic-update-slice": (0, 1),
@@ -116,7 +116,7 @@ _PARTS = {
 
 
 class _Spread:
-    """Rewrites computations, and copies of what they run with absent operands.
+    """Rewrites computations, and copies of those that they call with absent operands.
 
     Attributes:
         made: the copies, callees before callers.
@@ -130,12 +130,12 @@ class _Spread:
     def over(
         self, c: pb.HloComputationProto, given: Mapping[int, Known], keep_parameters: bool = True
     ) -> Known:
-        """Rewrite a computation, in place; what is known of its result.
+        """Rewrite a computation in place; returns what is known of its result.
 
         Args:
             c: the computation.
             given: what is known of parameters, by number.
-            keep_parameters: whether absent ones stay parameters: they are zeros.
+            keep_parameters: whether absent parameters, which hold zeros, remain parameters.
         """
         found = _Absent(c, self, given)
         made: list[pb.HloInstructionProto] = []
@@ -154,7 +154,7 @@ class _Spread:
         return found.known.get(c.root_id, False)
 
     def special(self, k: int, given: Mapping[int, Known]) -> tuple[int, Known]:
-        """A copy of a computation for what is known of its parameters."""
+        """A copy of a computation, specialised to what is known of its parameters."""
         copy = copied(self.computations[k], {}, lambda: next(self.ids))
         known = self.over(copy, given)
         self.computations[copy.id] = copy
@@ -167,7 +167,7 @@ class _Absent:
 
     Attributes:
         known: what is absent, by the ids of values.
-        stands_for: what is left of sums of which a part is absent.
+        stands_for: for sums with an absent part, the part that is left.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class _Absent:
     ) -> None:
         self.known: dict[int, Known] = {}
         self.stands_for: dict[int, int] = {}
-        self._zeros: set[int] = set()  # zeros that are computed as such
+        self._zeros: set[int] = set()  # zeros by value, not absent
         self._spread = spread
         for i in c.instructions:
             if i.HasField("sharding") or i.control_predecessor_ids:

@@ -1,4 +1,4 @@
-"""The marks of `vma`, a class each: its type, and the operation that it stands for."""
+"""The marks of `vma`, one class each: its type, and the operation that it stands for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mark:
         return operand
 
     def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
-        """The type of its result, given those of its operands; `axes` are those it is about."""
+        """The type of its result, given the types of its operands and the mark's own axes."""
         return own
 
 
@@ -55,7 +55,7 @@ class Cast(Mark):
 
 
 class Operation(Mark):
-    """Stands for an operation along the axes along which no witness varies."""
+    """Stands for an operation over those axes along which no witness varies."""
 
     def write(
         self,
@@ -65,7 +65,7 @@ class Operation(Mark):
         sizes: Mapping[str, int],
         total: Total,
     ) -> Value:
-        """Write the operation along axes of some sizes."""
+        """Write the operation over axes of the given sizes."""
         raise NotImplementedError
 
 
@@ -89,7 +89,7 @@ class Sum(Operation):
 
 
 class Share(Operation):
-    """A value, divided by the number of devices."""
+    """A value divided by the number of devices."""
 
     name = "share"
 
@@ -110,5 +110,5 @@ _BY_TARGET: dict[str, Mark] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHA
 
 
 def mark_of(i: pb.HloInstructionProto) -> Mark | None:
-    """The mark that an instruction is, if it is one."""
+    """The mark that an instruction represents, if any."""
     return _BY_TARGET.get(i.custom_call_target)
