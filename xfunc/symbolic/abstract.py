@@ -76,7 +76,7 @@ def _box(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Box:
 
 
 def _at(trees: PyTree, env: Env) -> PyTree:
-    """Arguments at sizes."""
+    """The arguments at given sizes."""
 
     def at(x: Leaf) -> object:
         if not _symbols(x):

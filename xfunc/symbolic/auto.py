@@ -1,8 +1,8 @@
-"""``buckets="auto"``: powers of 2 at first, then the ladder of the sizes that come.
+"""``buckets="auto"``: powers of 2 at first, then the best ladder for the sizes that occur.
 
-NOTE [no compilation beside calls]: torch_xla 2.9 keeps the device to itself while it compiles: a
-call that another thread makes meanwhile waits for the end. So nothing is compiled in a thread.
-Instead, the benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `refit`.
+NOTE [no compilation beside calls]: torch_xla 2.9 locks the device while it compiles: calls from
+other threads wait until it has finished. So nothing is compiled in the background. Instead, the
+benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `refit`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from xfunc.symbolic.ladder import Ladders, Sizes
 from xfunc.symbolic.refit import Refit
 
 MOST_PROGRAMS = 16
-_COMPILATION = 32  # what one takes: so many calls of the largest bucket
+_COMPILATION = 32  # the cost of one, in calls of the largest bucket
 
 
 class Auto:
-    """The buckets of a function whose sizes nobody told.
+    """The buckets of a function for which none were given.
 
     Args:
         box: the sizes that its symbols may have.
@@ -37,7 +37,7 @@ class Auto:
         self._refit.compile_cost = max(self._refit.compile_cost, _COMPILATION * _cells(*sizes))
         due = self._refit.add(sizes)
         self._used[tuple(high for _, high in self.ends(env).values())] = None
-        if due and len(sizes) == 1:  # To find the best grid takes seconds.
+        if due and len(sizes) == 1:  # Finding the best grid takes seconds.
             now: Ladders = tuple(
                 tuple(sorted({u[k] for u in self._used})) for k in range(len(self._ranges))
             )

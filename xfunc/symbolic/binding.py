@@ -19,7 +19,7 @@ from xfunc.tree import PyTree
 Written = tuple[int | Expression | None, ...]  # of one array
 
 
-Dims = tuple[Size | None, ...] | None  # of one argument; None: as it is
+Dims = tuple[Size | None, ...] | None  # of one argument; None: its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Declared:
         """The value of each symbol in a call with arguments of these shapes.
 
         Raises:
-            ShapeError: none, or another than was declared.
+            ShapeError: a symbol has no value, or the shapes contradict what was declared.
         """
         env: dict[str, int] = {}
         source: dict[str, str] = {}
@@ -142,7 +142,7 @@ def declare(
         function: its name.
         spec: a tuple for positional arguments, or a dict of arguments by name.
         args: positional arguments.
-        kwargs: named ones.
+        kwargs: keyword arguments.
         names: of the function's parameters.
         labels: of the leaves.
     """
@@ -195,7 +195,7 @@ def _walk(spec: PyTree, x: PyTree, found: list[Written | None], where: str) -> N
 
 
 def _is_dims(spec: PyTree) -> bool:
-    """Whether this says what dimensions are, and not what parts of a tree are."""
+    """Whether this describes dimensions rather than parts of a tree."""
     entries = spec.values() if isinstance(spec, dict) else spec
     if not isinstance(spec, (tuple, list, dict)):
         return False
@@ -221,7 +221,7 @@ def _as_dims(spec: PyTree, x: object, where: str) -> Written:
 
 
 def _parts(spec: object, entries: Sequence[object], where: str) -> dict[object, object]:
-    """The parts of a prefix by the entries of the tree, those left out as None."""
+    """The parts of a prefix by the entries of the tree; None for entries left out."""
     if isinstance(spec, dict):
         given = dict(spec)
     elif isinstance(spec, (tuple, list)) and len(spec) == len(entries):
@@ -243,7 +243,7 @@ def _parts(spec: object, entries: Sequence[object], where: str) -> dict[object, 
 
 
 def sizes_at(dims: Dims, shape: tuple[int, ...], env: Env) -> tuple[int, ...]:
-    """The shape of an argument where the symbols have other values."""
+    """The shape of an argument for other values of the symbols."""
     if dims is None:
         return shape
     return tuple(

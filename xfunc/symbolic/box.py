@@ -1,13 +1,13 @@
 """`Box`: the sizes that symbols may have, and comparison of polynomials over all of them.
 
-A comparison answers True, False, or None where it gives up: it never guesses.
+A comparison answers True, False, or None if it gives up: it never guesses.
 
 NOTE [how it decides]: a polynomial in which no symbol has a higher power than 1 has its extremes at
 corners of the box, so their values decide. Any other is written in the Bernstein basis of the box,
-where the coefficients enclose its values; where they do not decide, the box is halved. Corners are
-sizes themselves, so a corner where the claim fails refutes it. In a symbol without a largest size
-the polynomial is written in powers of what lies above the smallest one: coefficients that are never
-negative prove that it is never negative either.
+whose coefficients enclose its values; if they do not decide, the box is halved. Corners are
+themselves sizes, so a corner where the claim fails refutes it. In a symbol without a largest size,
+the polynomial is written in powers of the excess over the smallest size: if no coefficient is ever
+negative, neither is the polynomial.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MAX_BOXES = 512
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The sizes of one symbol: the multiples of `step` from `min` to `max`, which are some.
+    """The sizes of one symbol: the multiples of `step` from `min` to `max`; at least one.
 
-    No `max` means that there is no largest.
+    If `max` is None there is no largest.
     """
 
     min: int = 1
@@ -45,19 +45,19 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """The sizes of several symbols: any of one with any of the others."""
+    """The sizes of several symbols, in every combination."""
 
     ranges: Mapping[str, Range]
 
     def within(self, **ends: tuple[int, int]) -> Box:
-        """The part of the box in which symbols lie between (and at) two sizes."""
+        """The part of the box in which symbols lie between two sizes, inclusive."""
         found = dict(self.ranges)
         for name, (low, high) in ends.items():
             found[name] = Range(low, high, self.ranges[name].step)
         return Box(found)
 
     def corners(self) -> Iterator[Env]:
-        """The smallest and the largest sizes, each with each; small ones for "no largest"."""
+        """All combinations of smallest and largest sizes; a small one stands for "no largest"."""
         ends = [sorted({r.min, r.min + r.step if r.max is None else r.max}) for r in self._list()]
         for sizes in itertools.product(*ends):
             yield dict(zip(self.ranges, sizes, strict=True))
@@ -86,7 +86,7 @@ class Box:
         return self.never_negative(as_polynomial(q) - p)
 
     def compare(self, p: Size, q: Size) -> str | None:
-        """``<=``, ``>=`` or ``==`` where that holds at all sizes, ``<>`` where neither does.
+        """``<=``, ``>=`` or ``==`` if that holds at all sizes, ``<>`` if none does.
 
         None: undecided.
         """
@@ -98,7 +98,7 @@ class Box:
         return "<>" if below is False and above is False else None
 
     def bounds(self, p: Size) -> tuple[Number, Number]:
-        """Numbers between which `p` lies in a bounded box; its extremes, if it is multilinear."""
+        """Bounds of `p` in a bounded box; its extremes, if it is multilinear."""
         p = as_polynomial(p)
         box = Box({n: self.ranges[n] for n in p.symbols})
         if all(p.degree(n) <= 1 for n in p.symbols):
@@ -141,9 +141,9 @@ class Box:
         return found
 
     def _halves(self) -> list[Box]:
-        """The box in two, with no size left out; [] if there is nothing to halve.
+        """The box cut in two, with no size left out; [] if it cannot be halved.
 
-        Neighbouring sizes have nothing between them: then the corners were all there was.
+        There is nothing between neighbouring sizes: then the corners are all there is.
         """
         name, r = max(self.ranges.items(), key=lambda x: ((x[1].max or 0) - x[1].min) / x[1].step)
         assert r.max is not None

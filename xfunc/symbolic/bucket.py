@@ -1,10 +1,10 @@
-"""The program of a bucket: made from traces, for all sizes that it is for.
+"""The program of a bucket: made from traces, for all sizes in the bucket.
 
-NOTE [what is compared]: a function is found to be one program of all sizes from its HLO at the
-probes. Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that
+NOTE [what is compared]: the HLO at the probes shows whether a function is one program for all
+sizes. Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that
 program as well; otherwise the probes are chosen among the bucket's sizes. So a function that takes
-another path from some size on is noticed, wherever that size lies. What it does at a single size in
-between is not.
+another path from some size on is noticed, wherever that size is. A function that differs at a
+single size in between is not.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Bucket:
 
     Attributes:
         source: the entry at the bucket's own shape.
-        entry: runs all shapes, given the actual sizes as well; None: each has its own program.
+        entry: runs all shapes, given the actual sizes as well; None if each has its own program.
         outputs: the exact sizes of the results.
-        masks: how many selects keep padding out.
+        masks: how many selects mask padding.
         why: why each shape has its own program.
-        per_bucket: whether the program is that of this bucket, and not of all sizes.
+        per_bucket: whether the program is for this bucket only, not for all sizes.
     """
 
     source: Entry | None
@@ -63,7 +63,7 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Program:
-    """What an `Entry` needs of a program to run it."""
+    """The part of a program that an `Entry` needs to run it."""
 
     name: str
     lowering: Lowering
@@ -71,7 +71,7 @@ class _Program:
 
 
 class Maker:
-    """Makes the buckets of calls of one kind.
+    """Makes the buckets for calls of one kind.
 
     Args:
         staged: the function.
@@ -92,17 +92,17 @@ class Maker:
         self._staged, self._declared = staged, declared
         self._structure, self._avals = structure, avals
         self._options = options._replace(effects_allowed=True)
-        self._all: SymbolicModule | NoFit | None = None  # of all sizes
-        self._first: Entry | None = None  # what all others are to be like
+        self._all: SymbolicModule | NoFit | None = None  # for all sizes
+        self._first: Entry | None = None  # which all others must match
 
     def entry(self, env: Env) -> tuple[Entry, list[torch.Tensor]]:
-        """The entry at sizes, traced if it is not known, and what the function holds."""
+        """The entry at given sizes, traced if needed, and the tensors that the function holds."""
         shapes = zip(self._declared.dims, self._avals, strict=True)
         avals = tuple((sizes_at(dims, shape, env), dtype) for dims, (shape, dtype) in shapes)
         return self._staged.find(self._structure, avals, None, self._options)
 
     def bucket(self, ends: Ends) -> Bucket:
-        """The bucket of sizes."""
+        """The bucket between given sizes."""
         source, held = self.entry({n: high for n, (_, high) in ends.items()})
         try:
             return self._made(source, held, ends)
@@ -147,17 +147,17 @@ class Maker:
             return error
 
     def _checked(self, symbolic: SymbolicModule, ends: Ends) -> SymbolicModule:
-        """The program at the bucket, if it is that at its smallest sizes as well."""
+        """The program at the bucket's sizes, once it agrees at the smallest sizes as well."""
         low = {n: low for n, (low, _) in ends.items()}
         high = {n: high for n, (_, high) in ends.items()}
-        # Where a dimension is 1 or nothing, torch does other things, which come to the same.
+        # Where a dimension is 0 or 1, torch takes other paths, with the same results.
         while low != high and not symbolic.is_plain(low):
             low = {n: min(s + self._declared.box.ranges[n].step, high[n]) for n, s in low.items()}
         symbolic.at(low, self._module(low))
         return symbolic.at(high, self._module(high))
 
     def _module(self, env: Env) -> Module:
-        """The HLO at sizes."""
+        """The HLO at given sizes."""
         try:
             entry, _ = self.entry(env)
         except Exception as error:
@@ -175,14 +175,14 @@ class Maker:
         same = len(lowering.consts) == len(first.program.lowering.consts)
         same = same and len(entry.captures) == len(first.captures)
         same = same and all(a is b or (isinstance(a, int) and a == b) for a, b in captures)
-        # Not torch.equal: NaN is what it is.
+        # Not torch.equal: here NaN equals NaN.
         same = same and all(a is b or _is_equal(a.cpu(), b.cpu()) for a, b in consts)
         if not same:
             raise NoFit("it uses another tensor from outside for other sizes")
         return lowering.module
 
     def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
-        """Refuse tensors from outside whose sizes vary: nobody pads them."""
+        """Refuse tensors from outside whose sizes vary: nothing pads them."""
         inputs, n = source.program.lowering.inputs, len(self._avals)
         for p in symbolic.module.entry.parameters:
             varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))
@@ -196,7 +196,7 @@ def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
-    """The entry of a padded module: behind what `source` holds, it takes the actual sizes."""
+    """The entry of a padded module: after the tensors `source` holds, it takes the actual sizes."""
     lowering = source.program.lowering
     n = len(lowering.avals)
     inputs = [i if i < n else i + symbols for i in lowering.inputs]
@@ -226,7 +226,7 @@ def explained(error: NoFit | Inexact) -> str:
 
 
 def location(i: Instruction | None) -> str | None:
-    """The user's line that an instruction is of."""
+    """The user's line that an instruction comes from."""
     if i is None:
         return None
     module = scopes.resolve(i.computation.module)

@@ -97,7 +97,8 @@ class Dim(Expression):
     Args:
         name: its name in messages and printed programs. Dims with the same name are the same.
         min: the smallest size.
-        max: the largest size, or None. multiple_of: a common divisor of all sizes.
+        max: the largest size, or None.
+        multiple_of: a common divisor of all sizes.
 
     ``2 * S``, ``S + 1``, ``B * S`` and, where `multiple_of` allows it, ``S // 2`` are sizes too.
 
@@ -132,7 +133,7 @@ class Dim(Expression):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name it was given."""
         return self.polynomial.symbols[0]
 
 

@@ -36,7 +36,7 @@ _WATCHED = Bucket(None, None, why="autograd watched an argument or a tensor that
 
 
 class _Given(NamedTuple):
-    """A call, as it was made."""
+    """A call as it was made."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -51,7 +51,7 @@ class Dynamic:
         staged: the function.
         spec: `dynamic_shapes`.
         buckets: see `Rungs`.
-        limit: bytes that a program may hold on a device, or None.
+        limit: bytes that a program may use on a device, or None.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Dynamic:
 
         Args:
             args: positional arguments.
-            kwargs: named ones.
+            kwargs: keyword arguments.
             options: how it is traced.
-            divide: puts positional arguments on the devices as the function takes them.
+            divide: puts positional arguments on the devices as the function requires.
         """
         with lock:
             leaves, structure = tree.flatten((args, kwargs))
@@ -111,7 +111,7 @@ class Dynamic:
                 ambient.set_override(before)
 
     def _ends(self, declared: Declared, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """The smallest and the largest sizes of the bucket of sizes."""
+        """The smallest and the largest sizes of the bucket that holds these."""
         auto = self._auto.get(tuple(declared.box.ranges))
         if auto is not None:
             return auto.ends(env)
@@ -120,7 +120,7 @@ class Dynamic:
     def _plans_of(
         self, declared: Declared, leaves: list[object], structure: tree.Structure, options: Options
     ) -> Plans:
-        """The plans of calls of one kind."""
+        """The plans for calls of one kind."""
         assert self._limit is not None
         flat, _ = prepare(self._staged, leaves, structure)
         avals = avals_of(flat)
@@ -226,7 +226,7 @@ class Dynamic:
         entry, held = self._staged.find(structure, avals, None, options)
         key = (structure, avals, options.static, ambient.modes())
         found = self._buckets.get(key)
-        # The entry is another one when what the function depends on has changed.
+        # The entry is a different one once something the function depends on has changed.
         if found is None or found.source is not entry:
             maker = Maker(self._staged, declared, structure, avals, options)
             found = self._maker(declared, maker, structure, avals, options).bucket(ends)
@@ -267,7 +267,7 @@ class Dynamic:
         self._served[name] = bucket
 
     def explain(self) -> str:
-        """The buckets that were used, and their state."""
+        """The buckets used so far, and their state."""
         lines = []
         for name, calls in sorted(self._calls.items()):
             bucket = self._served[name]
@@ -292,7 +292,7 @@ class Dynamic:
 
 
 class _Cut:
-    """The entry of a bucket, whose results are cut to their exact shapes."""
+    """The entry of a bucket, with its results cut to their exact shapes."""
 
     def __init__(self, bucket: Bucket, shapes: list[tuple[int, ...]]) -> None:
         assert bucket.entry is not None
@@ -307,13 +307,13 @@ class _Cut:
 
 
 # NOTE [padded on the CPU]
-# An operation on the device is a program of its own for each shape, which would be compiled. So
-# arguments that are not of the bucket's shape are padded on the CPU, where batches come from, and
-# results that depend on sizes are cut there.
+# On the device, an operation would be compiled as a separate program for each shape. So arguments
+# that do not have the bucket's shape are padded on the CPU, where batches come from, and results
+# that depend on sizes are cut there.
 
 
 def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
-    """An argument with padding behind its elements; see NOTE [padded on the CPU]."""
+    """An argument padded at the end; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x
     t = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x)

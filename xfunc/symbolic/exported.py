@@ -1,15 +1,15 @@
-"""Programs of a range of shapes as files: see `xfunc.export`.
+"""Programs for a range of shapes as files: see `xfunc.export`.
 
 A file holds the program of each bucket, as ``program-<k>.hlo`` and ``program-<k>.stablehlo``. It
-takes the leaves of the arguments padded to the bucket's shape, whatever is in the padding, and then
-the actual size of each `Dim`, as int64 scalars; its results are to be cut to their shapes. In
-``header.json`` are
+takes the leaves of the arguments padded to the bucket's shape, with anything in the padding, and
+then the actual size of each `Dim` as an int64 scalar; its results must be cut to their shapes.
+``header.json`` contains
 
-- ``symbols``: of each `Dim`, in order, its name, its smallest and largest size, and what all its
-  sizes are multiples of;
+- ``symbols``: for each `Dim`, in order, its name, its smallest and largest size, and the common
+  divisor of its sizes;
 - ``buckets``: the sizes of each;
-- ``input_avals`` and ``output_avals``: for each array its sizes and its dtype. A size is a number,
-  or a polynomial: a list of terms ``[numerator, denominator, {name: power, ...}]`` to be added.
+- ``input_avals`` and ``output_avals``: for each array its sizes and its dtype. A size is a number
+  or a polynomial, written as a list of terms ``[numerator, denominator, {name: power, ...}]``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
 
 
 def _module(bucket: Bucket, parts: Parts, arguments: int, symbols: int) -> Module:
-    """The program of a bucket, with what the function holds: see `bucket._entry`."""
+    """The program of a bucket, with the tensors that the function holds: see `bucket._entry`."""
     assert bucket.entry is not None
     lowering, source = bucket.entry.program.lowering, parts.entry.program
     captures = dict(enumerate(source.captures, start=arguments))
@@ -89,7 +89,7 @@ def _module(bucket: Bucket, parts: Parts, arguments: int, symbols: int) -> Modul
 
 
 class ExportedRange(Exported):
-    """A program of a range of shapes that was loaded."""
+    """A loaded program for a range of shapes."""
 
     def __init__(self, header: Mapping[str, Any], contents: Mapping[str, bytes]):
         box = Box({n: Range(int(a), int(b), int(k)) for n, a, b, k in header["symbols"]})
@@ -153,7 +153,7 @@ class ExportedRange(Exported):
 
 
 def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A traced value with zeros behind its elements."""
+    """A traced value padded with zeros at the end."""
     behind = [high - n for n, high in zip(x.shape, shape, strict=True)]
     return F.pad(x, [n for b in reversed(behind) for n in (0, b)]) if any(behind) else x
 

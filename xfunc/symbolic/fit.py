@@ -1,8 +1,8 @@
-"""Symbolic HLO: a program of all sizes, from its HLO at a few of them.
+"""Symbolic HLO: a program for all sizes, from its HLO at a few of them.
 
 A function is traced at probe sizes (see `probes`). Its HLO has the same instructions each time, or
-it is not one program; each number in them is then found as a polynomial of the symbols, and
-checked by a probe that it was not found from.
+it is not one program; each number in them is then fitted by a polynomial in the symbols, and
+checked against a probe that was not used for the fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoFit(Exception):
     Attributes:
         reason: why.
         instruction: where that was found.
-        other_program: whether its instructions differ, and not only their numbers.
+        other_program: whether the instructions differ, not only their numbers.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class SymbolicModule:
         module: the HLO at one size of each symbol.
         env: those sizes.
         box: the sizes that the symbols may have.
-        numbers: of each instruction, by its id, all that may depend on sizes: see `Numbers.lists`.
+        numbers: by the id of an instruction, its numbers that may depend on sizes: see
+            `Numbers.lists`.
     """
 
     module: Module
@@ -62,11 +63,11 @@ class SymbolicModule:
         return self.sizes(i, "dims")
 
     def sizes(self, i: Instruction, what: str) -> tuple[Size, ...]:
-        """Some of the whole numbers of an instruction; none if it has no such."""
+        """The integers of one kind of an instruction; () if it has none."""
         return self.numbers[i.id].get(what, ())  # type: ignore[return-value]
 
     def literal(self, i: Instruction) -> Fitted | None:
-        """The value of a scalar constant; None of anything else."""
+        """The value of a scalar constant; None for anything else."""
         return next(iter(self.numbers[i.id].get("literal", ())), None)
 
     def shape(self, i: Instruction) -> SymbolicShape:
@@ -74,7 +75,7 @@ class SymbolicModule:
         return _shaped(i.proto.shape, iter(self.dims(i)))
 
     def is_plain(self, env: Env) -> bool:
-        """Whether all dimensions that depend on sizes are larger than 1 at some."""
+        """Whether all dimensions that depend on sizes are larger than 1 at these."""
         return all(d.at(env) > 1 for d in self._varying)
 
     @functools.cached_property
@@ -87,10 +88,10 @@ class SymbolicModule:
         return text_of(self)
 
     def at(self, env: Env, module: Module) -> SymbolicModule:
-        """The same about another module of the function, traced at sizes of its own.
+        """The same with another module of the function, traced at other sizes.
 
         Raises:
-            NoFit: its numbers are not those that its sizes give, or it is another program.
+            NoFit: its numbers do not follow from its sizes, or it is another program.
         """
         here, there = _instructions(self.module), _instructions(module)
         found = {}
@@ -109,7 +110,7 @@ def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
     """The symbolic HLO of a function.
 
     Args:
-        trace: gives its HLO at sizes.
+        trace: returns its HLO at given sizes.
         box: the sizes that the symbols may have.
 
     Raises:
@@ -141,7 +142,7 @@ def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
 
 
 def at_one_size(module: Module, env: Env, box: Box) -> SymbolicModule:
-    """A module as it is, in which no number depends on sizes."""
+    """A module unchanged, in which no number depends on sizes."""
     numbers = {i.id: n.lists for i, n in _instructions(module)}
     return SymbolicModule(module, env, box, numbers)
 
@@ -149,7 +150,7 @@ def at_one_size(module: Module, env: Env, box: Box) -> SymbolicModule:
 def fit_sizes(
     shapes: Callable[[Env], Sequence[tuple[int, ...]]], box: Box
 ) -> list[tuple[Size, ...]]:
-    """Shapes that depend on sizes, from what they are at some.
+    """Shapes as functions of sizes, from their values at a few sizes.
 
     Raises:
         NoFit: they are not polynomials, or differ between sizes.
@@ -223,7 +224,7 @@ def _at(values: Sequence[float], envs: Sequence[Env]) -> str:
 
 
 def _instructions(module: Module) -> list[tuple[Instruction, Numbers]]:
-    """All instructions of a module, and what they state."""
+    """All instructions of a module, each with its parts."""
     computations = {c.id: k for k, c in enumerate(module.computations)}
     found = []
     for c in module.computations:
@@ -235,7 +236,7 @@ def _instructions(module: Module) -> list[tuple[Instruction, Numbers]]:
 def _pairs(
     here: Sequence[tuple[Instruction, Numbers]], there: Sequence[tuple[Instruction, Numbers]]
 ) -> list[tuple[Instruction, Instruction, Numbers, Numbers]]:
-    """The instructions of two modules, pair by pair, if they are of one program."""
+    """The instructions of two modules, pair by pair, if both are the same program."""
     found = []
     for (i, m), (j, n) in zip(here, there, strict=False):
         same = i.opcode == j.opcode and m.rest == n.rest and m.lists.keys() == n.lists.keys()
@@ -250,7 +251,7 @@ def _pairs(
 
 
 def _root(c: Computation) -> int:
-    """Where the root of a computation stands in it, from its end."""
+    """The position of a computation's root, counted from its end."""
     ids = [i.id for i in c.proto.instructions]
     return ids[::-1].index(c.proto.root_id)
 

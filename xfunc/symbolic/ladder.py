@@ -1,16 +1,16 @@
-"""`buckets`: the sizes to compile for, chosen from the sizes that come.
+"""`buckets`: the sizes to compile for, chosen from the sizes that occur.
 
-What is called with size s runs in the smallest bucket that holds it. The cost of a ladder of
-buckets is that of all calls in their buckets, plus that of compiling them. Buckets are observed
-sizes: one between two of them could be lowered to the smaller at no cost. Once the i smallest sizes
-are covered, the cost of covering the next ones up to the j-th with one bucket depends only on i and
-j; so the best ladder is found exactly, by dynamic programming (`_along`).
+A call with size s runs in the smallest bucket that holds it. The cost of a ladder of buckets is
+that of all calls in their buckets, plus that of compiling them. Buckets are observed sizes: one
+between two of them could be lowered to the smaller at no cost. Once the i smallest sizes are
+covered, the cost of covering the next ones up to the j-th with one bucket depends only on i and j;
+so the best ladder is found exactly, by dynamic programming (`_along`).
 
 NOTE [a grid]: for several symbols the buckets are a grid, a ladder for each. With all ladders but
-one given, the best of that one is found exactly, by the same program: a rung then costs a program
-for each combination of the others. For two symbols, one of which takes few sizes, all ladders of
-that one are tried, which is exact. Otherwise the ladders are improved in turn until none gets
-better, from several starts, which need not be.
+one given, the best one for that symbol is found exactly, by the same method: a rung then costs a
+program for each combination of the others. For two symbols, one of which takes few sizes, all
+ladders of that one are tried, which is exact. Otherwise the ladders are improved in turn until none
+gets better, from several starts, which may miss the best.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from xfunc.errors import fail, shown
 Sizes = tuple[int, ...]
 """A size for each symbol."""
 Ladders = tuple[Sizes, ...]
-"""For each symbol its rungs, rising."""
+"""For each symbol its rungs, in increasing order."""
 Cost = Callable[..., float]
-"""What a call takes in a bucket, whose size for each symbol is an argument."""
+"""The cost of a call in a bucket; the bucket's size for each symbol is an argument."""
 
 _MOST_TRIED = 2**12  # ladders of one symbol, to find a grid
 
@@ -45,23 +45,23 @@ def buckets(
     compile_cost: float = 0.0,
     calls: int | None = None,
 ) -> Any:
-    """The ladder of at most `n` buckets in which calls of such sizes cost least.
+    """The ladder of at most `n` buckets in which calls with such sizes cost least.
 
     The cost of a ladder is ``calls`` times the mean over `lengths` of ``cost(bucket)``, where the
     bucket is the smallest that holds the length, plus `compile_cost` for each bucket. Of ladders
-    that cost the same the shortest is taken.
+    with the same cost, the shortest is chosen.
 
     Args:
-        lengths: sizes, as they come; or tuples of them, one for each of several symbols.
-        n: the maximum number of programs: buckets, or points of the grid. multiple_of: makes
-            buckets multiples of this number, such as 128 on a TPU.
+        lengths: sizes as they occur; or tuples of them, with a size for each of several symbols.
+        n: the maximum number of programs: buckets, or points of the grid.
+        multiple_of: makes buckets multiples of this number, such as 128 on a TPU.
         cost: of a call in a bucket, which does not fall as sizes rise; None: the size, or the
-            product of the sizes, as for so many tokens.
+            product of the sizes, such as the number of tokens.
         compile_cost: of one bucket, in the same unit.
         calls: the expected number of calls; None: the number of lengths.
 
     Returns:
-        The buckets, rising: a tuple of sizes, or for each symbol one.
+        The buckets in increasing order: a tuple of sizes, or one for each symbol.
 
     Raises:
         ValueError: there are no lengths, or an argument is not a positive whole number.
@@ -90,17 +90,17 @@ def best(
     compiled: Collection[Sizes] = (),
     tops: Sizes = (),
 ) -> Ladders:
-    """The cheapest ladders of at most `n` programs for sizes that come so often.
+    """The cheapest ladders of at most `n` programs for sizes with these counts.
 
     A program that no call runs is never compiled, and costs nothing.
 
     Args:
-        counts: how often each tuple of sizes comes.
+        counts: how often each tuple of sizes occurs.
         n: how many programs there may be.
         cost: of a call.
         compile_cost: of a program that is not among the `compiled`.
-        compiled: what is there already.
-        tops: what the ladders have to reach, even if nothing so large comes.
+        compiled: the programs that exist already.
+        tops: sizes that the ladders have to reach, even if none so large occurs.
     """
     task = _Task(counts, n, cost, compile_cost, frozenset(compiled), tops)
     return min(task.found(), key=task.total)
@@ -124,7 +124,7 @@ def expected_cost(
     compile_cost: float = 0.0,
     compiled: Collection[Sizes] = (),
 ) -> float:
-    """What all calls take, and compiling what they run in; infinite if a size has no bucket."""
+    """The cost of all calls and of compiling their buckets; infinite if a size has no bucket."""
     total, used = 0.0, set[Sizes]()
     for sizes, n in counts.items():
         bucket = bucket_of(sizes, ladders)
@@ -137,7 +137,7 @@ def expected_cost(
 
 
 def waste(counts: Mapping[Sizes, int], ladders: Ladders, cost: Cost | None = None) -> float:
-    """The part of what calls take in their buckets that goes into padding."""
+    """The fraction of the cost of calls in their buckets that is spent on padding."""
     cost = cost or _product
     needed = sum(n * cost(*sizes) for sizes, n in counts.items())
     spent = expected_cost(counts, ladders, cost)
@@ -161,16 +161,16 @@ class _Task:
         self._sizes: list[list[int]] = []
         for a, came in enumerate(zip(*counts, strict=True)):
             top = max(*came, *tops[a : a + 1], 0)
-            also = {p[a] for p in compiled if p[a] <= top}  # It may serve what is smaller.
+            also = {p[a] for p in compiled if p[a] <= top}  # It may serve smaller sizes.
             self._sizes.append(sorted({*came, *also, top}))
 
     def total(self, ladders: Ladders) -> tuple[float, int]:
-        """What they cost, and how many programs they are."""
+        """The cost of ladders, and the number of their programs."""
         spent = expected_cost(self._counts, ladders, self._cost, self._compile_cost, self._compiled)
         return spent, math.prod(map(len, ladders))
 
     def found(self) -> Iterable[Ladders]:
-        """Ladders, among them the best; see NOTE [a grid]."""
+        """Candidate ladders, the best among them; see NOTE [a grid]."""
         axes = range(len(self._sizes))
         if len(axes) == 1:
             yield (self._along(0, {}),)
@@ -228,15 +228,15 @@ class _Task:
 
 
 def _along(calls: np.ndarray, costs: np.ndarray, opening: np.ndarray, n: int) -> list[int]:
-    """The columns to keep, at most n and the last among them, for the least cost.
+    """The columns to keep, at most n and including the last, for the least cost.
 
-    Calls of a column go to the next that is kept, in the same row.
+    Calls of a column go to the next column that is kept, in the same row.
 
     Args:
-        calls: how many there are, rows by columns.
+        calls: the numbers of calls, rows by columns.
         costs: of one call, likewise.
-        opening: of the first call of a row in a column.
-        n: how many may be kept.
+        opening: the cost of opening a row in a column, with its first call.
+        n: how many columns may be kept.
     """
     rows, m = calls.shape
     below = np.zeros((rows, m + 1))

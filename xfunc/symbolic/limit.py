@@ -1,4 +1,4 @@
-"""`Limit`: the plans of a jitted function that was given a limit of memory."""
+"""`Limit`: the plans of a jitted function with a memory limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Limit:
 
     Args:
         staged: the function.
-        bytes: what its program may hold on a device.
+        bytes: the memory that its program may use on a device.
     """
 
     def __init__(self, staged: Staged, bytes: int):
@@ -55,7 +55,7 @@ class Limit:
         options: Options,
         wanted: Sequence[object],
     ) -> Override | None:
-        """What has to be in place of the policies in the function while it is called.
+        """The override of the function's policies for a call, if one is needed.
 
         Raises:
             OutOfMemoryError: no plan fits.
@@ -108,7 +108,7 @@ def plans_of(name: str, trace: Trace, box: Box, bytes: int, measure: Measure) ->
 def of_chip(
     lowering: Lowering, donated: Collection[int], tiles: Sequence[Tiles | None] = ()
 ) -> tuple[Module, tuple[int, ...]]:
-    """What one chip runs, and the parameters in it that are donated."""
+    """The module that one chip runs, and its donated parameters."""
     inputs = list(lowering.inputs)
     numbers = tuple(inputs.index(k) for k in sorted(donated) if k in inputs)
     module = finished(lowering.module, tiles=[tiles[k] for k in inputs] if tiles else ())

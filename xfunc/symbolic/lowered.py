@@ -1,4 +1,4 @@
-"""A function lowered for all sizes of its `Dim`s: what `lower` gives for symbolic shapes."""
+"""A function lowered for all sizes of its `Dim`s: the result of `lower` for symbolic shapes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class LoweredRange:
         declared: which dimensions of the arguments vary, and between which bounds.
         in_tree: structure of ``(args, kwargs)``.
         in_avals: of its leaves, with `Dim`s among the sizes.
-        buckets: by the largest size of each `Dim`, in the order of the box, the program and what
-            it was made from.
-        maker: of the programs.
+        buckets: by the largest size of each `Dim`, in the order of the box, the program and its
+            source.
+        maker: makes the programs.
         options: how the function was traced.
     """
 
@@ -70,10 +70,10 @@ class LoweredRange:
         return [i for i, *_ in self.options.static or () if isinstance(i, int)]
 
     def as_text(self) -> str:
-        """The HLO of all sizes, such as ``f32[B,S-1,16]``.
+        """The HLO for all sizes, with shapes such as ``f32[B,S-1,16]``.
 
         Raises:
-            ShapeError: each bucket has HLO of its own.
+            ShapeError: each bucket has its own HLO.
         """
         found = self.maker.all_sizes()
         if isinstance(found, SymbolicModule):
@@ -101,7 +101,7 @@ def lower(
         kwargs: named ones.
         options: how it is traced.
         buckets: see `Rungs`.
-        shardings: of the flat arguments, or None for some.
+        shardings: of the flat arguments; some may be None.
 
     Raises:
         ShapeError: there is no single program for all sizes of a bucket, or a `Dim` has no maximum.
@@ -140,7 +140,7 @@ def lower(
 
 
 def refuse_trace(name: str) -> NoReturn:
-    """Say what to ask instead of the trace of a function for all sizes."""
+    """Refuse a trace for all sizes, and name the alternatives."""
     fail(
         ShapeError,
         f"{name} was to be traced for sizes that are not known yet",
@@ -149,7 +149,7 @@ def refuse_trace(name: str) -> NoReturn:
 
 
 def refuse_limit(name: str) -> NoReturn:
-    """A file holds no plans."""
+    """Refuse a memory limit: a program for a range of sizes holds no plans."""
     fail(
         ValueError,
         f"{name} has a memory_limit, which a program for a range of sizes cannot keep",
@@ -166,7 +166,7 @@ def _parts(
     shardings: list[object],
     options: Options,
 ) -> Parts:
-    """What the function is at a bucket's own shape."""
+    """The function traced at a bucket's own shape."""
     at = [
         x if d is None else ShapeDtypeStruct(sizes_at(d, x.shape, env), x.dtype, x.sharding)
         for x, d in zip(leaves, dims, strict=True)
@@ -182,7 +182,7 @@ def _dims(x: torch.Tensor | ShapeDtypeStruct) -> tuple[Any, ...] | None:
 
 
 def _check_bound(declared: Declared) -> None:
-    """Refuse Dims that no argument tells; see `Declared.bind`."""
+    """Refuse Dims that no argument determines; see `Declared.bind`."""
     env = {n: r.min for n, r in declared.box.ranges.items()}
     shapes = [tuple(value(s, env) for s in d or () if s is not None) for d in declared.dims]
     declared.bind(shapes)

@@ -1,4 +1,4 @@
-"""What of an HLO instruction may depend on sizes, and all else that it states."""
+"""The parts of an HLO instruction that may depend on sizes, and all its other parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from google.protobuf import unknown_fields
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import wire
 
-# Fields of HloInstructionProto that xfunc has no description of, and what numbers they hold.
+# Fields of HloInstructionProto that are missing in xfunc's description, and the numbers in them.
 _WINDOW, _PADDING, _GATHER_SIZES = 15, 21, 34
-_WINDOW_FIELDS = {1: 1, 2: 1, 3: 0, 4: 0, 5: 1, 6: 1, 7: 0}  # by number: what it is if not set
+_WINDOW_FIELDS = {1: 1, 2: 1, 3: 0, 4: 0, 5: 1, 6: 1, 7: 0}  # defaults by field number
 _PADDING_FIELDS = {1: 0, 2: 0, 3: 0}
 
 _INTEGERS = {
@@ -32,11 +32,11 @@ class Numbers(NamedTuple):
     """An instruction, taken apart.
 
     Attributes:
-        rest: what must be the same at all sizes.
-        lists: the numbers that may differ, by what they are:
+        rest: everything that must be the same at all sizes.
+        lists: the numbers that may differ, by kind:
             ``dims``: of the result, or of all elements of a tuple, one after the other;
             ``slice``: start, limit and stride of each dimension;
-            ``sizes``: of a dynamic slice, or of what a gather takes;
+            ``sizes``: of a dynamic slice, or of the slices of a gather;
             ``window``: size, stride, padding (low, high), dilations (window, base) and whether it
             is reversed, of each dimension;
             ``padding``: low, high and interior of each dimension;
@@ -51,7 +51,7 @@ class Numbers(NamedTuple):
 def taken_apart(
     i: pb.HloInstructionProto, places: Mapping[int, int], computations: Mapping[int, int]
 ) -> Numbers:
-    """What an instruction states; others are told by their places in the module."""
+    """An instruction taken apart; it refers to others by their positions in the module."""
     dims: list[int] = []
     types = tuple(_types(i.shape, dims))
     lists: dict[str, tuple[int | float, ...]] = {"dims": tuple(dims)}
@@ -98,7 +98,7 @@ _APART = (
 
 
 def scalar_of(i: pb.HloInstructionProto) -> int | float | None:
-    """The number that a scalar constant is; None of anything else, and of complex numbers."""
+    """The value of a scalar constant; None for anything else, and for complex numbers."""
     kind = i.shape.element_type
     if i.opcode != "constant" or i.shape.dimensions:
         return None
@@ -119,7 +119,7 @@ def scalar_of(i: pb.HloInstructionProto) -> int | float | None:
 def progression_of(i: pb.HloInstructionProto) -> tuple[int, int] | None:
     """Start and step of a constant that is an arithmetic progression of whole numbers.
 
-    torch_xla writes ``torch.arange`` so.
+    torch_xla writes ``torch.arange`` like this.
     """
     kind = i.shape.element_type
     name = _INTEGERS.get(kind) or _FLOATS.get(kind)
@@ -135,12 +135,12 @@ def progression_of(i: pb.HloInstructionProto) -> tuple[int, int] | None:
 
 
 def digits(element_type: int) -> int:
-    """How many binary digits a number of a floating type has; 0 of other types."""
+    """The precision of a floating type in bits; 0 for other types."""
     return _DIGITS.get(element_type, 0)
 
 
 def is_close(a: float, b: float, element_type: int) -> bool:
-    """Whether two numbers are the same but for rounding in a floating type."""
+    """Whether two numbers are the same up to rounding in a floating type."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return True
     if math.isinf(a) or math.isinf(b):

@@ -6,9 +6,9 @@ keeping nothing, over the matrix products, the minimum cut, and cuts that keep a
 The peak and time of each are known for all sizes at once (`SymbolicPeak`, `Seconds`), so finding
 the fastest candidate that fits a size only takes comparisons.
 
-NOTE [plans that nobody needs]: to learn how much memory a plan takes at all sizes, the function is
-traced a few times. So plans are examined in order, those that keep the most first, and plans after
-one that has fitted every size so far are never examined: they would only recompute more.
+NOTE [plans that nobody needs]: finding out how much memory a plan takes at all sizes needs a few
+traces of the function. So plans are examined in order, those that keep the most first, and plans
+after one that has fitted every size so far are never examined: they would only recompute more.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.work import Seconds
 
 Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
-"""Gives the HLO at sizes, and the parameters in it that are donated."""
+"""Returns the HLO at given sizes, and its donated parameters."""
 Measure = Callable[[Env], int | None]
-"""Compiles at sizes, and tells how much the program holds, if the compiler does."""
+"""Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
-_NEAR = 1.25  # times the limit: estimates so high are made sure of before a limit is refused
-_UNBOUNDED = 2**20  # how far is looked for the largest size where a symbol has none
+_NEAR = 1.25  # times the limit: plans up to this estimate are measured before a limit is refused
+_UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
 
 
 def candidates() -> dict[str, Policy | None]:
-    """The plans by name, those that keep most first; None: the function as it is written."""
+    """The plans by name, those that keep most first; None: the function as written."""
     return {
         "everything": cp.everything_saveable,
         "as written": None,
@@ -60,12 +60,12 @@ def candidates() -> dict[str, Policy | None]:
 
 
 class Plan:
-    """A policy, and what the function takes under it.
+    """A policy, and the memory and time that the function takes under it.
 
     Attributes:
         name: of the candidate.
-        override: has the policy in place of all others while the function is traced and called.
-        why_one_by_one: why it is analysed at each size by itself; None if it is not.
+        override: replaces all other policies while the function is traced and called.
+        why_one_by_one: why each size is analysed by itself; None if that is not so.
     """
 
     def __init__(self, name: str, override: Override | None, trace: Trace, box: Box, chip: str):
@@ -89,7 +89,7 @@ class Plan:
                 self.why_one_by_one = error.reason
 
     def traced(self, env: Env) -> tuple[Module, tuple[int, ...]]:
-        """The HLO under the plan, and the parameters that are donated."""
+        """The HLO under the plan, and its donated parameters."""
         before = ambient.set_override(self.override)
         try:
             return self._trace(env)
@@ -106,7 +106,7 @@ class Plan:
         return self._of(env)[1]
 
     def measure(self, env: Env, measure: Measure) -> bool:
-        """Have it compiled, and note what the compiler made of it; whether that is news."""
+        """Compile it and record its measured memory; returns whether that is news."""
         key = tuple(env.values())
         if key in self._measured:
             return False
@@ -119,7 +119,7 @@ class Plan:
         return True
 
     def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
-        """The largest size of a symbol that fits a limit, the others given; None: none does.
+        """The largest size of a symbol that fits a limit, given the others; None if none does.
 
         It is where the envelope around it meets the limit.
         """
@@ -130,7 +130,7 @@ class Plan:
         def fits(k: int) -> bool:
             return self.peak({**env, symbol: int(sizes[k])}) <= limit
 
-        low, high = -1, len(sizes)  # what is known to fit, and not to
+        low, high = -1, len(sizes)  # positions known to fit, and known not to
         at = len(sizes) - 1
         while high - low > 1:
             at = min(max(at, low + 1), high - 1)
@@ -166,11 +166,11 @@ class Plans:
 
     Args:
         name: of the function.
-        trace: gives its HLO at sizes.
-        box: the sizes that its symbols may have; with none of them, there is one size.
+        trace: returns its HLO at given sizes.
+        box: the sizes that its symbols may have; without symbols, there is one size.
         limit: bytes that it may hold at a time, its arguments included.
-        chip: whose speed tells which plan is the fastest; one of `CHIPS`.
-        measure: compiles the plan that is chosen, to make sure of it; None: estimates will do.
+        chip: one of `CHIPS`, whose speed decides which plan is the fastest.
+        measure: compiles the chosen plan to check its memory; None: estimates are enough.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Plans:
         """The fastest plan that fits.
 
         Raises:
-            OutOfMemoryError: none does; the error states the smallest limit that would suffice.
+            OutOfMemoryError: none does; the error gives the smallest limit that would suffice.
         """
         key = tuple(env.values())
         found = self._chosen.get(key)
@@ -202,7 +202,7 @@ class Plans:
         return found
 
     def fits(self, env: Env) -> bool:
-        """Whether some plan does."""
+        """Whether some plan fits."""
         try:
             self.choose(env)
         except OutOfMemoryError:
@@ -210,7 +210,7 @@ class Plans:
         return True
 
     def explain(self, env: Env | None = None) -> str:
-        """A table of the plans looked at: peak, time, and the largest size that fits."""
+        """A table of the examined plans: peak, time, and the largest size that fits."""
         top = {n: r.max if r.max is not None else r.min for n, r in self.box.ranges.items()}
         at = env or top
         where = f" at {_sizes(at)}" if at else ""
@@ -251,14 +251,14 @@ class Plans:
             if self._waiting:
                 self._look(env)
                 continue
-            # Estimates may be too high, too.
+            # Estimates may also be too high.
             least, *others = sorted(self.plans, key=lambda p: p.peak(env))
             near = [least, *(p for p in others if p.peak(env) <= _NEAR * self.limit)]
             if not any(self._is_news(p, env) for p in near):
                 self._refuse(least, env)
 
     def _is_news(self, plan: Plan, env: Env) -> bool:
-        """Make sure of how much a plan takes; whether it was not known."""
+        """Measure how much memory a plan takes; returns whether that was unknown."""
         return self._measure is not None and plan.measure(env, self._measure)
 
     def _refuse(self, least: Plan, env: Env) -> NoReturn:
@@ -275,16 +275,16 @@ class Plans:
         )
 
     def _reach(self, plan: Plan, env: Env, symbol: str) -> str:
-        """What is said of how large a symbol may be."""
+        """The part of the hint that says how large a symbol may be."""
         end = plan.largest(self.box, env, symbol, self.limit)
         return "" if end is None else f", or {symbol} of at most {end}"
 
     def _look(self, env: Env) -> None:
-        """Take up the next candidate, unless it is another by another name."""
+        """Examine the next candidate; drop it if it equals an earlier one."""
         name = next(iter(self._waiting))
         policy = self._waiting.pop(name)
         if policy is cp.everything_saveable and self._is_whole():
-            return  # It is so as it is written.
+            return  # The function as written does that.
         override = None if policy is None else Override(policy, self._is_whole())
         plan = Plan(name, override, self._trace, self.box, self._chip)
         mine = plan.peak(env), plan.seconds(env)

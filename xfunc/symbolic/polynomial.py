@@ -11,14 +11,14 @@ from fractions import Fraction
 
 Number = int | Fraction
 Monomial = tuple[tuple[str, int], ...]  # symbols with their exponents, by name; () is 1
-Env = Mapping[str, int]  # what the symbols are
+Env = Mapping[str, int]  # values of the symbols
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Polynomial:
-    """A polynomial over symbols, with rational coefficients (whole ones, for nearly all sizes).
+    """A polynomial in symbols with rational coefficients (integers, for nearly all sizes).
 
-    Polynomials are values: equal if they have equal terms, and a constant one equals its number.
+    Polynomials are compared by value: by their terms; a constant one equals its number.
 
     Attributes:
         terms: the coefficients (none is 0) of the monomials, in order of the monomials.
@@ -28,7 +28,7 @@ class Polynomial:
 
     @classmethod
     def of(cls, terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:
-        """The sum of terms, of which several may have one monomial."""
+        """The sum of terms, several of which may have the same monomial."""
         found: dict[Monomial, Number] = {}
         for m, c in terms:
             found[m] = found.get(m, 0) + c
@@ -41,7 +41,7 @@ class Polynomial:
 
     @classmethod
     def constant(cls, value: Number) -> Polynomial:
-        """A number."""
+        """A constant polynomial."""
         return cls.of([((), value)])
 
     # -- what it is ---------------------------------------------------------------------------
@@ -57,16 +57,16 @@ class Polynomial:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is a mere number."""
+        """Whether it is just a number."""
         return not self.symbols
 
     def at(self, env: Env) -> Number:
-        """Its value where each symbol has a value; whole, if it can be."""
+        """Its value for given values of the symbols; an int if it is whole."""
         terms = (c * math.prod(env[name] ** e for name, e in m) for m, c in self.terms)
         return _plain(sum(terms))
 
     def coefficients(self, symbol: str) -> dict[int, Polynomial]:
-        """The polynomials (of the other symbols) that the powers of a symbol are multiplied by."""
+        """The coefficients of the powers of a symbol: polynomials in the other symbols."""
         found: dict[int, list[tuple[Monomial, Number]]] = {}
         for m, c in self.terms:
             rest = tuple((name, e) for name, e in m if name != symbol)
@@ -83,7 +83,7 @@ class Polynomial:
 
     @functools.cached_property
     def _value(self) -> object:
-        """Itself as a key: the number, if it is one."""
+        """Its key for comparisons: the number if it is constant, else its terms."""
         return self.at({}) if self.is_constant else self.terms
 
     # -- arithmetic ---------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Polynomial:
     __radd__, __rmul__ = __add__, __mul__
 
     def divided(self, other: Size) -> Polynomial | None:
-        """The polynomial that gives this one when multiplied by `other`, if there is one."""
+        """The polynomial quotient by `other`; None if the division is not exact."""
         divisor, rest, found = as_polynomial(other), self, Polynomial(())
         if not divisor.terms:
             return None
@@ -141,22 +141,22 @@ Size = int | Polynomial
 
 
 def as_polynomial(x: Size | Fraction) -> Polynomial:
-    """A number as a polynomial; a polynomial as it is."""
+    """A number as a polynomial; a polynomial unchanged."""
     return x if isinstance(x, Polynomial) else Polynomial.constant(x)
 
 
 def simplest(x: Size) -> Size:
-    """A constant polynomial of a whole number as that number; anything else as it is."""
+    """A polynomial that is a constant integer as that integer; anything else unchanged."""
     if isinstance(x, Polynomial) and x.is_constant and isinstance(x.at({}), int):
         return int(x.at({}))
     return x
 
 
 def value(x: Size, env: Env) -> int:
-    """A size where each symbol has a value.
+    """A size for given values of the symbols.
 
     Raises:
-        ValueError: it is no whole number there.
+        ValueError: it is not an integer there.
     """
     found = x.at(env) if isinstance(x, Polynomial) else x
     if not isinstance(found, int):
@@ -171,14 +171,14 @@ def product(sizes: Iterable[Size]) -> Size:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A real number as a function of symbols: ``numerator / denominator``, or the root of that."""
+    """A real function of symbols: ``numerator / denominator``, or its square root."""
 
     numerator: Polynomial
     denominator: Polynomial
     root: bool = False
 
     def at(self, env: Env) -> float:
-        """Its value where each symbol has a value; infinite or NaN as floats are, by 0."""
+        """Its value for given values of the symbols; division by 0 gives infinity or NaN."""
         top, bottom = self.numerator.at(env), self.denominator.at(env)
         if bottom == 0:
             return math.nan if top == 0 else math.copysign(math.inf, top)
@@ -224,7 +224,7 @@ def _factor(p: Polynomial) -> str:
 
 
 def monomials(symbols: Iterable[str], highest: int) -> Iterator[Monomial]:
-    """All monomials of at most two symbols in which none has a higher power than `highest`."""
+    """All monomials in at most two symbols with no power higher than `highest`."""
     names = sorted(symbols)
     yield ()
     for name in names:

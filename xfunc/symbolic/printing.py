@@ -19,7 +19,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 
 
 def text_of(symbolic: SymbolicModule) -> str:
-    """The text of a module, as XLA prints it, but for the numbers that depend on sizes."""
+    """The text of a module as XLA prints it, except for numbers that depend on sizes."""
     module = symbolic.module
     by_name = {i.name: i for c in module.computations for i in c.instructions}
     computations = {c.name: c for c in module.computations}
@@ -64,7 +64,7 @@ def _instruction(symbolic: SymbolicModule, i: Instruction, line: str) -> str:
 
 
 def _shaped(line: str, shapes: Sequence[SymbolicShape]) -> str:
-    """The line with these shapes, in order, in place of the first that stand in it."""
+    """The line with its first shapes replaced by these, in order."""
     left = _arrays(shapes)
 
     def put(found: re.Match[str]) -> str:

@@ -9,20 +9,19 @@ from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.polynomial import Env, Monomial, monomials
 from xfunc.symbolic.solve import independent
 
-_FIRST = 5  # times the step: sizes that are too small are those of other things as well
+_FIRST = 5  # times the step: very small sizes coincide with other numbers
 
 
 def probes(box: Box, highest: int = 1) -> tuple[list[Env], list[Monomial]] | None:
-    """Sizes to trace at, one more than there are monomials; those monomials.
+    """Sizes to trace at, one more than there are monomials; and those monomials.
 
     The sizes of all symbols are distinct, none is 0 or 1, and none divides another, as far as there
-    are such sizes: they tell the symbols apart, and look like nothing special. None if the box has
-    too few.
+    are such sizes: they tell the symbols apart, and are not special. None if the box has too few.
     """
     basis = list(monomials(box.ranges, highest))
     taken: list[int] = []
     chosen: dict[str, list[int]] = {}
-    # Those with few sizes to choose from go first.
+    # Symbols with few sizes to choose from go first.
     for name, r in sorted(box.ranges.items(), key=lambda x: _count(x[1])):
         chosen[name] = list(itertools.islice(_sizes(r, taken), highest + 2))
         taken += chosen[name]
@@ -32,7 +31,7 @@ def probes(box: Box, highest: int = 1) -> tuple[list[Env], list[Monomial]] | Non
         dict(zip(chosen, sizes, strict=True))
         for sizes in itertools.product(*(c[: highest + 1] for c in chosen.values()))
     ]
-    others = [  # nothing of these is in the grid, where there is something else
+    others = [  # outside the grid, where there are other sizes
         dict(zip(chosen, sizes, strict=True))
         for sizes in [[c[-1] for c in chosen.values()], *itertools.product(*chosen.values())]
     ]
@@ -49,7 +48,7 @@ def _count(r: Range) -> float:
 
 
 def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
-    """Sizes of a symbol, the best first: see `probes`."""
+    """Sizes of a symbol, best first: see `probes`."""
     seen: list[int] = []
     start = max(r.min, _FIRST * r.step)
     if r.max is not None:

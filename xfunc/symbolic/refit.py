@@ -1,4 +1,4 @@
-"""`Refit`: a ladder of buckets that follows the sizes that come.
+"""`Refit`: a ladder of buckets that follows the sizes that occur.
 
 NOTE [when a new ladder pays]: the number of future calls is unknown, so as many are expected as
 there have been. Their cost with the current ladder is compared with their cost with the best one,
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from xfunc.symbolic.ladder import Cost, Ladders, Sizes, best, expected_cost
 
-_FIRST = 16  # calls after which it is first asked
+_FIRST = 16  # calls before the first check
 
 
 class Refit:
@@ -26,8 +26,8 @@ class Refit:
         compile_cost: of a program, in the same unit.
 
     Attributes:
-        counts: how often each tuple of sizes came.
-        calls: how many there were.
+        counts: how often each tuple of sizes occurred.
+        calls: the number of calls.
         compile_cost: of a program.
     """
 
@@ -38,7 +38,7 @@ class Refit:
         self.calls = 0
 
     def add(self, sizes: Sizes) -> bool:
-        """Count a call; whether it is time to ask for a proposal."""
+        """Count a call; returns whether it is time to ask for a proposal."""
         self.counts[sizes] += 1
         self.calls += 1
         if self.calls < self._next:
@@ -50,7 +50,7 @@ class Refit:
         """A ladder that is worth compiling, or None.
 
         Args:
-            ladders: as they are.
+            ladders: the current ones.
             compiled: the programs that exist, including buckets of older ladders.
         """
         if not self.counts:

@@ -16,9 +16,9 @@ class Rungs:
     """The buckets of each symbol.
 
     Args:
-        buckets: None or "auto": powers of 2; sizes, for the only symbol; or either by symbol (a
-            `Dim` or its name), or for each in the order in which they are declared.
-        function: what is called.
+        buckets: None or "auto": powers of 2; a list of sizes, for the only symbol; or either one by
+            symbol (a `Dim` or its name), or for each symbol in the order of declaration.
+        function: its name.
     """
 
     def __init__(self, buckets: Any, function: str) -> None:
@@ -77,11 +77,11 @@ class Rungs:
                     )
 
     def auto(self, box: Box) -> Auto | None:
-        """What chooses the buckets if none are given for any symbol."""
+        """Automatic buckets, if none are given for any symbol."""
         return Auto(box) if not any(self._of.values()) else None
 
     def of(self, name: str, size: int, r: Range) -> tuple[int, int]:
-        """The smallest and the largest size of the bucket that a size of a symbol is in."""
+        """The smallest and the largest size of the bucket that holds a size of a symbol."""
         sizes = self._of.get(name, self._of.get(None))
         if sizes is None:
             low, high = power_of_2(size, r)

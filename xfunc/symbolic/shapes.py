@@ -13,7 +13,7 @@ _ONE = pb.ShapeProto(element_type=pb.PRED)
 
 @dataclasses.dataclass(frozen=True)
 class SymbolicShape:
-    """The shape of an array, or of a tuple of shapes: `Shape` with sizes of symbols.
+    """The shape of an array or a tuple: a `Shape` whose sizes may depend on symbols.
 
     Attributes:
         element_type: XLA's number of the element type.
@@ -39,7 +39,7 @@ class SymbolicShape:
         return product([*self.dims, _scalar(self.element_type).bytes])
 
     def at(self, env: Env) -> Shape:
-        """The shape where each symbol has a value."""
+        """The shape for given values of the symbols."""
         if self.is_tuple:
             return Shape.of_tuple(e.at(env) for e in self.elements)
         proto = _scalar(self.element_type).to_proto()

@@ -1,11 +1,11 @@
 """Sizes that remember how they were compared.
 
 NOTE [an analysis of one shape, for many]: analysing a program at one shape adds sizes and compares
-them. Here the analysis gets sizes that behave like numbers, but know which polynomials they are,
-and record the outcome of each comparison. Wherever in the box all outcomes are the same, the
-analysis takes the same course, so its results are the same polynomials and need not be recomputed.
-Most outcomes are the same in the whole box, which `Box` proves. What is left are the conditions
-under which the results hold, often none.
+them. Here the analysis gets sizes that behave like numbers, but know their polynomials and record
+the outcome of each comparison. Wherever in the box all outcomes are the same, the analysis takes
+the same course, so its results are the same polynomials and need not be recomputed. Most outcomes
+are the same in the whole box, as `Box` proves. The rest are the conditions under which the results
+hold, often none.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Basis:
         return Polynomial.of(zip(self.monomials, terms, strict=True))
 
     def at(self, env: Env) -> np.ndarray:
-        """What the monomials are somewhere."""
+        """The values of the monomials for given values of the symbols."""
         values = [math.prod(env[name] ** e for name, e in m) for m in self.monomials]
         return np.array(values, dtype=np.int64)
 
 
 class Facts:
-    """What was asked of polynomials, and the answers.
+    """Questions asked about polynomials, and the answers.
 
     Attributes:
-        negative: by its coefficients, whether a polynomial is below 0.
+        negative: by its coefficients, whether a polynomial is negative.
         zero: likewise, whether it is 0.
     """
 
@@ -64,7 +64,7 @@ class Facts:
 
 
 class Tracked(int):
-    """A whole number that knows which polynomial it is, and notes what it is compared with."""
+    """An integer that knows its polynomial and records comparisons."""
 
     terms: Terms
     facts: Facts
@@ -118,24 +118,24 @@ class Tracked(int):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    # Equal ones are found in dictionaries, and the others asked, so that this is noted too.
+    # The same for all, so that a dictionary compares them, which records the outcomes.
     def __hash__(self) -> int:
         return 0
 
 
 def without_asking(a: int, b: int) -> bool:
-    """Whether a > b, of which nothing is noted."""
+    """Whether a > b, without recording it."""
     return int.__gt__(a, b)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conditions:
-    """Polynomials that are below 0, at least 0, 0, or not 0, in a part of a box.
+    """Polynomials that are negative, not negative, zero or nonzero in a part of a box.
 
     Attributes:
         terms: their coefficients, a row for each.
-        equals: whether what is told of it is whether it is 0, and not whether it is below.
-        holds: whether it is.
+        equals: for each, whether the claim is that it is zero rather than negative.
+        holds: for each, whether the claim is true.
     """
 
     terms: np.ndarray
@@ -143,7 +143,7 @@ class Conditions:
     holds: np.ndarray
 
     def at(self, monomials: np.ndarray) -> bool:
-        """Whether all hold where the monomials have these values."""
+        """Whether all conditions hold for these values of the monomials."""
         if not len(self.terms):
             return True
         values = self.terms @ monomials
@@ -154,7 +154,7 @@ class Conditions:
 
 
 class Judge:
-    """Decides over a box what it can of facts; remembers what it found."""
+    """Decides which facts hold in a whole box, as far as it can; remembers its findings."""
 
     def __init__(self, basis: Basis, box: Box):
         self._basis, self._box = basis, box
@@ -202,17 +202,17 @@ def _minus(terms: Terms) -> Terms:
 
 
 def _whole(terms: Terms) -> Terms:
-    """The terms, times what makes them whole numbers."""
+    """The terms, scaled to integers."""
     by = math.lcm(*(t.denominator for t in terms))
     return tuple(int(t * by) for t in terms)
 
 
 class TrackedModule:
-    """A program whose instructions tell sizes that are `Tracked`.
+    """A program whose instructions have `Tracked` sizes.
 
     Attributes:
         module: the HLO.
-        basis: what its sizes are made of.
+        basis: the monomials of its sizes.
     """
 
     def __init__(self, symbolic: SymbolicModule):
@@ -227,7 +227,7 @@ class TrackedModule:
         self.basis = Basis(s for shape in self._shapes.values() for s in _leaves(shape))
 
     def at(self, env: Env) -> Facts:
-        """Have the sizes that the instructions have there; what is to be asked of them."""
+        """Give the instructions their sizes there; returns the record of their comparisons."""
         facts = Facts()
         known: dict[SymbolicShape, _Shape] = {}
         for i in self._instructions:

@@ -1,4 +1,4 @@
-"""What a program takes, at all sizes: seconds by a roofline."""
+"""The duration of a program at all sizes, by a roofline model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from xfunc.symbolic.shapes import SymbolicShape
 
 
 class Seconds:
-    """Seconds that one run takes on a chip: of each instruction, arithmetic or memory traffic.
+    """Seconds that one run takes on a chip: for each instruction, its arithmetic or memory traffic.
 
-    Both are polynomials; where they are none, as of a sort, they are taken to be what they are at
-    one size.
+    Both are polynomials; where they are not, as for a sort, their values at one size are used.
 
     Args:
         symbolic: the program.
@@ -28,8 +27,8 @@ class Seconds:
     def __init__(self, symbolic: SymbolicModule, chip: str = "v6e"):
         speed, module = CHIPS[chip], _with_sizes(symbolic)
         times = _times(symbolic)
-        known: dict[tuple[Polynomial, Polynomial], int] = {}  # how many instructions take that
-        # One that is called from several places is listed as often, and takes its times once.
+        known: dict[tuple[Polynomial, Polynomial], int] = {}  # how many instructions have that cost
+        # An instruction called from several places is listed several times; its `times` count them.
         unique = {i: cost for i, cost, _ in running(module)}
         for i, cost in unique.items():
             if i.opcode not in FREE:
@@ -44,7 +43,7 @@ class Seconds:
         self._counts = np.array([*known.values()], dtype=np.float64)
 
     def at(self, env: Env) -> float:
-        """Where the symbols have these values."""
+        """The seconds for given values of the symbols."""
         values = [math.prod(env[name] ** e for name, e in m) for m in self._monomials]
         m = np.array(values, dtype=np.float64)
         return float(np.maximum(self._arithmetic @ m, self._traffic @ m) @ self._counts)
@@ -58,7 +57,7 @@ class Seconds:
 
 
 class _Size(int):
-    """A size at one shape, which knows which polynomial it is."""
+    """A size at one shape that knows its polynomial."""
 
     polynomial: Polynomial
 
@@ -98,7 +97,7 @@ def _polynomial(x: int) -> Polynomial:
 
 
 def _with_sizes(symbolic: SymbolicModule) -> Module:
-    """The program, with dimensions that know which polynomials they are."""
+    """The program, with dimensions that know their polynomials."""
     module = Module(symbolic.module.proto)
     known: dict[SymbolicShape, _Shape] = {}
     for theirs, own in zip(symbolic.module.computations, module.computations, strict=True):
