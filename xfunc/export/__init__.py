@@ -1,4 +1,4 @@
-"""Programs as files, which run without the Python code that they were made from."""
+"""Programs as files, which run without the Python code they were made from."""
 
 from xfunc.export.files import deserialize as deserialize
 from xfunc.export.files import serialize as serialize

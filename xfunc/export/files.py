@@ -1,13 +1,13 @@
-"""Programs as files, which run without the Python code that they were made from.
+"""Programs as files, which run without the Python code they were made from.
 
 A file is a ZIP archive (see `xfunc.core.archive`) of
 
 - ``header.json``: version, name, structures, shapes and dtypes;
 - ``program.hlo``: the program as a serialised ``HloModuleProto``, which xfunc runs;
-- ``program.stablehlo``: the same as a portable artifact of StableHLO, for JAX and others.
+- ``program.stablehlo``: the same as a portable StableHLO artifact, for JAX and others.
 
-What the function held (captured tensors, constants) is part of the program. A program of a range of
-shapes has two such parts for each of its buckets: see `xfunc.symbolic.exported`.
+Values that the function held (captured tensors, constants) are part of the program. A program for a
+range of shapes has two such parts for each of its buckets: see `xfunc.symbolic.exported`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def register(
 
     Args:
         kind: its class.
-        write: its parts, with a header that says the format.
+        write: returns its parts, with a header that gives the format.
         format: of its files.
-        read: from the header and all parts.
+        read: makes it from the header and all parts.
     """
     _writers[kind], _readers[format] = write, read
 
@@ -58,14 +58,14 @@ def serialize(lowered: object) -> bytes:
     """A lowered function as the bytes of a file, for `deserialize`.
 
     Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
-    Donation is not kept. A program for a mesh runs where there are as many devices. The program is
-    for tensors of the shapes that it was lowered for: exactly these, or, if some of the sizes were
-    a `Dim`, all that their bounds admit. It cannot be differentiated or batched where it is
-    loaded: export the gradient instead.
+    Donation is not kept. A program for a mesh needs as many devices to run. The program takes
+    tensors of the shapes that it was lowered for: exactly these, or, if some of the sizes were a
+    `Dim`, all that their bounds admit. Once loaded, it cannot be differentiated or batched: export
+    the gradient instead.
 
     Raises:
         TypeError: a tree has a node of another class.
-        UnsupportedOpError: the program has no form in StableHLO, or calls back to Python.
+        UnsupportedOpError: the program cannot be written as StableHLO, or calls back to Python.
 
     Source: ``jax.export.Exported.serialize``.
     """
@@ -110,7 +110,7 @@ def deserialize(data: bytes) -> Exported:
     """The function in the bytes that `serialize` made: call it like the jitted function.
 
     Raises:
-        ValueError: the bytes are not such a file, are damaged, or of another version.
+        ValueError: the bytes are not such a file, are damaged, or have another version.
 
     Source: ``jax.export.deserialize``.
     """
@@ -123,7 +123,7 @@ def deserialize(data: bytes) -> Exported:
         if version == (_FORMAT if SUMS in contents else _WITHOUT_SUMS):
             check_names(contents, {_HEADER, _HLO, _STABLEHLO})
             return Exported(header, contents[_HLO], contents[_STABLEHLO])
-    # The exceptions of reading arbitrary bytes; ValueError includes those of JSON and Unicode.
+    # Exceptions from reading arbitrary bytes; ValueError includes those of JSON and Unicode.
     except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError) as error:
         raise _refusal(f"they are no ZIP archive, or damaged ({error})") from error
     except (

@@ -34,28 +34,28 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
 
 def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
     """The program of a file, checked against its header."""
-    # A program without arguments has a parameter that is not used.
+    # A program without arguments has one unused parameter.
     inputs = tuple(range(max(1, len(avals))))
     _check_program(Module.from_bytes(hlo), avals, outputs)
     return Lowering.of(name, hlo, avals, outputs, inputs=inputs)
 
 
 def placed(x: torch.Tensor) -> torch.Tensor:
-    """A tensor where a program takes it: on the device, or in the trace that it is of."""
+    """A tensor where a program needs it: on the device, or in its trace."""
     return to_device(x) if tracing.current() is None else x
 
 
 class Exported:
-    """A program that was loaded; made by `deserialize`.
+    """A loaded program, made by `deserialize`.
 
     Attributes:
         name: of the function that it was made from.
-        stablehlo: the program as a portable artifact of StableHLO. Its function ``main`` takes the
+        stablehlo: the program as a portable StableHLO artifact. Its function ``main`` takes the
             leaves of the arguments in order (a boolean, if there are none) and returns those of
-            the result. Of a range of shapes: that of the largest of the buckets.
-        buckets: of a range of shapes, for each bucket its sizes and its StableHLO, in which
-            ``main`` takes the leaves padded to the bucket's shape, and after them the actual size
-            of each `Dim`, an int64; its results are to be cut to their shapes. () of one shape.
+            the result. For a range of shapes, it is the program of the largest bucket.
+        buckets: for a range of shapes, the sizes of each bucket and its StableHLO, whose ``main``
+            takes the leaves padded to the bucket's shape, and after them the actual size of each
+            `Dim`, an int64; its results must be cut to their shapes. () for a single shape.
     """
 
     def __init__(self, header: Mapping[str, object], hlo: bytes, stablehlo: bytes):
@@ -85,7 +85,7 @@ class Exported:
         """Run the program.
 
         Raises:
-            TreeMismatchError: arguments of another structure, shape or dtype.
+            TreeMismatchError: the arguments have another structure, shape or dtype.
             UnsupportedOpError: the call is being differentiated or batched.
         """
         for where in self._static:
@@ -161,5 +161,5 @@ def write_avals(avals: Iterable[Aval]) -> list[list[object]]:
 
 
 def read_avals(written: Any) -> tuple[Aval, ...]:
-    """What `write_avals` wrote."""
+    """The avals that `write_avals` wrote."""
     return tuple(Aval(tuple(shape), getattr(torch, dtype)) for shape, dtype in written)

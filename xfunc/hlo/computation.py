@@ -149,7 +149,9 @@ class ComputationBuilder:
         """A custom call of the compiler's `target`, which returns a value of this shape.
 
         Args:
-            target: a name that the compiler knows. operands: its operands. shape: of the result.
+            target: a name that the compiler knows.
+            operands: its operands.
+            shape: of the result.
             side_effect: keep it even if nothing uses its result.
             attributes: frontend attributes.
             sharding: of the result.

@@ -1,32 +1,32 @@
-"""Which values to keep for the backward pass: the choice as a problem on a graph, and its answers.
+"""Which values to keep for the backward pass: the choice as a graph problem, and its solutions.
 
 A `CutProblem` holds the forward values of a joint program. A value that the backward pass needs is
-there already (`at_hand`), is kept, or is computed again; what is computed again needs its operands
-in turn. Keeping costs bytes, computing again costs seconds, once per node. Three questions are
-answered, each exactly:
+there already (`at_hand`), is kept, or is recomputed; a recomputed value needs its operands in turn.
+Keeping costs bytes, recomputing costs seconds, once per node. Three questions are answered, each
+exactly:
 
 ==================  ==========================================================================
 `least`             the fewest bytes
 `fewest_bytes`      the fewest bytes without computing a matmul or a convolution twice
-`fastest`           the fewest seconds added while no more than so many bytes are kept
+`fastest`           the fewest added seconds within a budget of bytes
 ==================  ==========================================================================
 
-Of plans that are equally good in that, the one that is best in the other measure is taken.
+Of plans that are equally good in one measure, the best in the other is chosen.
 
 NOTE [kept bytes never rise when the budget falls]: let P and Q be the answers of `fastest` for the
 budgets p < q, and suppose that P kept more bytes than Q. Then Q fits p as well, so P adds no more
 seconds than Q; P fits q, so Q adds no more than P. They add the same, and of two such plans the one
-with fewer bytes is taken for p: that is Q, not P. The seconds never fall, for a like reason. It
-takes an order among plans that has no rounding in it, so seconds are counted in whole ticks, 2**20
-or so to all the seconds of a problem; and it takes plans that are `exact`.
+with fewer bytes is chosen for p: that is Q, not P. The seconds never fall, for a similar reason.
+This requires an order among plans without rounding, so seconds are counted in whole ticks, about
+2**20 for all the seconds of a problem; and it requires plans that are `exact`.
 
 NOTE [guarantees about the peak]: the true peak of the backward pass cannot have this property,
 whatever the planner. Let a large value be computed from an input, and a small one, which is needed,
 from the large one. A budget that has no room for the small one brings the large one back. What
-falls with the budget is an upper bound: the kept bytes, plus the most that a plan which keeps
-nothing has to hold at once of what it computes again. The second term is the same for every budget;
-and no plan holds more for recomputing, since what it computes again that plan does too, in the same
-order, and for users that are the same or more.
+falls with the budget is an upper bound: the kept bytes, plus the most recomputed bytes that a plan
+which keeps nothing has to hold at once. The second term is the same for every budget; and no plan
+holds more for recomputation, since that plan recomputes the same values and possibly more, in the
+same order, for the same users and possibly more.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Node:
     """A forward value.
 
     Attributes:
-        id: its name. bytes: the cost of keeping it. seconds: the cost of recomputing it from its
-            operands.
+        id: its name.
+        bytes: the cost of keeping it.
+        seconds: the cost of recomputing it from its operands.
         operands: ids of the nodes that it is computed from.
-        at_hand: it is there in the backward pass anyway, as an input is.
-        keepable: it may be kept; a tuple may not, only its elements.
-        recomputable: it may be computed again; random state, say, may not.
-        heavy: it holds a matmul or a convolution.
+        at_hand: whether the backward pass has it anyway, like an input.
+        keepable: whether it may be kept; a tuple may not, only its elements.
+        recomputable: whether it may be recomputed; random state, for example, may not.
+        heavy: whether it contains a matmul or a convolution.
     """
 
     id: int
@@ -70,8 +71,8 @@ class CutProblem:
 
     Attributes:
         nodes: forward values, operands before their users.
-        needed: ids of those that the backward pass uses directly, in the order in which it does;
-            plans do not depend on the order.
+        needed: ids of those that the backward pass uses directly, in order of use; plans do not
+            depend on the order.
     """
 
     nodes: tuple[Node, ...]
@@ -83,8 +84,9 @@ class Plan:
     """An answer.
 
     Attributes:
-        kept: ids of the nodes to keep, in the order of the problem. bytes: their total size.
-            seconds: the added time of recomputing the nodes that are not kept.
+        kept: ids of the nodes to keep, in the order of the problem.
+        bytes: their total size.
+        seconds: the added time of recomputing the nodes that are not kept.
         exact: whether no plan is better by a whole tick; one may be if the search was cut short.
     """
 
@@ -95,10 +97,11 @@ class Plan:
 
 
 class InfeasibleBudget(Exception):
-    """No plan keeps as few bytes as that.
+    """No plan keeps as few bytes as the budget allows.
 
     Attributes:
-        budget_bytes: the requested budget. minimum_bytes: the fewest bytes that a plan can keep.
+        budget_bytes: the requested budget.
+        minimum_bytes: the fewest bytes that a plan can keep.
     """
 
     def __init__(self, budget_bytes: int, minimum_bytes: int):
@@ -137,13 +140,14 @@ def fastest(
     """The fewest seconds added within a budget; of such plans, one that keeps the fewest bytes.
 
     Args:
-        problem: the cut problem. budget_bytes: the bytes that the plan may keep. node_limit: how
-            many branches are searched before a plan that is not known to be optimal is accepted.
-            Not seconds, since all processes of a program must find the same plan.
-        time_limit: of the search, in seconds: a last resort.
+        problem: the cut problem.
+        budget_bytes: the bytes that the plan may keep.
+        node_limit: how many branches are searched before a plan that is not known to be optimal is
+            accepted. Not seconds, since all processes of a program must find the same plan.
+        time_limit: for the search, in seconds: a last resort.
 
     Raises:
-        InfeasibleBudget: if no plan keeps so few bytes.
+        InfeasibleBudget: if no plan fits the budget.
     """
     limits = cut_solver.Limits(node_limit, time_limit)
     try:
@@ -156,7 +160,7 @@ def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
     """Ids of the nodes recomputed if `kept` is kept, in the order of the problem.
 
     Raises:
-        NoPlan: if that takes a node that cannot be computed again.
+        NoPlan: if that requires a node that cannot be recomputed.
     """
     kept = frozenset(kept)
     wanted = set(problem.needed)
@@ -174,8 +178,8 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
     """Check a plan against its problem, independently of how it was found.
 
     Raises:
-        ValueError: if it keeps what may not be kept or is not used, computes again what may not be,
-            exceeds the budget, or states its bytes or seconds wrongly.
+        ValueError: if it keeps a node that may not be kept or is not used, recomputes one that may
+            not be, exceeds the budget, or gives wrong bytes or seconds.
     """
     nodes = {n.id: n for n in problem.nodes}
     try:
@@ -214,7 +218,7 @@ def _solved(
     budget: int | None = None,
     limits: cut_solver.Limits = cut_solver.UNLIMITED,
 ) -> Plan:
-    """The plan for `problem` that is best for `allowed`, the same with less that is allowed."""
+    """The best plan for `allowed`, which is `problem` with fewer choices."""
     kept, exact = cut_solver.solve(reduce(allowed, budget), by, budget, limits)
     nodes = {n.id: n for n in problem.nodes}
     again = recomputed(allowed, kept)

@@ -1,16 +1,16 @@
 """The core of a cut problem: the decisions left after all obvious ones.
 
-The forward values of a layer of a transformer come down from some hundreds to some tens. Each step
-keeps a best plan, in bytes as well as in seconds:
+The forward values of a transformer layer are reduced from hundreds to tens. Each step preserves a
+best plan, in bytes as well as in seconds:
 
-- What the backward pass has no way to ask for is left out.
-- What is at hand, or takes no bytes, or is computed in no time from such values, is always there.
-- What is needed and cannot be computed again is kept; what is needed and cannot be kept is computed
-  again, so its operands are needed.
-- What takes no time, and no fewer bytes than its operands together, is never kept: keep the
+- Values that the backward pass can never need are left out.
+- Values at hand, values of no bytes, and values computed in no time from these are always there.
+- A needed value that cannot be recomputed is kept; a needed value that cannot be kept is
+  recomputed, so its operands are needed.
+- A value that takes no time, and no fewer bytes than its operands together, is never kept: keep the
   operands instead. Its users are taken to use its operands.
-- What one other node uses and nothing else, and takes no fewer bytes than that node, is never kept:
-  keep the node instead. The two become one.
+- A value with a single user, and no fewer bytes than that user, is never kept: keep the user
+  instead. The two become one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xfunc.remat.cut import CutProblem
 
-# All seconds together are about 2**20 ticks. No cost model is finer than that, and what takes less
-# than half a tick, such as a sum of two scalars, is not worth a decision: it counts as free.
+# All seconds together are about 2**20 ticks. No cost model is finer than that, and a value that
+# takes less than half a tick, such as a sum of two scalars, is not worth a decision: it is free.
 _TICKS = 20
 
 
@@ -33,12 +33,12 @@ class Core:
 
     Attributes:
         ids: of the nodes.
-        bytes: of each; None if it is never kept.
-        ticks: to compute each again; None if it never is.
-        operands: positions of each one's operands.
-        needed: positions of what must be there.
-        kept: ids of what is kept in every plan, or for no bytes.
-        kept_bytes: what they take.
+        bytes: of each node; None if it is never kept.
+        ticks: the time to recompute each node; None if it never is.
+        operands: positions of the operands of each node.
+        needed: positions of the nodes that must be there.
+        kept: ids of nodes that every plan keeps, or that take no bytes.
+        kept_bytes: their bytes.
     """
 
     ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class Core:
 
 
 class NoPlan(Exception):
-    """A node that is needed can be neither kept nor computed again.
+    """A needed node can be neither kept nor recomputed.
 
     Attributes:
         node: its id.
@@ -71,12 +71,12 @@ class _Node:
 
 
 def reduce(problem: CutProblem, budget: int | None) -> Core:
-    """The core of a problem; nothing that is larger than the budget is kept."""
+    """The core of a problem; no value larger than the budget is kept."""
     wanted = _wanted(problem)
     tick = _tick(problem)
     graph: dict[int, _Node] = {}
-    stands_for: dict[int, set[int]] = {}  # by id: the nodes of the graph that it takes to have it
-    nowhere: set[int] = set()  # ids of what can be neither kept nor computed again
+    stands_for: dict[int, set[int]] = {}  # by id: the nodes of the graph that provide it
+    nowhere: set[int] = set()  # ids of values that can be neither kept nor recomputed
     kept: set[int] = set()
     for n in problem.nodes:
         if n.id not in wanted:
@@ -112,7 +112,7 @@ def reduce(problem: CutProblem, budget: int | None) -> Core:
 
 
 def _shrink(graph: dict[int, _Node], needed: set[int], kept: set[int]) -> int:
-    """Take nodes out of the graph, users first; returns the bytes of what is kept for certain."""
+    """Remove nodes from the graph, users first; returns the bytes of those that are always kept."""
     kept_bytes = 0
     for v in reversed(list(graph)):
         n = graph[v]
@@ -161,7 +161,7 @@ def _numbered(graph: dict[int, _Node], needed: set[int], kept: set[int], kept_by
 def _no_larger(instead: list[int | None], size: int | None) -> bool:
     """Whether keeping all of `instead` is possible and takes no more than `size`.
 
-    Nothing is no larger than what cannot be kept anyway.
+    Anything is no larger than a value that cannot be kept.
     """
     if size is None:
         return True

@@ -1,14 +1,14 @@
-"""Solving the core of a cut problem with HiGHS, the solver of integer programs in scipy.
+"""Solving the core of a cut problem with HiGHS, scipy's solver for integer programs.
 
-For each node two variables say whether it is kept and whether it is computed again. A needed node
-is one or the other, and so is each operand of a recomputed node. With no budget these inequalities
+For each node, two variables say whether it is kept and whether it is recomputed. A needed node is
+one or the other, and so is each operand of a recomputed node. Without a budget, these inequalities
 describe a minimum cut: they are differences of two variables once `kept + again` is written as one,
-so linear programming gives whole numbers. The budget adds one row, of a knapsack, and with it the
-need to branch. A library for flows would only solve the first kind; HiGHS solves both, and a
-program of this size in milliseconds.
+so linear programming gives integers. The budget adds a knapsack row, and with it the need to
+branch. A network-flow library could only solve the first kind; HiGHS solves both, and a program of
+this size in milliseconds.
 
 Answers from HiGHS are not trusted: the cost of a choice is recomputed in integers, and if no choice
-    holds up, one from the lower hull of all choices is used.
+holds up, one from the lower hull of all choices is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BASE = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """When to stop a search: at so many branches, after so many seconds."""
+    """When to stop a search: after a number of branches, or of seconds."""
 
     nodes: int | None = None
     seconds: float = math.inf
@@ -47,7 +47,7 @@ class Infeasible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """The kept positions of a core, and their cost; `bytes` in units of a program."""
+    """The kept positions of a core, and their cost; `bytes` are in the program's units."""
 
     kept: tuple[int, ...]
     bytes: int
@@ -99,8 +99,8 @@ class _Program:
     """The integer program of a core. Its variables: `kept` of each node, then `again` of each.
 
     Attributes:
-        unit: bytes are counted in this many.
-        costs: of each variable being one.
+        unit: the number of bytes that count as one.
+        costs: the cost of setting each variable to one.
         allowed: whether each variable may be one.
     """
 
@@ -117,7 +117,7 @@ class _Program:
     def stages(self, by: tuple[Measure, Measure]) -> list[Weights]:
         """The objectives in order; each is minimised while the first of `by` keeps its minimum.
 
-        One weighted sum does it, and much faster, unless its numbers are too large.
+        One weighted sum does both at once, and much faster, unless its numbers are too large.
         """
         first, second = by
         most = {m: sum(costs) for m, costs in self.costs.items()}
@@ -126,7 +126,7 @@ class _Program:
         return [{first: 1}, {second: 1}]
 
     def minimum(self, weights: Weights, caps: Caps, limits: Limits) -> tuple[_Choice | None, bool]:
-        """The choice of the least weight within `caps`, and whether that is proved.
+        """The choice of least weight within `caps`, and whether that is proved.
 
         None if HiGHS finds no choice, or one that does not hold up.
         """
@@ -154,7 +154,7 @@ class _Program:
         columns = 2 * n
         for measure, cap in caps.items():
             digits = _in_digits(self.costs[measure], cap, carry=columns)
-            # Half a unit more, so that what just fits is not left out: these are whole numbers.
+            # Half a unit more, so that an exact fit is not excluded: these are integers.
             rows += [(-math.inf, row, limit + 0.5) for row, limit in digits]
             columns += len(digits) - 1
         entries = [(r, k, x) for r, (_, row, _) in enumerate(rows) for k, x in row.items()]
@@ -187,7 +187,7 @@ class _Program:
         return [k for k in range(n) if found.x[k] > 0.5], found.status == _OPTIMAL
 
     def counted(self, kept: list[int]) -> _Choice | None:
-        """What a choice takes, less what it keeps for nothing; None if it lacks what it needs."""
+        """A choice without what it keeps needlessly, and its cost; None if it is incomplete."""
         core = self.core
         chosen, wanted = frozenset(kept), set(core.needed)
         used: list[int] = []
@@ -210,7 +210,7 @@ class _Program:
         """A good choice within the bytes of `caps`: the best on the lower hull of all choices.
 
         A choice on the hull has the least weighted sum of bytes and ticks for some weights. That is
-        a minimum cut, and takes no search.
+        a minimum cut, which needs no search.
         """
         room = caps.get("bytes", math.inf)
         fewest, _ = self.minimum({"bytes": 1}, {}, UNLIMITED)
@@ -235,11 +235,11 @@ class _Program:
 
 
 def _in_digits(costs: list[int], cap: int, carry: int) -> list[tuple[dict[int, float], int]]:
-    """Rows, and a limit of each, that say that the chosen costs add up to no more than `cap`.
+    """Rows, each with a limit, that keep the sum of the chosen costs within `cap`.
 
-    To HiGHS a millionth is nothing, in a variable as in a row, so a row must not hold numbers near
-    a million. Larger ones are cut into digits, each with a row of its own. What the sum of a digit
-    exceeds its limit by is carried to the next: the variables from `carry` on.
+    HiGHS ignores a millionth, in a variable as in a row, so a row must not hold numbers near a
+    million. Larger ones are split into digits, each with a row of its own. The excess of a digit's
+    sum over its limit is carried to the next: the variables from `carry` on.
     """
     rows: list[tuple[dict[int, float], int]] = []
     carried: dict[int, float] = {}

@@ -31,11 +31,11 @@ class JointGraph:
         params: by the id of a parameter, its flat input (constants that the program holds come
             last).
         outputs: the results that are outputs of the forward pass.
-        gradients: the others.
-        backward: ids of values that depend on a cotangent, cotangents included. varies: ids of
-            values that differ between the steps of a loop.
+        gradients: the other results.
+        backward: ids of values that depend on a cotangent, cotangents included.
+        varies: ids of values that differ between the steps of a loop.
         at_hand: ids of inputs that the backward pass receives anyway.
-        steps: how often the program runs, each time with values to be kept.
+        steps: how often the program runs, each time with values to keep.
     """
 
     module: Module
@@ -49,7 +49,7 @@ class JointGraph:
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
-        """Of the joint module's entry, operands before their users."""
+        """The instructions of the joint module's entry, operands before their users."""
         return self.module.entry.instructions
 
     @functools.cached_property
@@ -68,9 +68,9 @@ class JointGraph:
 
     @functools.cached_property
     def once(self) -> set[int]:
-        """Ids of forward values that cannot be computed again; tuples of them, and their elements.
+        """Ids of forward values that must not be recomputed, and of the elements of such tuples.
 
-        Ties may be: they only state how values are sharded.
+        Ties may be recomputed: they only state how values are sharded.
         """
         calling = holding(self.module.proto, _runs_once)
         found: set[int] = set()
@@ -102,7 +102,7 @@ def joint_graph(
         unavailable: inputs that the backward pass does not receive.
         invariant: inputs that are the same at every step of a loop.
         steps: how many steps the loop has.
-        flat: look into the functions that it calls, and clean up.
+        flat: inline the functions that it calls, and simplify.
     """
     n_avals = len(joint.avals)
 

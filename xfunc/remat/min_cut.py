@@ -1,6 +1,6 @@
-"""`min_cut`: let a solver choose what is kept for the backward pass.
+"""`min_cut`: a solver chooses what is kept for the backward pass.
 
-Without a budget: the fewest bytes such that no matrix product and no convolution is computed twice.
+Without a budget: the fewest bytes such that no matrix product or convolution is computed twice.
 With one: the least time spent on recomputation, such that the bytes kept stay within the budget.
 Both answers are exact; see `xfunc.remat.cut`. Times come from a roofline model: an instruction
 takes as long as its arithmetic or its memory traffic, whichever is longer.
@@ -38,7 +38,7 @@ class MinCut(GraphPolicy):
                 return frozenset(fewest_bytes(problem).kept)
             # Residuals of all steps of a loop are kept at once.
             return frozenset(fastest(problem, self.budget_bytes // graph.steps).kept)
-        except NoPlan:  # A tuple is needed as such, of what must not be computed again.
+        except NoPlan:  # A whole tuple is needed that must not be recomputed.
             return frozenset(n.id for n in problem.nodes if n.keepable)
         except InfeasibleBudget as error:
             steps = f" ({graph.steps} steps of {error.minimum_bytes})" if graph.steps > 1 else ""
@@ -75,7 +75,7 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
 
 
 def cut_problem(graph: JointGraph) -> CutProblem:
-    """The choices in a joint graph."""
+    """The cut problem of a joint graph."""
     forward = [i for i in graph.instructions if i.id not in graph.backward]
     known = costs(graph.module)
     known = known | _fused(forward, known)
@@ -89,10 +89,10 @@ def cut_problem(graph: JointGraph) -> CutProblem:
 def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> dict[int, Cost]:
     """The costs of arithmetic on narrow numbers that are widened for it.
 
-    Such an operation, as torch defines it, computes in float32 from narrow operands to a narrow
-    result. XLA fuses the widening and all between: only narrow numbers go through memory.
+    As torch defines it, such an operation computes in float32 from narrow operands to a narrow
+    result. XLA fuses the conversions and everything between: only narrow numbers go through memory.
     """
-    narrow: dict[int, float] = {}  # the size of what stands in memory, as a part of the values'
+    narrow: dict[int, float] = {}  # the size in memory, as a fraction of the value's size
     for i in instructions:
         if i.opcode == "convert":
             before, after = i.operands[0].bytes, i.bytes

@@ -6,7 +6,7 @@ HLO instruction that computes the value, and returns True (keep it), False (reco
 
 Functions that return policies: `xfunc.remat.policy_factories`.
 
-Source: ``jax.checkpoint_policies``, whose names and meanings these have.
+Source: ``jax.checkpoint_policies``, with the same names and meanings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Offload:
     """Keep the value in another memory until the backward pass.
 
     Attributes:
-        src: where it is computed, and brought back to.
-        dst: where it is kept.
+        src: the memory where it is computed, and to which it is brought back.
+        dst: the memory where it is kept.
     """
 
     src: str = "device"

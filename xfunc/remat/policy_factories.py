@@ -19,7 +19,7 @@ _TO_HOST = Offload()
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Keep or offload the values with one of some names."""
+    """Keep or offload values by name."""
 
     kept: frozenset[str]
     offloaded: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
 
 @dataclasses.dataclass(frozen=True)
 class _NotNames:
-    """Keep all named values, or all values, except those with one of some names."""
+    """Keep all named values, or all values, except those with certain names."""
 
     excluded: frozenset[str]
     unnamed: bool
@@ -92,7 +92,7 @@ def save_and_offload_only_these_names(
     offload_src: str = "device",
     offload_dst: str = "pinned_host",
 ) -> Policy:
-    """Keep values with one of some names; offload values with one of others to host memory.
+    """Keep values with some names; offload values with others to host memory.
 
     Raises:
         ValueError: a name is in both.
@@ -123,9 +123,9 @@ class _OffloadDots:
 def offload_dot_with_no_batch_dims(
     offload_src: Any = "device", offload_dst: str = "pinned_host"
 ) -> Any:
-    """A policy that keeps matrix products without batch dimensions in the memory of the host.
+    """A policy that keeps matrix products without batch dimensions in host memory.
 
-    Itself it is such a policy too: ``policy=offload_dot_with_no_batch_dims``.
+    It can also be used as a policy itself: ``policy=offload_dot_with_no_batch_dims``.
     """
     if isinstance(offload_src, Instruction):
         return _OffloadDots(_TO_HOST)(offload_src)

@@ -4,16 +4,17 @@ Some values are never kept, whatever the policy says:
 
 - inputs, which the backward pass receives anyway (unless the caller says that one is unavailable
   then: the carry of a scan, whose value at each step is gone);
-- what a reshape, transpose, broadcast, convert and the like makes of something no larger that is
-  at hand or kept: recomputing it is free;
-- likewise what an elementwise operation makes, if the forward pass itself has no use for it: it is
-  computed in the backward pass, the one place where it is needed;
-- what depends on nothing that varies: constants, and in a loop whatever is computed from values
-  that are the same at every step. XLA hoists it out of the loop again;
-- what the backward pass would only tie a gradient to (`annotation.Tie`): the tie is left out.
+- results of a reshape, transpose, broadcast, convert and the like, if the operand is no larger and
+  is at hand or kept: recomputing them is free;
+- likewise results of elementwise operations that the forward pass itself does not use: they are
+  computed in the backward pass, the only place where they are needed;
+- values that depend on nothing that varies: constants, and in a loop everything computed from
+  values that are the same at every step. XLA hoists these out of the loop again;
+- values that the backward pass would only tie a gradient to (`annotation.Tie`): the tie is left
+  out.
 
-And some are always kept if they are needed, because they must not be recomputed: values that draw
-    from a state, communicate between devices, or have side effects.
+Others are always kept if they are needed, because they must not be recomputed: values that draw
+from a state, communicate between devices, or have side effects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import GraphPolicy, Offload, Policy
 
 Kept = dict[int, Offload | None]
-"""By the id of each kept value, where it is stored (None: where it is)."""
+"""By the id of each kept value, where it is stored (None: it stays where it is)."""
 
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:

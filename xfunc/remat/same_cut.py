@@ -16,8 +16,9 @@ class SameCut(GraphPolicy):
     in sizes have the same values in the same order.
 
     Args:
-        part: of the bytes between the fewest that can be kept and those without anything computed
-            twice; None: the fewest without a matrix product or a convolution computed twice.
+        part: the budget, as a fraction of the range from the fewest bytes that can be kept to those
+            of keeping everything; None: the fewest bytes without computing a matrix product or a
+            convolution twice.
     """
 
     def __init__(self, part: float | None):
@@ -41,5 +42,5 @@ class SameCut(GraphPolicy):
             fewest = least(problem).bytes
             most = fastest(problem, sum(n.bytes for n in problem.nodes)).bytes
             return frozenset(fastest(problem, fewest + int(self._part * (most - fewest))).kept)
-        except (NoPlan, InfeasibleBudget):  # A tuple is needed as such: see `MinCut.choose`.
+        except (NoPlan, InfeasibleBudget):  # A whole tuple is needed: see `MinCut.choose`.
             return frozenset(n.id for n in problem.nodes if n.keepable)

@@ -1,8 +1,8 @@
 """Cutting a joint program in two: a forward and a backward half.
 
 The joint program is one HLO graph (`xfunc.remat.joint_graph`). A policy chooses which forward
-values are kept for the backward half (`xfunc.remat.residuals`); they are its *residuals*. Anything
-else it needs it receives as an input or recomputes.
+values are kept for the backward half (`xfunc.remat.residuals`); they are its *residuals*. The
+backward half receives anything else it needs as an input, or recomputes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Halves:
         backward: computes the gradients; its flat inputs are listed in `sources`.
         sources: where each flat input of `backward` comes from.
         n_residuals: how many residuals there are.
-        gradients: the gradients that `backward` computes, by their numbers in the joint program.
+        gradients: the gradients that `backward` computes, by their index in the joint program.
     """
 
     forward: Lowering
@@ -44,12 +44,11 @@ class Halves:
     gradients: tuple[int, ...]
 
     def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Halves:
-        """What is left where some cotangents are absent; the forward half stays what it was.
+        """What is left when some cotangents are absent; the forward half is unchanged.
 
-        The gradients that are left are those in `gradients`, or else those that are not absent.
+        The gradients that are left are those in `gradients`, by default those that are not absent.
 
-        An absent cotangent is no zeros: the zeros would be multiplied, and give NaN where they meet
-        infinity.
+        An absent cotangent is not replaced by zeros: multiplied by infinity, they would give NaN.
         """
         absent = [n for n, (kind, k) in enumerate(self.sources) if kind == "ct" and k in cts]
         if not self.gradients:
@@ -101,7 +100,7 @@ def split(
         joint: ``(inputs, cotangents) -> (outputs, gradients)``; constants count as inputs.
         n_inputs: how many of the flat inputs are not cotangents.
         n_outputs: how many of the results are outputs of the forward pass.
-        policy: says what is kept.
+        policy: decides what is kept.
         unavailable: inputs that the backward pass does not receive.
         invariant: inputs that are the same at every step of a loop.
         barrier: put an optimisation barrier before the backward pass, so that XLA does not merge

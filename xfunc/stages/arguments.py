@@ -112,6 +112,6 @@ def arguments_of(
         if not isinstance(x, (torch.Tensor, ShapeDtypeStruct))
     )
     if fixed and staged.arrays_only:
-        prepare(staged, leaves, structure)  # Raises, and says which.
+        prepare(staged, leaves, structure)  # Raises, naming the leaf.
     skip = {i for i, _ in fixed}
     return [x for i, x in enumerate(abstract) if i not in skip], fixed

@@ -1,4 +1,4 @@
-"""Helpers for transforms that take arguments apart."""
+"""Helpers of transforms that process their arguments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_results(t: object, name: str, root: str = "output") -> PyTree:
     Args:
         t: a tree.
         name: of the function.
-        root: what the tree is, as paths into it begin.
+        root: the name of the tree, with which paths into it begin.
 
     Raises:
         TypeError: a leaf is not an array.
@@ -109,9 +109,9 @@ def select(
 def chosen(
     argnums: int | Sequence[int], args: tuple[object, ...], kwargs: dict[str, object], name: str
 ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], tuple[int, ...]]:
-    """The arguments, those at `argnums` as tensors; and `argnums` checked.
+    """The arguments, with those at `argnums` as tensors; and `argnums`, checked.
 
-    Elsewhere a Python number stays one: a size or a flag of the function.
+    Elsewhere a Python number remains one, such as a size or a flag.
     """
     nums = select(argnums, args, name)
     args = tuple((as_tensors if i in nums else as_arrays)(a) for i, a in enumerate(args))
@@ -156,7 +156,7 @@ def labels_of(fun: Fun, args: tuple[object, ...], nums: Sequence[int]) -> list[s
 
 
 def broadcast_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """The shape that arrays of some shapes broadcast to.
+    """The shape that arrays of these shapes broadcast to.
 
     Raises:
         RuntimeError: they do not.
@@ -171,7 +171,7 @@ def is_sequence(x: object) -> TypeGuard[Sequence[PyTree]]:
 
 
 def is_integer(x: object) -> TypeGuard[np.integer[Any]]:
-    """Whether something is a scalar integer of NumPy."""
+    """Whether something is a NumPy integer scalar."""
     return isinstance(x, np.integer)
 
 

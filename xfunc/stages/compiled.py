@@ -1,4 +1,4 @@
-"""A compiled function: for the running device, or for one that is not there."""
+"""A compiled function: for the running device, or for an absent one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Program(Protocol):
     """The output of a target's compiler.
 
     Attributes:
-        topology: the devices that it is for; None: those of this process.
+        topology: the devices that it is for; None for the devices of this process.
     """
 
     @property
@@ -63,7 +63,7 @@ class Program(Protocol):
 
 
 class Target(Protocol):
-    """Where programs may be compiled to; `register_target` makes it known."""
+    """A compiler for a kind of devices, registered with `register_target`."""
 
     def __call__(self, lowered: Lowered, target: str, options: dict[str, object]) -> Program:
         """Compile.
@@ -99,7 +99,8 @@ class Compiled:
     Memory and costs are those of one device.
 
     Attributes:
-        lowered: what it was made from. program: the compiler's output; internal.
+        lowered: the lowered function that was compiled.
+        program: the compiler's output; internal.
     """
 
     lowered: Lowered
@@ -107,11 +108,11 @@ class Compiled:
 
     @property
     def topology(self) -> Topology | None:
-        """The devices that it was compiled for; None: those of this process."""
+        """The devices that it was compiled for; None for the devices of this process."""
         return self.program.topology
 
     def as_text(self) -> str | None:
-        """The HLO that the compiler made, after its optimizations.
+        """The HLO after the compiler's optimizations.
 
         None if the compiler does not provide it; torch_xla does not while `xfunc.profiler.trace` is
         recording.
@@ -120,7 +121,7 @@ class Compiled:
         return None if module is None else printer().hlo_text(module)
 
     def cost_analysis(self) -> dict[str, float] | None:
-        """Like `Lowered.cost_analysis`, of the program that the compiler made.
+        """Like `Lowered.cost_analysis`, for the optimized program.
 
         A fusion of several operations only counts its inputs and outputs as memory traffic. For a
         TPU target the counts are libtpu's: a loop body counts once, whatever its number of steps,
@@ -158,8 +159,8 @@ class Compiled:
         """Run it.
 
         Raises:
-            TreeMismatchError: other arguments than it was compiled for.
-            CompileError: it was compiled for a device that is not here.
+            TreeMismatchError: the arguments are not those it was compiled for.
+            CompileError: it was compiled for a device that is not present.
         """
         return self.program.call(args, kwargs)
 

@@ -14,7 +14,7 @@ def compiler_options(given: object, function: str) -> CompilerOptions:
     """Options in the order of their names.
 
     Raises:
-        ValueError: they are no dict of strings, numbers and booleans by name.
+        ValueError: they are not a dict of strings, numbers and booleans by name.
     """
     if not given:
         return ()

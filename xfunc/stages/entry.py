@@ -1,4 +1,4 @@
-"""A cached program, and how it is called with real tensors."""
+"""A cached program, and how to call it with real tensors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Entry:
         captures: for each capture, where to find it: among the tensors that the function holds
             (an index), or as itself.
         donated: flat arguments whose buffers the program may reuse.
-        effects: to be delivered after it has run; their tensors are the program's last outputs.
-        compiler: options of the compiler, by name.
+        effects: delivered after each run; their tensors are the program's last outputs.
+        compiler: compiler options by name.
         executable: the last executable that ran; None before the first run.
     """
 
@@ -59,7 +59,7 @@ class Entry:
         return outs[: len(outs) - sum(e.size for e in self.effects)]
 
     def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
-        """The tree of results; has the effects."""
+        """The tree of results; delivers the effects."""
         if self.effects:
             outs = effects.take(self.effects, outs)
         return self.out_tree.unflatten(outs)

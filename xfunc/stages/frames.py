@@ -9,7 +9,7 @@ from xfunc.core.locations import in_user_code
 
 
 def hide_library_frames(error: Exception) -> Exception:
-    """The exception with the frames of xfunc and torch taken out of its traceback."""
+    """The exception with the frames of xfunc and torch removed from its traceback."""
     if not config.hide_library_frames:
         return error
     entry = error.__traceback__

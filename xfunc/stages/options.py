@@ -21,16 +21,16 @@ class Options(NamedTuple):
     """How a staged function is found, traced and applied.
 
     Attributes:
-        static: arguments that were taken out, a part of the key: see `Static`.
-        fixed: they count by value; see `Fixed`.
+        static: arguments that were taken out, as part of the key; see `Static`.
+        fixed: leaves that are compared by value; see `Fixed`.
         beside: other dependencies of the program, by value; tensors in them are treated like
             tensors that the function holds.
         call: what to trace instead of the function (with static arguments put back).
-        donated: gives the flat arguments to donate.
+        donated: returns the flat arguments to donate.
         zeros: see `Program.joint`.
         primitive: how the program is applied.
-        effects_allowed: whether the caller has the effects: see `Entry.result`.
-        compiler: options of the compiler, by name; functions that differ in them are staged apart.
+        effects_allowed: whether the caller delivers the effects: see `Entry.result`.
+        compiler: compiler options by name; functions that differ in them are staged separately.
     """
 
     static: Static | None = None

@@ -34,8 +34,8 @@ class Parts:
     Attributes:
         staged: the function.
         entry: its program.
-        options: what it was traced with. tiles: shardings of the arguments, captures and held
-            values; () if none has one.
+        options: the options it was traced with.
+        tiles: shardings of the arguments, captures and held values; () if none has one.
     """
 
     staged: Staged
@@ -136,7 +136,7 @@ class Lowered:
                 device with the backend ``"pjrt"``. torch_xla has none for a single program.
 
         Raises:
-            ValueError: an unknown target, or options that are none, or for torch_xla.
+            ValueError: an unknown target, invalid options, or any options for torch_xla.
             ShardingError: the target has another number of devices than the program's mesh.
             CompileError: the compiler refuses the program.
             OutOfMemoryError: the program does not fit.

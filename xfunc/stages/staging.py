@@ -1,4 +1,4 @@
-"""From a Python function and its arguments to a program, once per key; then only the program.
+"""From a Python function and its arguments to a program, once per key; after that, the program.
 
 `Staged` finds or makes the program of a function for given argument trees. With real tensors it
 runs as one executable (`run_staged`); inside a trace it is a call (`call_in_trace`).
@@ -55,10 +55,10 @@ class Staged:
 
     Args:
         fun: called as ``fun(*args, **kwargs)`` to trace it.
-        value: what identifies the function in the cache (`fun`, if None).
+        value: identifies the function in the cache; `fun` if None.
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
-            they count by value.
-        stays: for the flat arguments of a structure, says where a Python number stays one.
+            they are compared by value.
+        stays: for the flat arguments of a structure, tells where a Python number stays one.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Staged:
     def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""
         value, held = self.function_value()
-        if ambient.named_axes():  # Of these the function may hold the numbers without knowing.
+        if ambient.named_axes():  # The function may hold their indices without our knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
         if not options.fixed and not options.beside:
             return value, (), held
@@ -140,9 +140,9 @@ class Staged:
         Args:
             key_parts: the fields of `Key`.
             held: the tensors that the function holds.
-            wrt: which arguments a first-order gradient is taken of, if that is so: then the first
-                run makes the joint program.
-            options: those that the key is made of.
+            wrt: for a first-order gradient, the arguments it is taken with respect to: then the
+                first run makes the joint program.
+            options: those that the key was made from.
         """
         key = Key(*key_parts)
         run, fixed = [options.call or self.fun], options.fixed
@@ -200,8 +200,8 @@ class Staged:
             tuple(had),
             options.compiler,
         )
-        # A value of an enclosing trace that the key does not see is good for this trace only; and
-        # see NOTE [flags] in `xfunc.cache.changes`.
+        # A value of an enclosing trace that is not in the key is valid in this trace only; see also
+        # NOTE [flags] in `xfunc.cache.changes`.
         passing = any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures)
         if not passing and Changed.FLAGS not in changed:
             store.add(key, entry, guards)
@@ -223,7 +223,7 @@ class Runnable(Protocol):
 
 
 def definition(fun: object) -> Location | None:
-    """Where a function is written."""
+    """Where a function is defined."""
     code = getattr(identity.root_of(fun), "__code__", None)
     if code is None:
         return None
@@ -273,7 +273,7 @@ def run_staged(
 ) -> PyTree:
     """Call a staged function with real tensors."""
     with lock:
-        # Plain tensors are the common case of small functions, where flattening would show.
+        # Plain tensors are the common case of small functions, where the cost of flattening shows.
         where = active.runtime()
         if not kwargs and set(map(type, args)) <= where.kinds:
             leaves: list[Leaf] = list(args)
@@ -338,7 +338,7 @@ def first_run(
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor],
 ) -> PyTree:
-    """Run an entry that may have to be compiled; counts that."""
+    """Run an entry that may have to be compiled; counts compilations."""
 
     def count() -> None:
         store.compiles += 1

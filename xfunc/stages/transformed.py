@@ -1,7 +1,7 @@
-"""`Transform`, the base of what `jit`, `grad`, `vmap` and the rest return.
+"""`Transform`, the base class of the results of `jit`, `grad`, `vmap` and the rest.
 
-Called with real tensors it stages itself and runs as one executable; called inside a trace it
-traces into it.
+Called with real tensors, it stages itself and runs as one executable; called inside a trace, it
+becomes part of that trace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Transform(Wrapper, Generic[P, R]):
     """A transformed function: see the transform that made it.
 
-    Its type says what it is called with, and what it returns.
+    `P` and `R` are its own parameters and result.
     """
 
     __wrapped__: Callable[..., object]
@@ -55,7 +55,7 @@ class Transform(Wrapper, Generic[P, R]):
         return self._staged
 
     def stays(self, structure: tree.Structure) -> Sequence[bool]:
-        """Of each flat argument, whether a Python number there stays one (and counts by value)."""
+        """For each flat argument, whether a Python number there stays one (compared by value)."""
         return (False,) * structure.num_leaves
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
