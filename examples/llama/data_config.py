@@ -11,26 +11,26 @@ class DataConfig:
     """What is read, and how much of it a step uses.
 
     Attributes:
-        kind: what a record is: `text`, a document, every token of which is learned; `chat`, a
-            conversation, of which the answers are learned; or `pairs`, two answers, one of which is
-            preferred.
+        kind: what a record is: `text`, a document whose every token is learned; `chat`, a
+            conversation whose answers are learned; or `pairs`, two answers, one of them preferred.
         files: text, JSON lines and parquet files, folders of them, or patterns; `python-docs` is
             the language reference inside Python.
         validation: files to evaluate on, given like `files`, which are then all used for training;
-            none: a part of the documents is held out.
+            if empty, a fraction of the documents is held out.
         template: a file with a chat template; null: the tokenizer's.
-        field: the field with the text in JSON and parquet.
+        field: the field that holds the text in JSON and parquet files.
         skip_bad: whether to skip and report records that cannot be read or have no text; otherwise
             the first one is an error.
         tokenizer: a tokenizer.json, or a folder with one; None: one is trained on the data.
-        vocab: tokens of a tokenizer trained on the data; null: as many as the model has.
-        batch: rows of a batch, over all hosts.
+        vocab: vocabulary size of a tokenizer trained on the data; null: the model's.
+        batch: rows per batch, across all hosts.
         seq: tokens per row.
         held_out: the fraction of the documents held out from training, if there is no `validation`.
-        seed: of the order of the data.
-        dynamic: whether a row is one document, or a part of one, and batches are of rows of similar
-            length, as wide as the longest; otherwise rows of `seq` tokens are packed with several.
-        memory_limit: bytes that a step with `dynamic` may hold on a device: beyond that, values are
+        seed: determines the order of the data.
+        dynamic: whether each row is one document, or part of one, and a batch groups rows of
+            similar length, padded to the longest; otherwise several documents are packed into rows
+            of `seq` tokens.
+        memory_limit: bytes that a step with `dynamic` may use on a device: beyond that, values are
             recomputed for the backward pass; null: no limit.
         cache: a folder for the tokenized data, which runs may share; None: the run's own.
     """
@@ -56,10 +56,10 @@ class DataConfig:
             if getattr(self, name) < least:
                 raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
         if self.dynamic and self.kind == "pairs":
-            raise DataError("dynamic is for rows of one document, and pairs are two: leave it out")
+            raise DataError("dynamic needs rows of one document, and a pair has two: leave it out")
         if self.memory_limit is not None and (self.memory_limit < 1 or not self.dynamic):
             raise DataError(
                 f"memory_limit is {self.memory_limit}: use a number of bytes, with data.dynamic"
             )
         if not 0 < self.held_out < 1:
-            raise DataError(f"held_out is {self.held_out}: use a part between 0 and 1")
+            raise DataError(f"held_out is {self.held_out}: use a fraction between 0 and 1")

@@ -26,7 +26,7 @@ NEW, TEMPERATURE = 100, 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; the exit status is 0 if the loss fell."""
     parser = argparse.ArgumentParser(prog="python -m examples.llama.demo", description=__doc__)
-    parser.add_argument("--data", default="python-docs", help="a text (default: Python's own docs)")
+    parser.add_argument("--data", default="python-docs", help="a file (default: Python's own docs)")
     parser.add_argument("--prompt", default='The "for" statement is used to')
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -61,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def recipe(steps: int) -> Recipe:
-    """What is trained. At this size memory is no concern: all is kept that there is room for."""
+    """What is trained. At this size memory is no concern: layers recompute nothing."""
     plan = Plan(policy="everything", attention="dense", loss_chunk=128)
     return Recipe(model.CONFIGS["demo-1m"], steps=steps, plan=plan, warmup=max(1, steps // 10))
 
 
 def sample(found: trained.Trained, prompt: str, seed: int) -> str:
-    """The prompt, continued."""
+    """The prompt with its continuation."""
     known = tokenizer.load(found.tokenizer)
     begun = known.encode_prompt(prompt)
     tokens, lengths = generate.pad([begun])

@@ -1,4 +1,4 @@
-"""Folders of what was computed from data files, found again by what they were made from."""
+"""Folders of results computed from data files, found again by what they were computed from."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from .documents import PYTHON_DOCS
 
-_FORMAT = 2  # of what is in the folders; those of another format are not used
+_FORMAT = 2  # of the folders' contents; folders of another format are not used
 _SUMS = "sha256.json"
 
 
@@ -25,18 +25,18 @@ def cached(
     write: Callable[[Path], None],
     say: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """The folder that `write` fills from `files` and `settings`, in `cache`, made once.
+    """The folder in `cache` that `write` fills from `files` and `settings`; it is made only once.
 
-    Files are known by name, size and time, so that finding the folder reads none of them. What is
-    in the folder is read, and compared with its checksums: if it is damaged, `say` is told, and it
-    is made again.
+    Files are identified by name, size and time, so finding the folder reads none of them. The
+    folder's contents are compared with their checksums: if they are damaged, `say` is called and
+    the folder is made again.
     """
     made_from = json.dumps([_FORMAT, [_stamp(f) for f in files], *settings])
     folder = cache / hashlib.sha256(made_from.encode()).hexdigest()[:32]
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # Of the hosts that share a disk, one does the work.
+    with FileLock(f"{folder}.lock"):  # Of hosts that share a disk, one does the work.
         if folder.is_dir() and (damage := _damage(folder)):
-            say(f"{folder} is damaged, and made again: {damage}")
+            say(f"{folder} is damaged and is made again: {damage}")
             shutil.rmtree(folder)
         if not folder.is_dir():
             _make(folder, write)
@@ -44,8 +44,8 @@ def cached(
 
 
 def _make(folder: Path, write: Callable[[Path], None]) -> None:
-    # A folder of the right name is whole. Where a shared disk has no locks, several hosts may come
-    # here: each fills a folder of its own, and the first to finish gives it the name.
+    # A folder with the final name is complete. Where a shared disk has no locks, several hosts may
+    # get here: each fills a folder of its own, and the first to finish renames it.
     partial = folder.with_name(f"{folder.name}.{socket.gethostname()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

@@ -1,8 +1,8 @@
 """Documents: from text, JSON and parquet files, or from the language reference inside Python.
 
-A text file is one document, and so are a line of JSON lines and a row of parquet.
-Hugging Face's `datasets` reads all but the lines, a file at a time and without a copy of its own on
-disk.
+A text file is one document, as is each line of a JSON lines file and each row of a parquet file.
+Hugging Face's `datasets` reads everything but JSON lines, one file at a time and without making its
+own copy on disk.
 """
 
 import bz2
@@ -21,7 +21,7 @@ from pydoc_data.topics import topics
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-PYTHON_DOCS = "python-docs"  # what is documented there, `help('with')`, needs no download
+PYTHON_DOCS = "python-docs"  # the topics of `help('with')` and the like: no download
 _KINDS = {
     ".txt": "text",
     ".md": "text",
@@ -35,11 +35,11 @@ _COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.o
 
 
 class DataError(ValueError):
-    """The data cannot be used as it is; the message says which, and what to do."""
+    """The data cannot be used as it is; the message says why, and what to do."""
 
 
 class BadRecordError(DataError):
-    """One record cannot be used: what is wrong with it, and what to do."""
+    """One record cannot be used; the message says why, and what to do."""
 
     def __init__(self, problem: str, hint: str):
         super().__init__(problem + hint)
@@ -49,8 +49,8 @@ class BadRecordError(DataError):
 def find(sources: Sequence[str]) -> list[str]:
     """The files that `sources` stand for: each a file, a folder, a pattern, or `python-docs`.
 
-    A folder stands for all files below it whose ending is known and whose path is not hidden.
-    The order is that of `sources`, and within each that of the names.
+    A folder stands for all files below it with a known extension, except hidden ones. Files are in
+    the order of `sources`, and sorted by name within each.
     """
     found = [file for source in sources for file in _files(source)]
     return list(dict.fromkeys(found))
@@ -88,13 +88,15 @@ def _kind(file: Path) -> str | None:
 def read(
     files: Iterable[str], field: str = "text", leave_out: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """The documents of files that `find` found.
+    """The documents in files returned by `find`.
 
     Args:
         files: their names.
-        field: what holds the text where there are fields. A null is an empty document.
-        leave_out: is told of each record that has no text or cannot be read, which is left out;
-            None: the first one is an error. A file that cannot be read on is always one.
+        field: the field that holds the text, in files that have fields. A null is an empty
+            document.
+        leave_out: called with what is wrong with each record that is left out, having no text or
+            being unreadable; None: the first one is an error. A file that cannot be read any
+            further always is.
     """
     for file in files:
         if file == PYTHON_DOCS:
@@ -109,13 +111,13 @@ def records(
     made: Callable[[Any, str], T],
     leave_out: Callable[[str], object] | None = None,
 ) -> Iterator[T]:
-    """What is made of each record: a row of a table, an object of JSON, or the text of a file.
+    """What `made` returns for each record: a row of a table, a JSON object, or the text of a file.
 
     Args:
         files: their names.
-        fields: those that are read of a table, of which it need not have all.
-        made: is given a record and where it is; it may raise a `BadRecordError`.
-        leave_out: as of `read`.
+        fields: the columns to read from a table, which need not have all of them.
+        made: called with a record and its location; it may raise a `BadRecordError`.
+        leave_out: as for `read`.
     """
     for file in files:
         unit = "line" if _kind(Path(file)) == "lines" else "document"
@@ -132,7 +134,7 @@ def records(
 
 
 def _parsed(row: Any, where: str) -> Any:
-    """A record: a row, or what a line of JSON holds."""
+    """A record: the row itself, or what a line of JSON holds."""
     if not isinstance(row, bytes):
         return row
     try:
@@ -156,12 +158,12 @@ def _text(field: str, row: Any, where: str) -> str:
             f"{where} has a {type(row[field]).__name__} for {field!r}",
             ": set data.field to the field with the text",
         )
-    # JSON may have one half of a surrogate pair, which no UTF-8 has: it becomes a "?".
+    # JSON may hold half of a surrogate pair, which UTF-8 cannot encode: it becomes a "?".
     return (row[field] or "").encode(errors="replace").decode()
 
 
 def _rows(file: str, fields: Sequence[str], unit: str) -> Iterator[tuple[int, Any]]:
-    """What a file holds, with the number of its line or document; no blank lines."""
+    """The records of a file, each with its line or document number; blank lines are left out."""
     with tempfile.TemporaryDirectory() as locks:  # `datasets` leaves a lock for each file it reads
         number = 0
         try:
@@ -178,13 +180,13 @@ def _rows(file: str, fields: Sequence[str], unit: str) -> Iterator[tuple[int, An
 
 def _open(file: str, fields: Sequence[str], locks: str) -> Iterator[Any]:
     kind = _kind(Path(file))
-    if kind == "lines":  # `datasets` wants the same fields of the same types all through a file.
+    if kind == "lines":  # `datasets` requires the same fields and types throughout a file.
         with _COMPRESSED.get(Path(file).suffix, open)(file, "rb") as lines:
             yield from (line.rstrip(b"\r\n") for line in lines)
         return
-    import datasets  # Late: it takes a second, and tokens that are on disk already do without.
+    import datasets  # Imported late: it takes a second, and cached tokens do not need it.
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # What it logs, it raises too.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # It also raises what it logs.
     how: dict[str, Any] = {"streaming": True, "cache_dir": locks}
     if kind == "json":
         yield from datasets.Dataset.from_json(file, **how)
@@ -198,7 +200,7 @@ def _open(file: str, fields: Sequence[str], locks: str) -> Iterator[Any]:
 
 
 def _python_docs() -> Iterator[str]:
-    seen: dict[str, None] = {}  # Some paragraphs come up in several topics.
+    seen: dict[str, None] = {}  # Some paragraphs appear in several topics.
     for name in sorted(topics):
         paragraphs = dict.fromkeys(topics[name].strip().split("\n\n"))
         yield "\n\n".join(p for p in paragraphs if p not in seen)
@@ -208,8 +210,8 @@ def _python_docs() -> Iterator[str]:
 def split(documents: Iterable[str], held_out: float) -> Iterator[tuple[str, bool]]:
     """Each document, and whether it is held out from training.
 
-    Which are held out depends on a hash of each, so that it stays when others are added. Where
-    that would be fewer than ten or so, each document is cut and its last part is held out.
+    A hash of each document decides, so the choice stays the same when others are added. If fewer
+    than ten or so would be held out, each document is cut and its last part is held out.
     """
     documents = iter(documents)
     first = list(itertools.islice(documents, math.ceil(10 / held_out)))

@@ -1,7 +1,7 @@
-"""Continuous batching: texts begin and end in the slots of a cache while others go on.
+"""Continuous batching: texts start and finish in the slots of a cache while others continue.
 
-What an answer is depends on its request alone: a prompt is read by itself, in pieces that depend on
-its length, and each row of a step on its own text. All programs are compiled by `warm_up`.
+An answer depends on its request alone: a prompt is read by itself, in pieces that depend on its
+length, and each row of a step depends only on its own text. `warm_up` compiles all programs.
 """
 
 import bisect
@@ -24,27 +24,27 @@ from .slots import Rows
 from .wording import Wording
 
 _NOT_FINITE = (
-    "the model makes logits that are not finite, and nothing can be drawn from them: the weights "
-    "have diverged"
+    "the model produces logits that are not finite, so no token can be drawn: the weights have "
+    "diverged"
 )
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 
 
 class BusyError(RuntimeError):
-    """As many requests wait as may."""
+    """The engine accepts no more requests."""
 
 
 class Token(NamedTuple):
-    """One that was made, and the logarithms of probabilities."""
+    """A generated token, with log probabilities."""
 
     number: int
     log_probability: float
-    top: tuple[tuple[int, float], ...]  # the likeliest ones, as many as were asked for
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens, as many as were requested
 
 
 class Part(NamedTuple):
-    """What is new of an answer."""
+    """The next part of an answer."""
 
     text: str
     tokens: tuple[Token, ...] = ()
@@ -53,16 +53,16 @@ class Part(NamedTuple):
 
 
 class Job:
-    """A prompt, and what becomes of it.
+    """A prompt and its answer.
 
     Args:
         prompt: its tokens.
         new: how many tokens to make, at most.
-        settings: how they are drawn.
-        top: how many of the likeliest tokens are told of.
-        ends: tokens that end the answer; they are no part of it.
-        wording: makes a text of tokens, and knows stop strings; None: there is no text.
-        deliver: is given each part, in the thread that runs the engine. It must not fail.
+        settings: how tokens are drawn.
+        top: how many of the likeliest tokens to report.
+        ends: tokens that end the answer, and are not part of it.
+        wording: turns tokens into text, and knows the stop strings; None: there is no text.
+        deliver: called with each part, in the thread that runs the engine. It must not raise.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Job:
             self._deliver(Part(text, (token,)))
 
     def end(self, how: Ending, error: Exception | None = None) -> None:
-        """No more tokens come."""
+        """Finish the answer: no more tokens follow."""
         text = "" if self._wording is None else self._wording.end()
         self._finish(Part(text, (), how, error))
 
@@ -128,14 +128,14 @@ class Engine:
     """Runs jobs, `size` at a time.
 
     Args:
-        params: the weights, as the model is computed with them.
+        params: the weights, in the form the model computes with.
         config: the sizes.
-        size: how many texts are made at a time.
-        length: tokens of a text, with those of its prompt, at most.
-        plan: where arrays lie.
-        pieces: sizes of the parts that prompts are read in, for each of which a program is
-            compiled; None: powers of two up to `plan.block`.
-        waiting: how many jobs wait, at most.
+        size: how many texts are generated at a time.
+        length: the most tokens a text may have, including its prompt.
+        plan: where arrays are placed.
+        pieces: sizes of the pieces that prompts are read in, each with its own compiled program;
+            None: powers of two up to `plan.block`.
+        waiting: how many jobs may wait.
     """
 
     def __init__(
@@ -160,20 +160,20 @@ class Engine:
         self._closed = False
         self._state = self._empty()
 
-    # What other threads may call.
+    # For other threads.
 
     def submit(self, *jobs: Job) -> None:
-        """Let jobs be run, all of them or none.
+        """Queue jobs: all of them, or none.
 
         Raises:
-            ValueError: a text would be longer than a slot, or has a token that there is not.
-            BusyError: too many wait.
+            ValueError: a text would be longer than a slot, or has a token that does not exist.
+            BusyError: too many are waiting, or the engine is closed.
         """
         for job in jobs:
             if len(job.prompt) + job.new > self.length:
                 raise ValueError(
-                    f"the prompt has {len(job.prompt)} tokens, and {job.new} new ones are asked "
-                    f"for: {self.length} are the most for both"
+                    f"the prompt has {len(job.prompt)} tokens and {job.new} new ones are "
+                    f"requested: together they may be {self.length} at most"
                 )
             if wrong := [t for t in job.prompt if not 0 <= t < self._config.vocab]:
                 raise ValueError(f"there is no token {wrong[0]}: there are {self._config.vocab}")
@@ -186,24 +186,24 @@ class Engine:
             self._changed.notify()
 
     def cancel(self, *jobs: Job) -> None:
-        """Nobody wants these any more: their slots become free."""
+        """Cancel jobs, and free their slots."""
         with self._changed:
             for job in jobs:
                 job.cancelled = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Let `run` end, and with it all jobs."""
+        """End `run`, and all jobs with it."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many slots have a text, and how many jobs wait."""
+        """How many slots are in use, and how many jobs are waiting."""
         return sum(job is not None for job in self._slots), len(self._queue)
 
-    # What the thread that runs it calls.
+    # For the thread that runs the engine.
 
     def run(self) -> None:
         """Run jobs as they come, until `close`."""
@@ -230,12 +230,12 @@ class Engine:
         self._advance([[0]] * len(self._slots), [self._row(i, None) for i in self._numbers])
 
     def step(self) -> None:
-        """Read a piece or so of the prompts that begin, and make a token for all others."""
+        """Read a piece or so of new prompts, and generate a token for each of the other texts."""
         self._begin()
         try:
             self._read()
             self._make()
-        except Exception as error:  # Memory, most likely; nothing of it is left.
+        except Exception as error:  # Most likely out of memory; the cache is lost.
             self._fail(error)
 
     @property
@@ -261,7 +261,7 @@ class Engine:
             job.end("cancelled")
 
     def _read(self) -> None:
-        """Read prompts, as many pieces as have together the size of the largest one."""
+        """Read pieces of prompts, until together they are as long as the largest piece."""
         room = self._pieces[-1]
         for i, job in enumerate(self._slots):
             while job is not None and not job.is_read and room > 0:
@@ -288,7 +288,7 @@ class Engine:
         self._give(self._advance(last, rows), going)
 
     def _give(self, made: slots.Made, jobs: dict[int, Job]) -> None:
-        """Hand out what a call made."""
+        """Hand out the tokens that a call generated."""
         asks = any(job.top for job in jobs.values())
         number, chance, *top = xf.device_get(tuple(made) if asks else (made[0], made[1]))
         numbers, chances = number.tolist(), chance.tolist()
@@ -315,7 +315,7 @@ class Engine:
         return made
 
     def _fail(self, error: Exception) -> None:
-        """Tell all that have a slot, and begin anew: the cache went with the call that failed."""
+        """End every job in a slot, and start afresh: the cache was lost with the failed call."""
         lost, self._slots = self._slots, _free(len(self._slots))
         for job in lost:
             if job is not None and job.ended is None:
@@ -336,5 +336,5 @@ def _free(size: int) -> list[Job | None]:
 
 
 def _powers(most: int) -> list[int]:
-    """Powers of two, from 16, and `most`."""
+    """Powers of two from 16 on, and then `most`."""
     return [*itertools.takewhile(lambda n: n < most, (16 << i for i in range(64))), most]

@@ -1,4 +1,4 @@
-"""The loss on held-out data, and batches on the devices."""
+"""The loss on held-out data, and placing batches on the devices."""
 
 import functools
 
@@ -14,9 +14,9 @@ from .recipe import Recipe
 
 
 def put(batch: Batch, recipe: Recipe) -> Batch:
-    """The batch on the devices, divided as the recipe says.
+    """The batch on the devices, sharded as the recipe says.
 
-    Of several processes each gives its `local_rows`.
+    Each of several processes passes its `local_rows`.
     """
     sharding = recipe.plan.sharding
     if sharding is not None and xf.process_count() > 1:
@@ -26,7 +26,7 @@ def put(batch: Batch, recipe: Recipe) -> Batch:
 
 
 def local_rows(recipe: Recipe, batch: int) -> list[int] | None:
-    """The rows of a batch of so many that lie on this process's devices; None: all of them."""
+    """The rows of a batch of size `batch` on this process's devices; None: all of them."""
     sharding = recipe.plan.sharding
     if sharding is None or xf.process_count() == 1:
         return None
@@ -37,7 +37,7 @@ def local_rows(recipe: Recipe, batch: int) -> list[int] | None:
 def held_out_loss(
     params: Params, reader: Reader, recipe: Recipe, batches: int, base: Params | None = None
 ) -> float:
-    """The mean loss of a token, or of a pair, in the first so many batches of held-out data."""
+    """The mean loss per token, or per pair, over the first `batches` batches of held-out data."""
     found = []
     for i in range(min(batches, reader.held_out_batches)):
         batch = put(reader.held_out(i), recipe)
@@ -50,6 +50,6 @@ def held_out_loss(
 def _counted_loss(
     params: Params, batch: Batch, base: Params | None, *, recipe: Recipe
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The loss of a batch, and of how many targets or pairs it is the mean."""
+    """The mean loss of a batch, and the number of targets or pairs it is taken over."""
     loss = train.eval_loss(params, batch, base, recipe=recipe)
     return loss, train.target_count(batch, recipe)

@@ -1,7 +1,7 @@
-"""Feed-forward parts of which each token takes a few: a router says which, and in which shares.
+"""Mixture of experts: a router picks a few feed-forward experts for each token and weights them.
 
 No token is dropped. Where the mesh has an axis ``expert``, each device has some of the experts; it
-takes the tokens of all devices along that axis, and adds up what its experts make of them.
+gathers the tokens of all devices along that axis, and the outputs are summed over it.
 """
 
 import functools
@@ -26,13 +26,13 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class Routed(NamedTuple):
-    """What the router of a layer did, added up over tokens; what router losses are made of.
+    """Statistics of a layer's router, summed over tokens, from which its losses are computed.
 
     Attributes:
-        tokens: how many.
-        taken: by each expert.
-        probability: of each expert.
-        size: squares of the logarithms of what probabilities are divided by.
+        tokens: their number.
+        taken: how many each expert took.
+        probability: the router's, for each expert.
+        size: the squared logarithm of the softmax's denominator.
     """
 
     tokens: Float[Tensor, ""]
@@ -49,7 +49,7 @@ def feed(
     plan: Plan,
     segments: Int[Tensor, "batch seq"] | None,
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed]:
-    """What the experts of a layer make of each token, and what its router did."""
+    """The experts' output for each token of a layer, and the statistics of its router."""
     logits = linear(wide(x), xf.tree.map(wide, layer["router"]))
     chances = logits.softmax(-1)
     shares, chosen = chances.topk(settings.active, -1)
@@ -72,11 +72,11 @@ def _routed(logits: Tensor, chances: Tensor, chosen: Tensor, segments: Tensor | 
 
 
 def losses(routed: Routed) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """How uneven the experts' loads are, 1 or so if even for each that a token takes; and the mean
-    size of the logits. Those of `routed` are stacked over layers.
+    """How uneven the experts' loads are (about 1, if even, for each expert a token takes), and the
+    mean size of the logits. `routed` is stacked over layers.
 
-    Sources: Fedus et al., "Switch Transformers", 2021, as transformers finds it for several experts
-    a token, over all layers at once; Zoph et al., "ST-MoE", 2022.
+    Sources: Fedus et al., "Switch Transformers", 2021, as transformers computes it for several
+    experts per token, over all layers at once; Zoph et al., "ST-MoE", 2022.
     """
     tokens, taken, probability, size = (x.sum(0) for x in routed)
     tokens = tokens.clamp(min=1.0)
@@ -119,20 +119,20 @@ def _local(
     features: Any = None,
     apart: bool = False,
 ) -> Tensor:
-    """What the experts of a device make of its tokens, or of those of all devices along an axis.
+    """The output of a device's experts for its tokens, or for those of all devices along an axis.
 
     Args:
         x: tokens.
         chosen: the experts of each.
-        shares: in what they make of it.
-        gate: of the experts here, as are `up` and `down`.
+        shares: the weights of those experts' outputs.
+        gate: the weights of the experts here, as are `up` and `down`.
         up: see `gate`.
         down: see `gate`.
-        activation: of the feed-forward parts.
-        most: rows of a block, at most.
-        experts: the axis over which experts are divided, if they are.
-        features: that over which the features within them are.
-        apart: whether tokens are divided over the first.
+        activation: the experts' activation function.
+        most: the most rows per block.
+        experts: the axis the experts are sharded over, if any.
+        features: the axis the features within them are sharded over, if any.
+        apart: whether tokens are sharded over the axis `experts`.
     """
     if experts is not None and apart:
         x, chosen, shares = (

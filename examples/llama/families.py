@@ -1,14 +1,15 @@
-"""What tells one family of models from another, beside its sizes.
+"""What distinguishes one family of models from another, apart from its sizes.
 
-All are one model: attention with rotary embeddings and a gated feed-forward part, each behind a
-norm. A `Family` says what a family adds to that, and what its weights and its class are called in
-Hugging Face's format. What differs from model to model within a family is in `sizes.Config`.
+All share one architecture: attention with rotary embeddings and a gated feed-forward part, each
+after a norm. A `Family` says what a family adds to that, and what its weights and its class are
+called in Hugging Face's format. What differs from model to model within a family is in
+`sizes.Config`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Names on the hub; ``{}`` is the number of a layer, and then of an expert.
+# Names on the hub; ``{}`` is the layer number, and then the expert number.
 NAMES = {
     "embed": "model.embed_tokens.weight",
     "attn_norm": "model.layers.{}.input_layernorm.weight",
@@ -36,7 +37,7 @@ NAMES = {
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
-_AROUND = {  # of families with norms behind attention and the feed-forward part too
+_AROUND = {  # of families that also have norms after attention and the feed-forward part
     "attn_out_norm": "model.layers.{}.post_attention_layernorm.weight",
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm.weight",
     "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm.weight",
@@ -49,7 +50,7 @@ _MIXTRAL = {
     "e_up": "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
     "e_down": "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
 }
-_SHARED = {  # of families with a part that all tokens take
+_SHARED = {  # of families with an expert that all tokens take
     "w_gate": "model.layers.{}.mlp.shared_expert.gate_proj.weight",
     "w_up": "model.layers.{}.mlp.shared_expert.up_proj.weight",
     "w_down": "model.layers.{}.mlp.shared_expert.down_proj.weight",
@@ -63,11 +64,11 @@ class Family:
 
     Attributes:
         architecture: its class in `transformers`.
-        qk_norm: whether each head of queries and keys has a norm.
-        norms_around: whether there are norms behind attention and the feed-forward part too.
+        qk_norm: whether each query and key head has a norm.
+        norms_around: whether there are also norms after attention and the feed-forward part.
         offset_norms: whether norms multiply by one plus their weight.
-        scaled_embeddings: whether embeddings are multiplied by the root of their size.
-        names: of weights on the hub, where they are not those of `NAMES`.
+        scaled_embeddings: whether embeddings are multiplied by the square root of their size.
+        names: names of weights on the hub that differ from `NAMES`.
     """
 
     architecture: str
@@ -78,7 +79,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-FAMILIES = {  # by what `model_type` in config.json calls them
+FAMILIES = {  # by `model_type` in config.json
     "llama": Family("LlamaForCausalLM"),
     "mistral": Family("MistralForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM"),

@@ -1,4 +1,4 @@
-"""Weights that are infinite or not numbers are of no use to anybody."""
+"""Checks that weights are finite."""
 
 import torch
 
@@ -8,11 +8,11 @@ from .model import Params
 
 
 class NotFiniteError(ValueError):
-    """Weights are infinite or not numbers, so that nothing can be made of them."""
+    """Weights, or logits computed with them, are infinite or NaN."""
 
 
 def check_finite(params: Params, name: str, hint: str) -> None:
-    """Raise an error if weights, which `name` tells of, are not finite."""
+    """Raise an error, in which the weights are called `name`, if they are not finite."""
     wrong, arrays = not_finite(params)
     if wrong:
         raise NotFiniteError(
@@ -21,7 +21,7 @@ def check_finite(params: Params, name: str, hint: str) -> None:
 
 
 def not_finite(params: Params) -> tuple[int, int]:
-    """How many arrays have numbers that are not finite, and how many there are."""
+    """How many arrays have elements that are not finite, and how many arrays there are."""
     finite = xf.jit(lambda params: xf.tree.map(lambda p: torch.isfinite(p).all(), params))
     found = xf.tree.leaves(xf.device_get(finite(params)))
     return sum(not leaf for leaf in found), len(found)

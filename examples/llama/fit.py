@@ -31,24 +31,24 @@ from .restored import restore
 from .train import Metrics, State
 
 _BUCKETS = 8  # lengths to compile for, with data.dynamic
-_COMPILATION = 64  # what one takes: so many steps of the longest rows
-_HOPELESS = 50  # bad steps in a row, after which it will not get better
+_COMPILATION = 64  # the cost of one, in steps of the longest rows
+_HOPELESS = 50  # bad steps in a row after which training stops
 _ENDINGS = {
     "done": "step {} is the last one, and saved",
-    "interrupted": "stopped after step {}, which is saved: the same command goes on from there",
+    "interrupted": "stopped after step {}, which is saved: the same command continues from there",
     "diverged": "step {} is the last one, and saved, but its weights or their held-out loss are "
-    "not finite: remove checkpoints, and go on from an older one with a lower train.peak_lr, or "
+    "not finite: remove checkpoints, and continue from an older one with a lower train.peak_lr, or "
     "on_bad=skip",
     "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. ",
 }
 
 
 _AFTER_BAD = {
-    "stop": "The weights before it are saved, which it did not change: go on with a lower "
-    "train.peak_lr, or on_bad=skip",
-    "skip": "The last {} steps were all bad and were skipped, so the weights or the data have been "
-    "of no use since before step {}: remove the checkpoints from there on, and go on from an older "
-    "one with a lower train.peak_lr",
+    "stop": "The weights, which it did not change, are saved: continue with a lower train.peak_lr, "
+    "or on_bad=skip",
+    "skip": "The last {} steps were all bad and were skipped, so the weights or the data went bad "
+    "before step {}: remove the checkpoints from there on, and continue from an older one with a "
+    "lower train.peak_lr",
 }
 
 
@@ -57,7 +57,7 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        step: how many steps it has made.
+        step: how many steps have been made.
         held_out: the last loss on held-out data, None if there was no evaluation.
         ended: `done`; `interrupted` by a signal; `bad`, see `Run.on_bad`; or `diverged`: done, with
             weights or a held-out loss that are not finite.
@@ -71,13 +71,13 @@ class Outcome:
 def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> Outcome:
     """Train from the newest checkpoint in the run's folder, or from the beginning.
 
-    SIGTERM and SIGINT end it after the step at hand, with a checkpoint.
+    SIGTERM and SIGINT end it after the current step, with a checkpoint.
 
     Args:
         run: the settings.
         console: to print to.
-        new_data: whether to go on from a checkpoint though text, order or size of batches are
-            others than its. It is noted in the checkpoints from there on.
+        new_data: whether to continue from a checkpoint whose text, order or batch size differs.
+            Later checkpoints record this.
 
     Raises:
         FolderInUseError: another process trains in the folder.
@@ -101,7 +101,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
     with Checkpoints(folder / "checkpoints", run.keep, run.keep_every) as checkpoints:
         first, state, told = begin(run, recipe, reader, checkpoints, new_data, based)
         frozen = base.load(run, recipe)
-        if hosts.is_first() and first < recipe.steps:  # Settings are those of a step.
+        if hosts.is_first() and first < recipe.steps:  # Only settings that a step uses.
             config.write(run, folder / "config.yaml")
             reader.tokenizer.save(folder / "tokenizer")
         size, fixed = _size(state.params), _size(frozen)
@@ -112,17 +112,17 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             "counted": run.data.dynamic,
         }
         with Log(folder, recipe, first, rows, seq, console, **how) as log:
-            beside = f" to train, beside a base of {fixed:,}" if fixed else ""
+            beside = f" to train, on a frozen base of {fixed:,}" if fixed else ""
             log.say(f"{size:,} parameters{beside}; {reader}")
             if recipe.precision == "bfloat16":
                 log.say(LOSSY)
-            log.say(f"{first} of {recipe.steps} steps are made; all is kept in {folder}")
+            log.say(f"{first} of {recipe.steps} steps are done; everything is kept in {folder}")
             if told:
                 log.say(told)
             if first > recipe.steps:
                 log.say(
                     f"train.steps is {recipe.steps}, and the checkpoint is of step {first}: "
-                    f"nothing is done. Give more than {first} to go on"
+                    f"there is nothing to do. Give more than {first} to continue"
                 )
             loop = _Loop(run, recipe, reader, checkpoints, log, frozen, based)
             outcome = loop.go(first, state)
@@ -145,9 +145,9 @@ def begin(
     new_data: bool = False,
     based: dict[str, Any] | None = None,
 ) -> tuple[int, State, str]:
-    """How many steps were made, the state after them, and what there is to tell of the data.
+    """How many steps were made, the state after them, and a message about the data, if any.
 
-    `based` is what `base.about` says of the weights that are not trained.
+    `based` is what `base.about` returns for the weights that are not trained.
     """
     if checkpoints.latest() is None:
         if based is not None:
@@ -170,14 +170,14 @@ def begin(
             told = reader.go_on(extra["data"], new_data)
 
     step, state, _ = restore(checkpoints, recipe, check=check)
-    if run.on_bad != "ignore":  # Else no step would be a good one.
+    if run.on_bad != "ignore":  # Otherwise every step would be bad.
         path = checkpoints.folder / str(step)
-        check_finite(state.params, str(path), "remove it, and it goes on from the one before")
+        check_finite(state.params, str(path), "remove it to continue from the one before")
     return step, state, told
 
 
 def _check_same(run: Run, saved: dict[str, Any]) -> None:
-    """Raise an error if a checkpoint that was saved with such settings is of another model."""
+    """Raise an error if a checkpoint saved with the settings `saved` is of another model."""
     was, now = _made_of(saved), _made_of(options.plain(run))
     if changed := [
         f"{key} was {was.get(key)}, is {now[key]}" for key in now if was.get(key) != now[key]
@@ -189,9 +189,9 @@ def _check_same(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _made_of(run: dict[str, Any]) -> dict[str, Any]:
-    """The settings that say what a checkpoint holds, of all in plain form."""
+    """Those of the settings, in plain form, that determine what a checkpoint holds."""
     sizes = run["train"]["model"]
-    tune = run["train"].get("tune") or options.plain(Tune())  # Earlier versions trained all.
+    tune = run["train"].get("tune") or options.plain(Tune())  # Earlier versions trained everything.
     return {
         **{f"train.model.{key}": value for key, value in sizes.items()},
         **{f"train.tune.{key}": value for key, value in tune.items()},
@@ -201,8 +201,8 @@ def _made_of(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(run: dict[str, Any]) -> str:
-    """What weights are kept in, by settings in plain form."""
-    # Earlier versions had two precisions only, under another name.
+    """The dtype that weights are kept in, from settings in plain form."""
+    # Earlier versions had only two precisions, under another name.
     numbers = PRECISIONS[run["train"].get("precision") or run["dtype"]]
     more = " with compensation" if numbers.rounding == "compensated" else ""
     return str(numbers.weights).removeprefix("torch.") + more
@@ -228,7 +228,7 @@ class _Loop:
         with contextlib.closing(batches), Interrupts() as interrupts:
             for step, batch in enumerate(batches, first + 1):
                 with self._recording(step, state):
-                    started = time.thread_time()  # What the thread spends, without what it waits.
+                    started = time.thread_time()  # The thread's CPU time, without waiting.
                     state, metrics = make_step(state, batch)
                     host_ms = (time.thread_time() - started) * 1e3
                 late.add(step, metrics, host_ms)
@@ -257,7 +257,7 @@ class _Loop:
             texts = samples.write(
                 self.run, self.recipe, state.params, self.frozen, self.reader.tokenizer, step
             )
-        except (ValueError, OSError) as error:  # Training does not end because of it.
+        except (ValueError, OSError) as error:  # This does not end training.
             self.log.say(f"step {step}: no samples: {error}")
         else:
             self.log.samples(step, texts)
@@ -267,7 +267,7 @@ class _Loop:
         return train.train_step(state, batch, self.frozen, recipe=self.recipe)
 
     def _dynamic_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """For batches of any width: they stay on the host, where they are padded."""
+        """A step for batches of any width, which stay on the host to be padded."""
         data = self.run.data
         buckets = xf.buckets(
             [*self.reader.widths(), data.seq],
@@ -277,7 +277,7 @@ class _Loop:
         )
         step = train.dynamic_step(self.recipe, data.seq, buckets, data.memory_limit)
         self.log.say(
-            f"a batch is padded to the next of {', '.join(map(str, buckets))} tokens a row"
+            f"batches are padded to the next of {', '.join(map(str, buckets))} tokens per row"
         )
         return lambda state, batch: step(state, batch, self.frozen)
 
@@ -289,7 +289,7 @@ class _Loop:
     def _recording(self, step: int, state: State) -> AbstractContextManager[None]:
         if step not in self.run.profile:
             return contextlib.nullcontext()
-        xf.block_until_ready(state)  # or the end of the step before would be recorded too
+        xf.block_until_ready(state)  # or the end of the previous step would be recorded too
         return xf.profiler.trace(Path(self.run.folder, "profile", f"step-{step}"))
 
     def _save(self, step: int, state: State) -> None:
@@ -297,17 +297,17 @@ class _Loop:
         extra = {"data": self.reader.state(step), "run": plain, "base": self.based}
         try:
             self.checkpoints.save(step, state, extra)
-        except xf.errors.CheckpointWriteError as error:  # of the save before; training goes on
+        except xf.errors.CheckpointWriteError as error:  # of the previous save; training continues
             self.log.say(f"a checkpoint is missing: {error}")
             self.checkpoints.save(step, state, extra)
         self.log.pause()
 
 
 class _Late:
-    """Reads metrics one step late: the device has the next step to do while the host waits.
+    """Reads metrics one step late, so the device has the next step to do while the host waits.
 
     Attributes:
-        hopeless: whether as many steps in a row as `patience` were bad.
+        hopeless: whether `patience` steps in a row were bad.
     """
 
     def __init__(self, log: Log, patience: int):
@@ -317,12 +317,12 @@ class _Late:
         self._last_finite = True
 
     def add(self, step: int, metrics: Metrics, host_ms: float) -> None:
-        """Read what is unread, and note these."""
+        """Read the pending metrics, and keep these to be read next."""
         self.read()
         self._unread = step, metrics, host_ms
 
     def read(self) -> None:
-        """Read what is unread."""
+        """Read the pending metrics."""
         if self._unread is None:
             return
         step, *_ = self._unread
@@ -330,13 +330,13 @@ class _Late:
         finite = math.isfinite(found.loss) and math.isfinite(found.grad_norm)
         if found.skipped:
             self._log.say(
-                f"step {step} is skipped: loss {found.loss:.4g}, norm of the gradient "
-                f"{found.grad_norm:.4g}"
+                f"step {step} is skipped: loss {found.loss:.4g}, "
+                f"gradient norm {found.grad_norm:.4g}"
             )
         elif self._last_finite and not finite:
             self._log.say(
-                f"step {step} is taken, as on_bad=ignore says: loss {found.loss:.4g}, norm of the "
-                f"gradient {found.grad_norm:.4g}"
+                f"step {step} is taken, as on_bad=ignore says: loss {found.loss:.4g}, "
+                f"gradient norm {found.grad_norm:.4g}"
             )
         self._last_finite = finite
         self._bad = self._bad + 1 if found.skipped else 0

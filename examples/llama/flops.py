@@ -1,9 +1,9 @@
-"""How much arithmetic a model takes, by formula, and what a chip can do at most.
+"""How much arithmetic a model takes, by formula, and how fast a chip's links are.
 
-A multiply-add is two operations. What counts is matrix products alone: norms, rotations and the
-optimizer are a thousandth of them, and looking up an embedding is no product. Of causal attention
-only the half counts that has to be computed; published figures often count the whole square,
-which makes an utilisation look higher, by 4% for 405B and by 14% for 8B at 8192 positions.
+A multiply-add is two operations. Only matrix products count: norms, rotations and the optimizer are
+a thousandth of them, and looking up an embedding is not a product. Of causal attention only the
+half that has to be computed counts; published figures often count the whole square, which makes
+utilisation look higher, by 4% for 405B and by 14% for 8B at 8192 positions.
 
 Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B, 2022.
 """
@@ -15,11 +15,11 @@ from xfunc.aot import CHIPS
 from .model import Config
 from .plan import Plan
 
-# Bytes a second that a chip of a TPU takes in from all its neighbours together: half of what
+# Bytes per second that a TPU chip receives from all its neighbours together: half of what
 # cloud.google.com/tpu/docs/{v5e,v5p,v6e} give for both directions.
 LINKS = {"v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
 
-# What a policy of `plan.POLICIES` computes again in the backward pass: the products of a layer's
+# What each policy of `plan.POLICIES` recomputes in the backward pass: the products with a layer's
 # weights, and attention.
 RECOMPUTED = {
     "full": (True, True),
@@ -32,7 +32,7 @@ RECOMPUTED = {
 
 
 class Forward(NamedTuple):
-    """Operations of a forward pass for one token: of weights in layers, attention, and the head."""
+    """Operations of a forward pass for one token: the layers' weights, attention, and the head."""
 
     layers: float
     attention: float
@@ -40,7 +40,7 @@ class Forward(NamedTuple):
 
 
 def forward(config: Config, seq: int) -> Forward:
-    """The operations of a forward pass for one token of a document of `seq` tokens, on average."""
+    """The operations of a forward pass per token, on average over a document of `seq` tokens."""
     q, kv = (n * config.head_dim for n in (config.heads, config.kv_heads))
     routed = 0 if config.experts is None else config.experts.count * config.hidden
     weights = 2 * config.hidden * (q + kv) + 3 * config.hidden * _features(config) + routed
@@ -53,24 +53,25 @@ def forward(config: Config, seq: int) -> Forward:
 
 
 def _features(config: Config) -> int:
-    """Features within the feed-forward part that are computed for one token."""
+    """Intermediate feed-forward features that are computed for one token."""
     if config.experts is None:
         return config.intermediate
     return config.experts.active * config.experts.intermediate + config.experts.shared
 
 
 def _seen(seq: int, window: int | None) -> float:
-    """Tokens that a token sees, on average; each is a product with a key and a value."""
+    """Tokens that a token sees, on average; each takes a product with a key and a value."""
     if window is None or window >= seq:
         return seq / 2
     return window - window**2 / (2 * seq)
 
 
 class Extent(NamedTuple):
-    """What of a model is trained.
+    """How much of a model is trained.
 
     Attributes:
-        learned: the part of the weights of products that have a gradient; adapters count nothing.
+        learned: the fraction of the weights in products that have a gradient; adapters do not
+            count.
         compared: whether a reference model computes the tokens too.
     """
 
@@ -82,9 +83,9 @@ ALL = Extent()
 
 
 def per_token(config: Config, seq: int, extent: Extent = ALL) -> float:
-    """The operations that training takes for one token.
+    """The operations that training takes per token.
 
-    A backward pass is two forward passes, of which one finds the gradients of weights.
+    A backward pass costs as much as two forward passes, one of them for the gradients of weights.
     """
     once = forward(config, seq)
     passes = 2 + extent.learned + extent.compared
@@ -92,10 +93,10 @@ def per_token(config: Config, seq: int, extent: Extent = ALL) -> float:
 
 
 def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = ALL) -> float:
-    """Like `per_token`, with what the backward pass computes again.
+    """Like `per_token`, plus what the backward pass recomputes.
 
-    That is the logits, whatever the policy; of a layer that is computed again all but its last
-    product, whose result no gradient needs; and the scores of attention that does not keep them.
+    That is the logits, whatever the policy; all of a recomputed layer but its last product, whose
+    result no gradient needs; and attention scores, unless they are kept.
     """
     once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
     last = 2.0 * config.layers * config.hidden * _features(config)
@@ -113,15 +114,15 @@ def utilisation(
     chip: str,
     extent: Extent = ALL,
 ) -> float | None:
-    """The part of the chips' peak that training uses (MFU); None if the peak is not known.
+    """The fraction of the chips' peak that training uses (MFU); None if the peak is unknown.
 
     Args:
         config: the model.
-        seq: tokens of a row.
+        seq: tokens per row.
         tokens_per_second: on all chips together.
         chips: how many.
-        chip: which, such as `v6e`.
-        extent: what of the model is trained.
+        chip: their kind, such as `v6e`.
+        extent: how much of the model is trained.
     """
     if chip not in LINKS:
         return None

@@ -1,4 +1,4 @@
-"""What a step of training takes of each chip: memory, arithmetic and messages, by compiling it."""
+"""What a training step takes of each chip, found by compiling it: memory, arithmetic, traffic."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Case:
-    """A step of a run, to be compiled for chips that need not be there.
+    """A step of a run, to be compiled for chips that need not be present.
 
     Attributes:
         run: the settings, as `fit` has them.
@@ -32,7 +32,7 @@ class Case:
 
     @functools.cached_property
     def chips(self) -> Topology:
-        """What the topology names."""
+        """The chips that the topology names."""
         return topology_of(self.topology)
 
     @functools.cached_property
@@ -48,7 +48,7 @@ class Case:
         return train.abstract_state(recipe), batch, train.abstract_base(recipe)
 
     def lower(self) -> Lowered:
-        """The program; nothing in it has a value."""
+        """The program, lowered from shapes alone."""
         recipe, (state, batch, base) = self.recipe, self.arguments
         if self.what == "train":
             return train.train_step.lower(state, batch, base, recipe=recipe)
@@ -61,21 +61,21 @@ class Footprint:
     """What one step takes; sizes in bytes on each chip.
 
     Attributes:
-        parameters: the weights, those that are not trained among them.
-        optimizer: its state, with what else a step keeps beside the weights.
+        parameters: the weights, including those that are not trained.
+        optimizer: its state, and whatever else a step keeps besides the weights.
         batch: the tokens and targets.
-        padding: what the layouts of these add to them.
+        padding: what layouts add to these.
         temporaries: what lives only while the step runs.
-        results: those that do not take the memory of an argument.
-        host: what is in the memory of the host.
+        results: those that do not reuse the memory of an argument.
+        host: what is kept in host memory.
         traffic: the collectives of a step by kind; None if the compiler does not show its program.
         flops: model operations of a step on all chips, see `flops.per_token`.
-        executed: the same with what is computed again.
-        arithmetic_seconds: for `executed`, at the peak of the chips; None if that is not known.
+        executed: the same, plus what is recomputed.
+        arithmetic_seconds: for `executed`, at the peak of the chips; None if that is unknown.
         link_seconds: for `traffic`, at the peak of a chip's links; None as above.
-        mfu_bound: the part of the chips' peak that the step could use if arithmetic and messages
-            went on at the same time, both at their peak, and nothing waited for HBM: no run will
-            reach it. None as above.
+        mfu_bound: the fraction of the chips' peak that the step could use if arithmetic and traffic
+            overlapped, both at their peak, and nothing waited for HBM: no run will reach it. None
+            as above.
     """
 
     parameters: int

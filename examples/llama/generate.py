@@ -1,7 +1,7 @@
-"""Text from a model: the keys and values of all tokens so far are kept, and not computed again.
+"""Text generation: the keys and values of all tokens so far are cached, not recomputed.
 
-Prompts of different lengths are padded in front, so that all rows write their next token at the
-same place. The positions of a row count from its first token.
+Prompts of different lengths are left-padded, so that all rows write their next token at the same
+place. The positions of a row count from its first token.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .sampling import Sampling, Settings, limited
 
 
 class Cache(NamedTuple):
-    """The keys and values of each layer at each place of a row; zero where nothing is yet."""
+    """The keys and values of each layer at each place of a row; zero where there is nothing yet."""
 
     keys: Float[Tensor, "layers batch kv_heads length head_dim"]
     values: Float[Tensor, "layers batch kv_heads length head_dim"]
@@ -33,9 +33,9 @@ class Cache(NamedTuple):
 def pad(
     prompts: Sequence[Sequence[int]], multiple: int = 64
 ) -> tuple[Int[Tensor, "batch prompt"], Int[Tensor, " batch"]]:
-    """Prompts as rows of one length, with zeros in front, and how many tokens each has.
+    """Prompts as rows of one length, left-padded with zeros, and how many tokens each has.
 
-    The length is a multiple of `multiple`: `generate` is compiled once for each.
+    The length is a multiple of `multiple`: `generate` is compiled once for each length.
     """
     lengths = [len(prompt) for prompt in prompts]
     if not min(lengths, default=0):
@@ -64,15 +64,15 @@ def generate(
     """The tokens that follow each prompt; -1 from where logits are not finite.
 
     Args:
-        params: as of `model.init`, of any floating dtype.
-        prompt: rows of tokens, padded in front with any tokens.
-        key: of `xf.random`.
+        params: as from `model.init`, in any floating dtype.
+        prompt: rows of tokens, left-padded with any tokens.
+        key: a key of `xf.random`.
         config: the sizes.
         new: how many tokens to make.
-        lengths: how many tokens of each row are no padding; None: all.
-        temperature: what logits are divided by before one is drawn; 0 takes the likeliest.
-        top_p: only the likeliest tokens that have this probability together are drawn.
-        stop: tokens that end a text: a row repeats the one that it ends with.
+        lengths: how many tokens of each row are not padding; None: all.
+        temperature: what logits are divided by before a token is drawn; 0 takes the likeliest.
+        top_p: tokens are drawn only from the likeliest ones that together have this probability.
+        stop: tokens that end a text: a row repeats the one it ends with.
         plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
     """
     if prompt.ndim != 2 or not prompt.shape[1]:
@@ -108,20 +108,20 @@ def generate(
 
 
 def check(new: int, temperature: float, top_p: float) -> None:
-    """Raise an error if no token can be drawn so."""
+    """Raise an error if no token can be drawn with these settings."""
     if new < 1:
         raise ValueError(f"new is {new}: generate 1 token or more")
     Settings(temperature=temperature, top_p=top_p)
 
 
 def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Cache:
-    """A cache of `length` places in which nothing is yet."""
+    """An empty cache of `length` places."""
     shape = config.layers, batch, config.kv_heads, length, config.head_dim
     return Cache(*(lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
 
 
 def lie(cache: Tensor, plan: Plan) -> Tensor:
-    """Part of a cache, to lie on the mesh as it does."""
+    """Part of a cache, sharded on the mesh as the cache is."""
     s = plan.sharding
     return cache if s is None else s.constrain(cache, P(None, *s.heads))
 
@@ -136,16 +136,16 @@ def advance(
     plan: Plan,
     length: Int[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "batch vocab"], Cache]:
-    """The logits of what follows `tokens`, and the cache with them in it.
+    """The logits of the token that follows `tokens`, and the cache with `tokens` added.
 
     Args:
         params: the weights.
-        cache: holds all that comes before.
+        cache: holds everything before `tokens`.
         tokens: the next ones of each row.
         at: the place of the first of them.
         first: the place of each row's first token; what is before it is padding.
         config: the sizes.
-        plan: where arrays lie.
+        plan: where arrays are placed.
         length: of the longest text, on which `dynamic` scaling depends; None: up to `tokens`.
     """
     place = torch.arange(cache.keys.shape[3], device=tokens.device)
@@ -171,8 +171,8 @@ def advance(
 
     x = model.embedded(params, tokens, config)
     x, new = model.scan_layers(layer, x, (params["layers"], cache), config)
-    # What a layer adds is written here, for all layers: written within the loop, the whole cache
-    # would be there twice.
+    # The additions of all layers are written here: written within the loop, they would need a
+    # second copy of the whole cache.
     cache = Cache(*(lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True)))
     return model.logits(params, x[:, -1:], config, plan)[:, 0], cache
 

@@ -1,11 +1,11 @@
-"""Products of rows with matrices of which each row has its own, one of a few: experts.
+"""Grouped matrix products, for experts: each row is multiplied by one of a few matrices.
 
-Rows are sorted by matrix and cut into blocks of one matrix each, the last block of a matrix filled
-up: as many products as there are blocks, however unevenly the rows are spread. Nothing is dropped,
-and what a product costs does not depend on how many matrices there are.
+Rows are sorted by matrix and cut into blocks of one matrix each, the last block of a matrix padded:
+there are as many products as blocks, however unevenly the rows are spread. Nothing is dropped, and
+the cost of a product does not depend on how many matrices there are.
 
-`ragged_dot` of XLA says the same. It is not used: outside of TPUs it becomes a product of every row
-with every matrix.
+XLA's `ragged_dot` expresses the same. It is not used because outside TPUs it becomes a product of
+every row with every matrix.
 """
 
 from typing import Any, NamedTuple
@@ -20,14 +20,14 @@ from .attention import wide
 
 
 class Layout(NamedTuple):
-    """Where rows lie in blocks: each token has several, one for each matrix that it chose.
+    """The places of rows in blocks: each token has several rows, one for each matrix it chose.
 
     Attributes:
-        source: which row each place holds; any row where none is.
+        source: which row each place holds; any row if it holds none.
         filled: whether a place holds a row.
         place: where each row is; any place if its matrix is not one of these.
         here: whether its matrix is one of these.
-        matrix: of each block.
+        matrix: the matrix of each block.
         used: how many blocks hold rows; they come first.
     """
 
@@ -43,10 +43,10 @@ def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> 
     """Sort rows by matrix.
 
     Args:
-        chosen: the matrix of each row; the row is left out if that is not below `matrices`, or
-            negative.
+        chosen: the matrix of each row; a row is left out if this is negative or not below
+            `matrices`.
         matrices: how many there are.
-        block: rows of a block.
+        block: rows per block.
     """
     device, shape, rows = chosen.device, chosen.shape, chosen.numel()
     here = (chosen >= 0) & (chosen < matrices)
@@ -72,8 +72,7 @@ def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> 
 
 # -- rows to blocks and back -----------------------------------------------------------------------
 #
-# Each of the two is the other's gradient, so that neither has to add at places given by numbers,
-# which is slow on TPUs.
+# Each is the other's gradient, so that neither needs a scatter-add, which is slow on TPUs.
 
 
 @xf.custom_vjp
@@ -97,7 +96,7 @@ to_blocks.defvjp(_to_blocks, _from_places)
 def from_blocks(
     x: Float[Tensor, "places size"], where: Layout
 ) -> Float[Tensor, "tokens choices size"]:
-    """What each row's place holds; zero for a row that has none."""
+    """The contents of each row's place; zero for a row that has none."""
     return x[where.place].masked_fill(~where.here[..., None], 0.0)
 
 

@@ -1,4 +1,4 @@
-"""A model as EleutherAI's lm-evaluation-harness asks it: `pip install lm-eval`."""
+"""A model for EleutherAI's lm-evaluation-harness: `pip install lm-eval`."""
 
 import argparse
 import json
@@ -17,25 +17,25 @@ from .tokenizer import Tokenizer
 
 
 class Asked(Protocol):
-    """What the harness calls an Instance."""
+    """A request: what the harness calls an Instance."""
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """What is asked."""
+        """The arguments of the request."""
         ...
 
 
 class Answers:
-    """What the harness wants of a model.
+    """The interface that the harness expects of a model.
 
     Args:
-        params: the weights, as the model is computed with them.
+        params: the weights, in the form the model computes with.
         config: the sizes.
         known: the tokenizer.
         plan: how the model is computed.
-        length: tokens of a text, at most; what is before them is left out.
+        length: the most tokens of a text; earlier ones are left out.
         batch: texts at a time.
-        new: tokens of an answer for which the harness names no number.
+        new: tokens of an answer if the harness gives no number.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Answers:
         self._begin = begin
 
     def loglikelihood(self, requests: Sequence[Asked]) -> list[tuple[float, bool]]:
-        """How likely continuations of contexts are, and whether they are the likeliest."""
+        """The log-probabilities of continuations, and whether they are the likeliest ones."""
         found = self._scorer([self._pair(*request.args) for request in requests])
         return [(score.log_probability, score.is_greedy) for score in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Asked]) -> list[float]:
-        """How likely whole texts are."""
+        """The log-probabilities of whole texts."""
         totals = []
         for request in requests:
             tokens = [self._begin, *self._known.encode([request.args[0]])[0]]
@@ -72,7 +72,7 @@ class Answers:
         return totals
 
     def generate_until(self, requests: Sequence[Asked]) -> list[str]:
-        """What follows contexts, up to some text."""
+        """The continuations of contexts, up to a stop string."""
         groups: dict[Any, list[int]] = {}
         for i, request in enumerate(requests):
             key = json.dumps(request.args[1], sort_keys=True)
@@ -106,7 +106,7 @@ class Answers:
         )
 
     def _pair(self, context: str, continuation: str) -> Row:
-        # A space belongs to the word behind it, and its token as well.
+        # A space belongs to the word after it, and so does its token.
         cut = len(context.rstrip())
         context, continuation = context[:cut], context[cut:] + continuation
         before, whole = self._known.encode([context, context + continuation])
@@ -131,7 +131,7 @@ def language_model(*args: Any, **kwargs: Any) -> Any:
 
 
 def run(args: argparse.Namespace, say: Callable[[str], object] = print) -> int:
-    """Run tasks on a checkpoint, and print and write what they find."""
+    """Run tasks on a checkpoint, and print and write the results."""
     hosts.check_alone("harness")
     found = trained.load(args.folder, args.step, args.config, args.settings)
     length = max(found.run.context, found.run.data.seq)

@@ -1,7 +1,7 @@
 """Weights in Hugging Face's format: a folder with `config.json` and safetensors files.
 
-Files are read and written one tensor at a time, so that the host needs to hold the model once at
-most: `load` with shardings holds a tensor, and what the system keeps of one file; `save` one file.
+Files are read and written so that the host never holds the model more than once: `load` with
+shardings holds one tensor, and what the system caches of one file; `save` holds one file.
 """
 
 import contextlib
@@ -54,15 +54,15 @@ def load(
     """The sizes and the weights in a folder.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`, or several files and their index.
+        folder: holds `config.json` and `model.safetensors`, or several files and an index of them.
         dtype: of the parameters; None: as stored.
         shardings: a tree like the parameters, such as `Sharding.params` makes: each tensor is put
             on the devices before the next one is read, file by file. None: CPU tensors.
 
     Raises:
-        FileNotFoundError: files are missing; all are listed.
-        FormatError: it is another model, or a file is damaged, or tensors are missing, left over
-            or of other shapes; all are listed.
+        FileNotFoundError: files are missing; the message lists them.
+        FormatError: it is another kind of model, a file is damaged, or tensors are missing, left
+            over or of other shapes; the message lists them.
     """
     folder = Path(folder)
     config = load_config(folder)
@@ -100,7 +100,7 @@ class _Placed:
         self.value: Any = None
 
     def fill(self, part: Tensor, at: tuple[int, ...]) -> None:
-        """Take a part of it, or all."""
+        """Fill in a part of it, or all of it."""
         spec = xf.P(*tuple(self._place.spec)[len(at) :])
         found = xf.device_put(part.to(self._dtype), xf.NamedSharding(self._place.mesh, spec))
         if not at:
@@ -110,7 +110,7 @@ class _Placed:
             make = functools.partial(torch.zeros, self.shape, dtype=self._dtype)
             self.value = xf.jit(lambda: make(), out_shardings=self._place)()
         self.value = _filled(self._place)(self.value, found, *map(torch.tensor, at))
-        xf.block_until_ready(self.value)  # Else parts wait in memory for their turn.
+        xf.block_until_ready(self.value)  # Otherwise parts would pile up in memory.
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def _filled(place: xf.NamedSharding) -> Any:
 
 
 def _fill(folder: Path, names: Any, placed: Any) -> None:
-    """Fill weights from one file after the other, so that none is in memory with another."""
+    """Fill weights from one file after another, so that only one is in memory at a time."""
     pairs = zip(xf.tree.leaves(names), xf.tree.leaves(placed), strict=True)
     wanted = {part.name: (w, part.at) for name, w in pairs for part in _parts(name, w.shape)}
     for path in _paths(folder):
@@ -154,7 +154,7 @@ def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
 
 
 def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """What a folder's files hold, by name: slices, which are read when they are indexed."""
+    """The tensors in a folder's files, by name: slices, which are read when they are indexed."""
     paths = _paths(folder)
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(
@@ -178,7 +178,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: Any) -> None:
-    """Raise unless the files hold just the tensors of the model."""
+    """Raise an error unless the files hold exactly the tensors of the model."""
     pairs = zip(xf.tree.leaves(names), xf.tree.leaves(shapes), strict=True)
     wanted = {part.name: part.shape for name, s in pairs for part in _parts(name, s.shape)}
     lines = [f"  {name}: missing" for name in wanted if name not in stored]
@@ -208,25 +208,25 @@ def save(
     context: int = 131072,
     max_shard_size: int | str = "5GB",
 ) -> None:
-    """Write a folder that `transformers` loads as it does one of the hub.
+    """Write a folder that `transformers` loads like one from the hub.
 
-    The files are written to ``<folder>.partial``, which gets its name at the end: a folder of that
-    name is complete.
+    The files are written to ``<folder>.partial``, which is renamed at the end: a folder with the
+    final name is complete.
 
-    Of several processes all call it, and the first one writes.
+    Every process must call it; the first one writes.
 
     Args:
         folder: must not exist.
         config: the sizes.
-        params: the weights, on the CPU or the devices; of a divided one, a layer at a time is put
-            together.
-        tokenizer: a `tokenizer.json` or the folder of one; what lies beside it comes along.
-        dtype: in which they are stored; None: their own.
-        context: how many tokens the model was trained for, which other tools take as a limit.
-        max_shard_size: of each file: bytes, or a text such as ``"5GB"``.
+        params: the weights, on the CPU or the devices; a sharded weight is gathered one layer at a
+            time.
+        tokenizer: a `tokenizer.json` or the folder of one; the files beside it are copied too.
+        dtype: the dtype they are stored in; None: their own.
+        context: how many tokens the model was trained for; other tools take this as a limit.
+        max_shard_size: of each file: bytes, or a string such as ``"5GB"``.
 
     Raises:
-        FileExistsError: there is something at `folder`.
+        FileExistsError: `folder` already exists.
         DataError: there is no tokenizer at `tokenizer`, or it has more tokens than the model.
     """
     folder = Path(folder)
@@ -234,7 +234,7 @@ def save(
         raise FileExistsError(f"{folder} already exists: give a new folder")
     partial = folder.with_name(f"{folder.name}.partial")
     stored: torch.dtype = dtype or params["embed"].dtype
-    if not hosts.is_first():  # It helps the first one, which writes.
+    if not hosts.is_first():  # It takes part in gathering; the first process writes.
         _write(partial, config, params, stored, max_shard_size)
         return
     shutil.rmtree(partial, ignore_errors=True)
@@ -275,7 +275,7 @@ def _write(
 
 def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:
     """A weight or one layer of it, or one expert of that, on the CPU."""
-    # Those of JAX's runtime are of a class of their own, and say that they are on the CPU.
+    # Arrays of JAX's runtime have a class of their own, and report that they are on the CPU.
     is_on_host = type(weight) is Tensor and weight.device.type == "cpu"
     for i in at:
         weight = weight[i] if is_on_host else _take(weight, i)
@@ -288,7 +288,7 @@ def _take(stack: Tensor, i: int | Tensor) -> Tensor:
 
 
 def _copy_tokenizer(found: tokenizers.Tokenizer, folder: Path, config: Config) -> dict[str, Any]:
-    """Copy the files; returns what `config.json` says of it."""
+    """Copy the files, and return the fields of `config.json` about it."""
     found.check_fits(config.vocab)
     found.save(folder)
     for name in _BESIDE_TOKENIZER:
@@ -296,7 +296,7 @@ def _copy_tokenizer(found: tokenizers.Tokenizer, folder: Path, config: Config) -
         if beside.exists():
             shutil.copy(beside, folder)
     if not (folder / "tokenizer_config.json").exists():
-        # Without it transformers takes the class of Llama 2, which changes the tokens.
+        # Without it transformers uses the class of Llama 2, which changes the tokens.
         plain = {"tokenizer_class": "PreTrainedTokenizerFast"}
         (folder / "tokenizer_config.json").write_text(json.dumps(plain) + "\n")
     return {"bos_token_id": found.begin, "eos_token_id": found.end}

@@ -1,4 +1,4 @@
-"""The description of a model as Hugging Face's `config.json` has it."""
+"""The description of a model in Hugging Face's `config.json`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from .hf_rope import read_rope, write_scaling
 from .sizes import ACTIVATIONS, Config, Experts
 
 _SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads"
-# What transformers takes for a key that is left out, where families differ.
+# The defaults of transformers for keys that are left out, where families differ.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -46,7 +46,8 @@ def load_config(folder: str | Path) -> Config:
 
     Raises:
         FileNotFoundError: there is no such file.
-        FormatError: it is of another model, or asks for what `model` cannot do; the key is named.
+        FormatError: it is of another kind of model, or has a key, named, that `model` does not
+            support.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -58,7 +59,7 @@ def load_config(folder: str | Path) -> Config:
 
 
 def load_context(folder: str | Path) -> int:
-    """The longest sequence that tools allow for, by a folder's `config.json`; 0 if it is silent."""
+    """The longest sequence that tools allow, by a folder's `config.json`; 0 if it does not say."""
     return read_json(Path(folder) / "config.json").get("max_position_embeddings", 0)
 
 
@@ -169,7 +170,7 @@ def _window(family: str, fields: Fields, layers: int) -> tuple[int | None, tuple
         local = [i >= first for i in range(layers)]
         if family == "qwen3_moe":  # transformers does not read the number there,
             local = [True] * layers
-        elif family == "qwen2_moe":  # and turns it round here.
+        elif family == "qwen2_moe":  # and inverts it here.
             local = [i % 2 == 0 and i < first for i in range(layers)]
     elif family.startswith("gemma"):
         every = 2 if family == "gemma2" else pattern
@@ -183,7 +184,7 @@ def _window(family: str, fields: Fields, layers: int) -> tuple[int | None, tuple
         if len(kinds) != layers or not set(kinds) <= set(names):
             fields.refuse(
                 "layer_types",
-                f"and {layers} of 'full_attention' and 'sliding_attention' are wanted",
+                f"and it must have {layers}, each 'full_attention' or 'sliding_attention'",
             )
         local = [names[kind] for kind in kinds]
     if window is None or not any(local):
@@ -215,11 +216,11 @@ def config_json(config: Config, dtype: torch.dtype, context: int) -> dict[str, A
     """The fields of `config.json`, in the spelling that transformers 4 and 5 both read.
 
     Raises:
-        FormatError: models of this family have no place for what this one has.
+        FormatError: the format of this family cannot express something that the model has.
     """
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind == "dynamic":
-        context = scaling.original_context  # which such models have no other key for
+        context = scaling.original_context  # for which such models have no other key
     fields = {
         "architectures": [config.traits.architecture],
         "model_type": config.family,

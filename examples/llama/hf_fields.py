@@ -1,11 +1,11 @@
-"""The keys of a `config.json`, none of which is passed over in silence."""
+"""The keys of a `config.json`, none of which is silently ignored."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Keys that say nothing about what is computed.
+# Keys that do not affect what is computed.
 SILENT = frozenset(
     """
     _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id
@@ -28,7 +28,7 @@ class FormatError(ValueError):
 
 
 class Fields:
-    """The keys of an object in a file, of which those that were looked at are known."""
+    """The keys of an object in a file, and which of them have been read."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any], within: str = "") -> None:
         self.path, self.fields, self.within = path, dict(fields), within
@@ -40,19 +40,19 @@ class Fields:
         return self.fields.get(key, default)
 
     def some(self, key: str, default: Any) -> Any:
-        """The same, where null is as good as left out."""
+        """The same, but null counts as left out."""
         value = self.take(key)
         return default if value is None else value
 
     def all_of(self, names: str) -> list[Any]:
-        """The values of keys that have to be there."""
+        """The values of required keys."""
         if missing := [name for name in names.split() if name not in self.fields]:
             found = ", ".join(self.within + name for name in missing)
-            raise FormatError(f"{self.path} lacks {found}: take the whole file from the hub")
+            raise FormatError(f"{self.path} lacks {found}: download the whole file from the hub")
         return [self.take(name) for name in names.split()]
 
     def only(self, key: str, *values: Any) -> None:
-        """Raise unless the key is left out, null or one of some values."""
+        """Raise an error unless the key is left out, null or one of `values`."""
         value = self.take(key)
         if value is not None and value not in values:
             known = " or ".join(map(repr, values)) or "null"
@@ -63,7 +63,7 @@ class Fields:
         raise FormatError(f"{self.path} has {self.within}{key} {self.fields.get(key)!r}, {why}")
 
     def check_all_seen(self, silent: frozenset[str] = frozenset()) -> None:
-        """Raise if there is a key, set to something, that nobody looked at."""
+        """Raise an error if there is a key with a value that has not been read."""
         left = [key for key in self.fields if key not in self.seen | silent and self.fields[key]]
         if left:
             found = ", ".join(f"{self.within}{key} {self.fields[key]!r}" for key in left)

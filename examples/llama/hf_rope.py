@@ -1,4 +1,4 @@
-"""Rotary angles as Hugging Face's `config.json` has them."""
+"""Rotary angles in Hugging Face's `config.json`."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str
     """The fields of `Config` for `rope_scaling`, or `rope_parameters`, of a `config.json`.
 
     Args:
-        outer: the whole of it.
+        outer: the whole file.
         given: that object.
         theta: the base, unless that object has one.
     """

@@ -18,28 +18,28 @@ from .watch import Watch
 LOST = os.EX_UNAVAILABLE  # the exit status of a process whose run has lost another one
 
 _T = TypeVar("_T")
-_COUNTS = {  # how many processes were started, where the other variable is set
+_COUNTS = {  # how many processes were started, if the other variable is set
     "RANK": "WORLD_SIZE",  # torchrun
-    "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; a script of sbatch alone has no step
+    "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; an sbatch script alone has no step
     "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
 }
 _watch: Watch | None = None
 
 
 class ProcessesDifferError(SettingError):
-    """The processes were started with different settings, or find different data."""
+    """The processes were started with different settings, or found different data."""
 
 
 def join() -> None:
-    """Let the processes find each other, if there are several, and watch each other from then on.
+    """Connect the processes, if there are several, and let them watch each other from then on.
 
-    Called by a program before it asks for devices; again, it does nothing.
+    A program calls this before it asks for devices; later calls do nothing.
     """
     global _watch
     if _watch is not None:
         return
     if not distributed.is_initialized():
-        # One alone that torchrun has started gets the same bits as several: see the page.
+        # A single process of torchrun gets the same bits as several: see docs/distributed.md.
         if (count := _started()) > 1 or (count and "RANK" in os.environ):
             xf.distributed.initialize()
         elif xf.process_count() > 1:  # a pod of TPUs, whose hosts torch_xla has connected
@@ -48,11 +48,11 @@ def join() -> None:
             distributed.init_process_group("gloo", init_method="xla://")
     if are_several():
         _watch = Watch(_end)
-        sys.excepthook = _uncaught  # Else it would wait for others, which wait for it.
+        sys.excepthook = _uncaught  # Otherwise it would wait for others that wait for it.
 
 
 def _started() -> int:
-    """How many processes a launcher has started; 0: there was none."""
+    """How many processes a launcher has started; 0 without a launcher."""
     counts = (os.environ.get(name, "") for has, name in _COUNTS.items() if has in os.environ)
     return max((int(count) for count in counts if count.isdecimal()), default=0)
 
@@ -68,7 +68,7 @@ def is_first() -> bool:
 
 
 def agree(wanted: bool) -> bool:
-    """Whether any process wants it."""
+    """Whether `wanted` is true in any process."""
     if not distributed.is_initialized():
         return wanted
     votes = torch.tensor(int(wanted))
@@ -77,7 +77,7 @@ def agree(wanted: bool) -> bool:
 
 
 def from_first(value: _T) -> _T:
-    """What the first process says."""
+    """The first process's value."""
     if not are_several():
         return value
     found = [value]
@@ -86,7 +86,7 @@ def from_first(value: _T) -> _T:
 
 
 def check_same_settings(run: Any) -> None:
-    """Raise an error, in all processes, unless they have the same settings of a run."""
+    """Raise an error in all processes unless their settings of a run are the same."""
     for k, other in enumerate(said := _of_all(run)):
         if differ := " ".join(options.differing(other, said[0])):
             raise ProcessesDifferError(
@@ -96,13 +96,13 @@ def check_same_settings(run: Any) -> None:
 
 
 def check_same_data(state: dict[str, Any]) -> None:
-    """Raise an error, in all processes, unless the `state` of their readers is the same."""
+    """Raise an error in all processes unless the `state` of their readers is the same."""
     for k, other in enumerate(said := _of_all(state)):
         differ = [key for key in said[0] if other.get(key) != said[0][key]]
         if differ or len(other) != len(said[0]):
             raise ProcessesDifferError(
-                f"process {k} found other data than process 0 ({', '.join(differ)}): let all of "
-                "them read the same files"
+                f"process {k} found different data from process 0 ({', '.join(differ)}): let all "
+                "of them read the same files"
             )
 
 
@@ -113,7 +113,7 @@ def check_alone(what: str) -> None:
 
 
 def _of_all(value: _T) -> list[_T]:
-    """What each process says."""
+    """The value of each process."""
     if not are_several():
         return [value]
     found: list[Any] = [None] * distributed.get_world_size()
@@ -122,12 +122,12 @@ def _of_all(value: _T) -> list[_T]:
 
 
 def fetch(x: Any) -> Any:
-    """A tree of tensors on the host, where all processes ask for it; parts are put together."""
+    """A tree of tensors on the host, gathered from all processes; every process must call it."""
     return xf.distributed.process_allgather(x) if are_several() else xf.device_get(x)
 
 
 def leave() -> None:
-    """Wait until all have done what they should, and part."""
+    """Wait until all processes have finished, and disconnect."""
     global _watch
     if _watch is not None:
         _watch.leave()
@@ -136,9 +136,9 @@ def leave() -> None:
 
 
 def failed(text: str, status: int) -> int:
-    """Tell of an error that ends the program, and return the exit status.
+    """Report an error that ends the program, and return the exit status.
 
-    One of several processes ends here: it must not wait for the others, and has them end.
+    One of several processes exits here: it must not wait for the others, which end too.
     """
     if _watch is None:
         print(text, file=sys.stderr)
@@ -147,7 +147,7 @@ def failed(text: str, status: int) -> int:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End one of several processes for an error that nobody has caught."""
+    """End one of several processes after an uncaught error."""
     lines = traceback.format_exception(kind, error, trace)
     if _watch is None:
         sys.stderr.writelines(lines)
@@ -158,7 +158,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _part(watch: Watch, text: str, status: int, shown: str, *, explained: bool = True) -> NoReturn:
     news = watch.fail(text)
     said = (news or "").partition(" failed: ")[2]
-    if said and text.startswith(said):  # It happened in all of them, and the first one says it.
+    if said and text.startswith(said):  # It happened in all of them, and the first one reports it.
         _exit(status)
     if explained or news is None:
         print(f"process {distributed.get_rank()}: {shown}", file=sys.stderr)
@@ -169,13 +169,13 @@ def _part(watch: Watch, text: str, status: int, shown: str, *, explained: bool =
 
 def _end(news: str) -> NoReturn:
     """End this process, because another one has."""
-    text = f"error: {news}. This process, {distributed.get_rank()}, ends too: start all again"
+    text = f"error: {news}. This process, {distributed.get_rank()}, ends too: restart all of them"
     print(text, file=sys.stderr)
     _exit(LOST)
 
 
 def _exit(status: int) -> NoReturn:
-    """End without waiting for anybody, as what would be done at the end of Python does."""
+    """Exit without waiting for the others, as Python's own clean-up would."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

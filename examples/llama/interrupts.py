@@ -1,17 +1,17 @@
-"""Ending a run between two steps when it is told to."""
+"""Ending a run between two steps on a signal."""
 
 import signal
 import threading
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # what a scheduler sends, and what Ctrl-C does
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # from a scheduler, and from Ctrl-C
 
 
 class Interrupts:
-    """Within its ``with`` block SIGTERM and SIGINT are noted; the second one interrupts at once.
+    """Records SIGTERM and SIGINT within its ``with`` block; a second one interrupts at once.
 
     Attributes:
-        noted: whether one has come.
+        noted: whether one has arrived.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # No other may set handlers.
+        if threading.current_thread() is threading.main_thread():  # Others may not set handlers.
             self._before = {s: signal.signal(s, self._note) for s in _SIGNALS}
         return self
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Adapted(NamedTuple):
-    """A weight and what is added to it, `up @ down`, in place of a plain one in the parameters.
+    """A weight and its adapter, added as `up @ down`, in place of a plain weight.
 
-    Of stacked weights each has a first dimension more, over the layers.
+    For stacked weights each has one more leading dimension, over the layers.
     """
 
     base: Float[Tensor, "out in"]
@@ -19,7 +19,7 @@ class Adapted(NamedTuple):
 
 
 def linear(x: Float[Tensor, "*batch in"], weight: Tensor | Adapted) -> Float[Tensor, "*batch out"]:
-    """`x` times a weight. The sum of a weight and its adapter is never there as a matrix."""
+    """`x` times a weight. The sum of a weight and its adapter is never materialised."""
     if isinstance(weight, Adapted):
         return F.linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
     return F.linear(x, weight)

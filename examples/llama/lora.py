@@ -1,8 +1,8 @@
 """Which weights are trained, and low-rank adapters for some of those that are not.
 
-All of it is a transform of the tree of parameters: `divide` makes two trees of it, of what is
-trained and of what is not, and `join` one again for the model. What is not trained is in no state,
-no gradient and no checkpoint, so that nothing can change it.
+It is all done by transforming the tree of parameters: `trained` and `frozen` split it in two, and
+`join` puts it back together for the model. What is frozen is in no state, gradient or checkpoint,
+so nothing can change it.
 
 Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; for the scale of
 `rank_stabilised`, Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA,
@@ -32,15 +32,15 @@ FULL, LORA, FROZEN = "full", "lora", "frozen"
 
 @dataclass(frozen=True)
 class Tune:
-    """Which weights are trained. By default all are; with patterns, all weights that match none are
-    frozen.
+    """Which weights are trained. By default all are; with patterns, weights that match none of them
+    are frozen.
 
     Attributes:
         lora: patterns of the weights that get adapters, such as layers.w*.
         full: patterns of the weights that are trained directly; null: all if none gets an adapter,
             otherwise none.
-        rank: of the adapters.
-        alpha: their product is multiplied by this and divided by the rank.
+        rank: the rank of the adapters.
+        alpha: an adapter's product is multiplied by this and divided by the rank.
         rank_stabilised: whether to divide by the square root of the rank instead.
     """
 
@@ -63,9 +63,9 @@ class Tune:
 
 
 class Adapter(NamedTuple):
-    """What is trained in place of a weight, to which `scale * up @ down` is added.
+    """Trained in place of a weight, to which `scale * up @ down` is added.
 
-    Of stacked weights each has a first dimension more, over the layers.
+    For stacked weights each has one more leading dimension, over the layers.
     """
 
     down: Float[Tensor, "rank in"]
@@ -74,11 +74,11 @@ class Adapter(NamedTuple):
 
 @functools.cache
 def roles(config: Config, tune: Tune) -> Params:
-    """What is done with each weight: a tree like the parameters, of FULL, LORA and FROZEN.
+    """How each weight is trained: a tree like the parameters, of FULL, LORA and FROZEN.
 
     Raises:
-        ValueError: a pattern names nothing, or a weight that has no adapters, or both kinds name
-            one weight; or nothing is trained.
+        ValueError: a pattern matches nothing, or a weight that cannot have an adapter; a weight
+            matches patterns of both kinds; or nothing is trained.
     """
     shapes = named(model.shapes(config))
     full = ("*",) if tune.full is None and not tune.lora else tune.full or ()
@@ -135,7 +135,7 @@ def is_all(config: Config, tune: Tune) -> bool:
 
 
 def learned_part(config: Config, tune: Tune) -> float:
-    """The part of the weights of products that are trained themselves."""
+    """The fraction of the weights in matrix products that are trained directly."""
     shapes, role = named(model.shapes(config)), named(roles(config, tune))
     head = "embed" if config.tied else "head"
     sizes = {n: math.prod(a.shape) for n, a in shapes.items() if n == head or _is_matrix(n, a)}
@@ -146,21 +146,21 @@ def learned_part(config: Config, tune: Tune) -> float:
 
 
 def trained(tree: Params, config: Config, tune: Tune, adapt: Callable[[Any], Adapter]) -> Params:
-    """What is trained of a tree like the parameters: `adapt` makes the leaves of adapters."""
+    """The trained part of a tree like the parameters: `adapt` turns leaves into adapters."""
     return _kept(tree, roles(config, tune), {FULL: lambda leaf: leaf, LORA: adapt})
 
 
 def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> Params | None:
-    """What is not trained of a tree like the parameters; if `whole`, that which is as well.
+    """The frozen part of a tree like the parameters; if `whole`, the trained part as well.
 
-    None if that is nothing.
+    None if that is empty.
     """
     kept = (FROZEN, LORA, FULL) if whole else (FROZEN, LORA)
     return _kept(tree, roles(config, tune), dict.fromkeys(kept, lambda leaf: leaf)) or None
 
 
 def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
-    """The leaves whose role is in `made`; a mapping of which none are left goes too."""
+    """The leaves whose role is in `made`; mappings left empty are dropped."""
     if not isinstance(role, dict):
         return made[role](tree)
     inner = {key: one for key, one in role.items() if isinstance(one, dict) or one in made}
@@ -169,7 +169,7 @@ def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
 
 
 def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[Tensor], Adapter]:
-    """What makes an adapter of a weight, before the first step: nothing is added to it yet."""
+    """A function that makes a weight's initial adapter, which adds nothing to it yet."""
     count = xf.tree.leaves(roles(config, tune)).count(LORA)
     keys = iter(xf.random.split(key, max(count, 1)))
 
@@ -184,7 +184,7 @@ def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[Ten
 
 
 def abstract(tune: Tune) -> Callable[[xf.ShapeDtypeStruct], Adapter]:
-    """What makes the shapes of an adapter of that of a weight; each lies like the weight."""
+    """A function from the shape of a weight to those of its adapter, sharded like the weight."""
 
     def adapt(weight: xf.ShapeDtypeStruct) -> Adapter:
         *lead, out, into = weight.shape

@@ -1,4 +1,4 @@
-"""What a run says of itself: lines of JSON, TensorBoard, and a progress bar."""
+"""What a run reports: lines of JSON, trackers such as TensorBoard, and a progress bar."""
 
 import contextlib
 import json
@@ -19,26 +19,26 @@ from . import flops, hosts, trackers
 from .recipe import Recipe
 from .train import Metrics
 
-_WINDOW = 20  # steps that rates are means of
-_LINES = 50  # that a run prints where there is no terminal
+_WINDOW = 20  # steps that rates are averaged over
+_LINES = 50  # that a run prints if there is no terminal
 
 
 class Log:
-    """Writes ``metrics.jsonl`` in a run's folder, tells trackers, and shows progress.
+    """Writes ``metrics.jsonl`` in a run's folder, feeds trackers, and shows progress.
 
-    Lines of steps after the first ones are of a run that was killed after its last checkpoint;
-    they go, so that the curve has each step once. Of several processes the first one writes.
+    Lines of steps after `first` are from a run that was killed after its last checkpoint; they are
+    removed, so that the curve has each step once. Of several processes only the first writes.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         recipe: what is trained.
-        first: how many steps were made before.
-        rows: of a batch.
-        seq: tokens of a row.
+        first: how many steps have been made before.
+        rows: rows per batch.
+        seq: tokens per row.
         console: to print to.
-        names: of trackers.
-        settings: of the run, for these.
-        counted: whether rates are of the tokens that had a target; else of all places of a batch.
+        names: the trackers.
+        settings: the run's settings, for the trackers.
+        counted: whether rates count only tokens that had a target; otherwise all places of a batch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Log:
                     writer.close()
 
     def step(self, step: int, metrics: Metrics, host_ms: float) -> Metrics:
-        """Tell of one step, and return its metrics on the host; waits for the device.
+        """Log one step, and return its metrics on the host; waits for the device.
 
         Args:
             step: its number, from 1.
@@ -102,13 +102,13 @@ class Log:
         return found
 
     def held_out(self, step: int, loss: float) -> None:
-        """Tell of an evaluation after a step."""
+        """Log an evaluation after a step."""
         self._write(step, {"held_out_loss": loss})
         self.say(f"step {step}: held-out loss {loss:.4f}")
         self.pause()
 
     def samples(self, step: int, texts: Sequence[str]) -> None:
-        """Tell of texts that the model made after a step."""
+        """Log texts that the model generated after a step."""
         for tracker in self._trackers:
             with self._going_on():
                 tracker.text(step, "samples", "\n\n".join(texts))
@@ -119,12 +119,12 @@ class Log:
         self._console.print(text, soft_wrap=True)
 
     def pause(self) -> None:
-        """Leave out of the rate what comes before the next step."""
+        """Leave the time until the next step out of the rate."""
         self._times.clear()
         self._tokens.clear()
 
     def _speed(self, tokens: float) -> dict[str, float]:
-        """Tokens a second, and the part of the chips' peak that is, where they are known."""
+        """Tokens per second and, where the chips are known, the fraction of their peak (MFU)."""
         self._times.append(time.perf_counter())
         if len(self._times) == 1:
             return {}
@@ -147,20 +147,20 @@ class Log:
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
         with self._going_on():
             self._file.write(json.dumps({"step": step} | finite) + "\n")
-            self._file.flush()  # What does not get to the disk stays in the buffer, and gets there
-        for tracker in self._trackers:  # when there is room again.
+            self._file.flush()  # What cannot be written yet stays in the buffer, and is written
+        for tracker in self._trackers:  # once there is room again.
             with self._going_on():
                 tracker.scalars(step, values)
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Training does not end because what is told of it cannot be written."""
+        """Do not let training end because its metrics cannot be written."""
         try:
             yield
         except Exception as error:  # Trackers raise what they like, such as when a network fails.
             if str(error) != self._failure:
                 self._failure = str(error)
-                self.say(f"metrics are not written, and training goes on: {error}")
+                self.say(f"metrics are not written, but training continues: {error}")
 
 
 _SHOWN = {
@@ -173,10 +173,10 @@ _SHOWN = {
 
 
 def cut(path: Path, step: int) -> list[str]:
-    """Remove the lines of later steps from a file of JSON lines, and what is no whole line.
+    """Remove the lines of later steps, and incomplete lines, from a file of JSON lines.
 
-    Returns what there is to tell: lines within that are none of ours go too, and the file with
-    them is kept under another name.
+    Lines that no run wrote are removed too; the original file is then kept under another name.
+    Returns messages about this.
     """
     if not path.exists():
         return []
@@ -191,7 +191,7 @@ def cut(path: Path, step: int) -> list[str]:
     if wrong:
         aside = shutil.copyfile(path, path.with_suffix(".damaged"))
         numbers = ", ".join(map(str, wrong))
-        told = [f"{path} has lines that no run writes, {numbers}: left out, and kept in {aside}"]
+        told = [f"{path} has lines that no run writes, {numbers}: removed, and kept in {aside}"]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(kept), encoding="utf-8")
     partial.replace(path)
@@ -199,7 +199,7 @@ def cut(path: Path, step: int) -> list[str]:
 
 
 def _step_of(line: str) -> int | None:
-    """The step that a whole line is of."""
+    """The step of a complete line."""
     try:
         found = json.loads(line) if line.endswith("\n") else None
     except ValueError:
@@ -209,7 +209,7 @@ def _step_of(line: str) -> int | None:
 
 
 def chip() -> str | None:
-    """The kind of the chips that programs run on, such as `v6e`; None if it is not known."""
+    """The kind of chip that programs run on, such as `v6e`; None if it is unknown."""
     if xf.default_backend() == "cpu":
         return None
     from torch_xla._internal import tpu
@@ -222,9 +222,9 @@ def chip() -> str | None:
 
 
 def hbm_gib() -> float | None:
-    """The memory in use on the chip; None if it is not known.
+    """The memory in use on the chip; None if it is unknown.
 
-    torch_xla 2.9 does not tell it of several devices: "MemoryInfo not supported for SPMD".
+    torch_xla 2.9 does not report it for several devices: "MemoryInfo not supported for SPMD".
     """
     stats = xf.memory_stats()
     return None if stats is None else stats["bytes_in_use"] / 2**30

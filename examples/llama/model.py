@@ -2,8 +2,8 @@
 
 The weights of all layers are stacked, `[layers, out, in]`, and `xf.scan` runs one layer over them:
 it is traced and compiled once, however many there are. The conventions are Hugging Face's, so that
-published weights fit: rotary embeddings on the two halves of a head, grouped-query attention. What
-a model has beyond Llama, `sizes.Config` says.
+published weights fit: rotary embeddings on the two halves of a head, grouped-query attention.
+`sizes.Config` says what a model has beyond Llama.
 """
 
 import functools
@@ -46,14 +46,14 @@ class Batch(NamedTuple):
 
 
 def batch_of(windows: Int[Tensor, "batch seq+1"]) -> Batch:
-    """A batch of one document a row, in which each token is to be told from those before it."""
+    """A batch of one document per row, in which each token is predicted from those before it."""
     return Batch(windows[:, :-1], windows[:, 1:])
 
 
 def rms_norm(
     x: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], eps: float
 ) -> Float[Tensor, "*batch hidden"]:
-    """Divide by the root mean square, found in float32, and multiply by the weight."""
+    """Divide by the root mean square, computed in float32, and multiply by the weight."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)
@@ -69,7 +69,7 @@ def norm(
 
 
 def _map(x: Tensor, layer: Params, name: str) -> Tensor:
-    """`x` times a matrix of a layer, such as ``wq``, and the bias of it, ``bq``, if it has one."""
+    """`x` times a matrix of a layer, such as ``wq``, plus its bias, ``bq``, if it has one."""
     made, bias = linear(x, layer[name]), layer.get(f"b{name[1:]}")
     return made if bias is None else made + bias
 
@@ -77,7 +77,7 @@ def _map(x: Tensor, layer: Params, name: str) -> Tensor:
 def heads(
     x: Float[Tensor, "batch seq hidden"], layer: Params, rope: Rope, config: Config, plan: Plan
 ) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
-    """Queries, keys and values: as many heads of both of the latter as `config.kv_heads`."""
+    """Queries, keys and values; the latter two have `config.kv_heads` heads."""
 
     def made(name: str, n: int) -> attention.Heads:
         split = _map(x, layer, f"w{name}").unflatten(-1, (n, config.head_dim))
@@ -98,7 +98,7 @@ def attend(
     plan: Plan,
     local: Local = False,
 ) -> Float[Tensor, "batch seq hidden"]:
-    """Causal self-attention, several query heads to each head of keys and values."""
+    """Causal self-attention, with several query heads for each head of keys and values."""
     q, k, v = heads(x, layer, rope, config, plan)
     see = {"reach": reach(config, local), "scores": scores(config)}
     if plan.attention == "dense":
@@ -119,7 +119,7 @@ def _splash(
     plan: Plan,
     local: Local,
 ) -> attention.Heads:
-    """The kernel knows its window when it is compiled: there are two where layers differ."""
+    """The window is compiled into the kernel: there are two kernels if layers differ."""
 
     def run(window: int | None) -> Callable[..., attention.Heads]:
         return functools.partial(
@@ -136,7 +136,7 @@ def _splash(
 
 
 def joined(mixed: attention.Heads, layer: Params) -> Float[Tensor, "batch seq hidden"]:
-    """What attention gives to the layer, of what it gives to each head."""
+    """The output of attention, from those of its heads."""
     return _map(mixed.transpose(1, 2).flatten(2), layer, "wo")
 
 
@@ -148,7 +148,7 @@ def reach(config: Config, local: Local) -> attention.Reach:
 
 
 def scores(config: Config) -> attention.Scores:
-    """What becomes of the products of queries and keys."""
+    """How scores are computed from the products of queries and keys."""
     scale = None if config.query_scale is None else config.query_scale**-0.5
     return attention.Scores(scale, config.score_cap)
 
@@ -187,13 +187,13 @@ def add_to(
     Args:
         x: the features of each token.
         layer: the weights.
-        attend: what attention makes of the features behind the first norm.
+        attend: computes attention, from the features after the first norm.
         config: the sizes.
         plan: how it is computed.
         segments: the document of each token, where some may be padding.
 
     Returns:
-        The sum, and what the router did, if there is one.
+        The sum, and the router's statistics, if there is one.
     """
     mixed = attend(norm(x, layer["attn_norm"], config))
     if config.traits.norms_around:
@@ -236,7 +236,7 @@ def scan_layers(
     config: Config,
     **settings: Any,
 ) -> tuple[Any, Any]:
-    """`xf.scan` over layers, told whether each has a window: at once for all if all are alike."""
+    """`xf.scan` over layers; `layer` is told whether each has a window, statically if all agree."""
     kinds = config.local_layers
     if len(set(kinds)) == 1:
         return xf.scan(lambda x, each: layer(x, each, kinds[0]), x, xs, **settings)
@@ -245,7 +245,7 @@ def scan_layers(
 
 
 def _lie(x: Tensor, kind: str, plan: Plan) -> Tensor:
-    """`x`, to lie on the mesh as an array of its kind does."""
+    """`x`, sharded on the mesh as arrays of its kind are."""
     s = plan.sharding
     return x if s is None else s.constrain(x, getattr(s, kind))
 
@@ -257,7 +257,7 @@ def features(
     plan: Plan,
     segments: Int[Tensor, "batch seq"] | None,
 ) -> Float[Tensor, "batch seq hidden"]:
-    """What the last layer makes of each position, before the last norm."""
+    """The last layer's output at each position, before the final norm."""
     return run_layers(params, tokens, config, plan, segments)[0]
 
 
@@ -268,7 +268,7 @@ def run_layers(
     plan: Plan,
     segments: Int[Tensor, "batch seq"] | None,
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
-    """The same, and what the routers of all layers did, if there are some."""
+    """The same, and the statistics of all layers' routers, if any."""
     ropes = Ropes.of(torch.arange(tokens.shape[1], device=tokens.device), config)
 
     def block(x: Tensor, layer: Params, local: Local) -> tuple[Tensor, Routed | None]:
@@ -299,7 +299,7 @@ def forward(
 def logits(
     params: Params, x: Float[Tensor, "*batch hidden"], config: Config, plan: Plan = Plan()
 ) -> Float[Tensor, "*batch vocab"]:
-    """The logits of what the last layer makes."""
+    """The logits, from the output of the last layer."""
     x = norm(x, params["norm"], config)
     matrix = params["embed" if config.tied else "head"]
     made = linear(x, matrix)
@@ -307,7 +307,7 @@ def logits(
 
 
 class Routers(NamedTuple):
-    """How much losses of routers count: of uneven loads, and of large logits."""
+    """The weights of the router losses: for uneven loads, and for large logits."""
 
     balance: float = 0.0
     size: float = 0.0
@@ -324,16 +324,16 @@ def loss(
     count: Float[Tensor, ""] | None = None,
     routers: Routers = _NO_ROUTERS,
 ) -> Float[Tensor, ""]:
-    """Mean cross entropy, in nats and at least float32, of the targets that are not IGNORE.
+    """Mean cross-entropy, in nats and at least float32, of the targets that are not IGNORE.
 
     Args:
-        params: as of `init`.
+        params: as from `init`.
         batch: rows of tokens.
         config: the sizes.
         plan: how it is computed.
         count: what the sum is divided by; None: the number of targets.
-        routers: what else is added, where there are experts, in the share that the batch has of
-            `count`.
+        routers: the weights of the losses added if there are experts, in proportion to the batch's
+            share of `count`.
     """
     found, routed = _losses(params, batch, config, plan)
     own, total = target_count(batch), found.sum()
@@ -347,10 +347,10 @@ def loss(
 def losses(
     params: Params, batch: Batch, config: Config, plan: Plan = Plan()
 ) -> Float[Tensor, "batch seq"]:
-    """The cross entropy of each target, in nats and at least float32; 0 where it is IGNORE.
+    """The cross-entropy of each target, in nats and at least float32; 0 where it is IGNORE.
 
-    The logits of `plan.loss_chunk` positions of each row are there at a time; the backward pass
-    computes them again.
+    Only the logits of `plan.loss_chunk` positions of each row exist at a time; the backward pass
+    recomputes them.
     """
     return _losses(params, batch, config, plan)[0]
 
@@ -370,7 +370,7 @@ def _losses(
     def chunk(_: None, part: tuple[Tensor, Tensor]) -> tuple[None, Tensor]:
         x, targets = part
         scores = attention.wide(logits(params, x, config, plan))
-        # By comparing, and not by a gather, which would bring the parts of the vocabulary together.
+        # By comparing: a gather would bring the shards of the vocabulary together.
         chosen = scores.where(targets[..., None] == words, 0.0).sum(-1)
         found = scores.logsumexp(-1) - chosen
         return None, found.masked_fill(targets == IGNORE, 0.0)

@@ -1,7 +1,7 @@
 """AdamW and Adafactor as pure functions of pytrees, with clipping and learning-rate schedules.
 
-Both compute in float32 and keep their state in it, whatever the type of the parameters (float64
-stays float64): the running means of bfloat16 would lose most of what is added to them.
+Both compute and keep their state in float32, whatever the dtype of the parameters (float64 stays
+float64): running means in bfloat16 would lose most of what is added to them.
 """
 
 import math
@@ -51,7 +51,7 @@ def adamw_update(
 ) -> tuple[Tree, AdamWState]:
     """New parameters and state, by the formula of `torch.optim.AdamW`.
 
-    `decayed` says of each parameter whether it decays; None: all do.
+    `decayed` says whether each parameter decays; None: all do.
     """
     step = state.step + 1
     mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * _wide(g), state.mean, grads)
@@ -72,9 +72,9 @@ def adamw_update(
 class AdafactorState(NamedTuple):
     """Updates made so far, and running means of the squares of the gradients.
 
-    Of a parameter `[..., out, in]`, `rows` is the mean over `in`, `[..., out]`, and `columns` that
-    over `out`, `[..., in]`. A vector has its `squares` whole. What a parameter does not have is an
-    empty tensor, so that the three trees are of one structure.
+    For a parameter `[..., out, in]`, `rows` is the mean over `in`, `[..., out]`, and `columns` the
+    mean over `out`, `[..., in]`. A vector has full `squares`. What a parameter does not have is an
+    empty tensor, so that the three trees have the same structure.
     """
 
     step: Int[Tensor, ""]
@@ -111,12 +111,12 @@ def adafactor_update(
     weight_decay: float = 0.0,
     decayed: Tree | None = None,
 ) -> tuple[Tree, AdafactorState]:
-    """New parameters and state, without momentum and with the learning rate as it is given.
+    """New parameters and state, without momentum and without scaling the learning rate.
 
     The squares of a matrix are estimated from the means of its rows and columns, and an update
-    whose root mean square is above one is scaled down to it. Both look at the last two dimensions
-    only: each layer of stacked weights counts by itself. (The stacked scales of norms,
-    `[layers, hidden]`, count as one matrix.) `decayed` is that of `adamw_update`.
+    whose root mean square exceeds one is scaled down to one. Both use the last two dimensions only:
+    each layer of stacked weights counts by itself. (The stacked scales of norms, `[layers,
+    hidden]`, count as one matrix.) `decayed` is as in `adamw_update`.
 
     Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
     """
@@ -172,12 +172,12 @@ def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate that rises up a line to its peak, and may fall from there to its floor.
+    """A learning rate that rises linearly to its peak, and may then fall to its floor.
 
     Attributes:
-        left: how much of the way down is left when a part of it is over; None: the rate stays at
-            its peak.
-        at_end: whether it falls in the last steps only, and not as soon as it has risen.
+        left: maps the fraction of the decay that is over to the fraction of the fall that is left;
+            None: the rate stays at its peak.
+        at_end: whether it falls only in the last steps, and not right after the warm-up.
     """
 
     left: Callable[[Tensor], Tensor] | None
@@ -198,10 +198,10 @@ class Schedule:
         Args:
             step: updates made so far.
             peak: the highest rate.
-            warmup: steps in which it rises.
+            warmup: steps over which it rises.
             total: the step at which it has fallen.
-            floor: the rate from there on, as a part of the highest.
-            cooldown: the last part of the steps, in which it falls if it does `at_end`.
+            floor: the rate from there on, as a fraction of the peak.
+            cooldown: the fraction of the steps, at the end, over which it falls if `at_end`.
         """
         rate = peak * ((step + 1) / max(warmup, 1)).clamp(max=1.0)
         if self.left is None:
@@ -212,7 +212,7 @@ class Schedule:
 
 
 def stable_until(total: int, cooldown: float) -> int:
-    """The step from which on the rate of `warmup_stable_decay` falls."""
+    """The step from which the rate of `warmup_stable_decay` falls."""
     return total - round(cooldown * total)
 
 
@@ -220,12 +220,12 @@ warmup_cosine = Schedule(lambda fallen: (1 + torch.cos(math.pi * fallen)) / 2)
 warmup_linear = Schedule(lambda fallen: 1 - fallen)
 warmup_constant = Schedule(None)
 warmup_stable_decay = Schedule(lambda fallen: 1 - fallen.sqrt(), at_end=True)
-"""It stays at its peak, and falls in the end as 1 - sqrt does.
+"""It stays at its peak, and falls at the end as 1 - sqrt.
 
 Sources: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training
 Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al., Scaling Laws and
 Compute-Optimal Training Beyond Fixed Training Durations, 2024 (arXiv:2405.18392), for the length
-and the shape of the last one.
+and shape of the last.
 """
 
 

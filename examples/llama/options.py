@@ -1,6 +1,6 @@
 """Settings as nested frozen dataclasses: read from mappings and `key=value`, checked, written back.
 
-What a field may be is read from its type, and what it means from the ``Attributes:`` of its class.
+A field's possible values come from its type, and its description from its class's ``Attributes:``.
 """
 
 import dataclasses
@@ -38,19 +38,19 @@ _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", st
 
 
 class SettingError(ValueError):
-    """A key that there is not, or a value that does not fit; the message says which may be."""
+    """An unknown key, or a value that does not fit; the message says what would."""
 
 
 def changed(settings: T, values: Any, path: str = "") -> T:
-    """The settings with the values of a nested mapping in place of theirs.
+    """The settings, with values replaced by those of a nested mapping.
 
     Args:
-        settings: a frozen dataclass, whose fields may be dataclasses again.
-        values: what differs, such as ``{"train": {"steps": 100}}``.
-        path: of the settings within others, for messages.
+        settings: a frozen dataclass, whose fields may be dataclasses too.
+        values: what to replace, such as ``{"train": {"steps": 100}}``.
+        path: where the settings are within others, for messages.
 
     Raises:
-        SettingError: an unknown key, or a value of a wrong type or out of range.
+        SettingError: an unknown key, or a value of the wrong type or out of range.
     """
     if not isinstance(values, Mapping):
         raise SettingError(
@@ -70,10 +70,11 @@ def changed(settings: T, values: Any, path: str = "") -> T:
 
 
 def override(settings: T, pairs: Iterable[str]) -> T:
-    """The settings with those of texts such as ``train.steps=100``.
+    """The settings, with values replaced by texts such as ``train.steps=100``.
 
-    Of two for one key the later one wins. Otherwise their order means nothing: all are checked
-    together, and a name, ``train.model=tiny``, comes before its parts, ``train.model.vocab=300``.
+    If a key is given twice, the last one wins. Otherwise their order does not matter: all are
+    checked together, and a name, ``train.model=tiny``, comes before its parts,
+    ``train.model.vocab=300``.
     """
     texts = dict(map(_pair, pairs))
     wholes = {path for path in texts if any(other.startswith(f"{path}.") for other in texts)}
@@ -100,14 +101,14 @@ def _nested(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def plain(settings: Any) -> Any:
-    """The settings as mappings, lists and scalars, from which `changed` makes them again."""
+    """The settings as mappings, lists and scalars, from which `changed` can rebuild them."""
     if dataclasses.is_dataclass(settings):
         return {key: plain(getattr(settings, key)) for key in _kinds(type(settings))}
     return list(settings) if isinstance(settings, tuple) else settings
 
 
 def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
-    """The `key=value` with which `override` makes `settings` of `base`."""
+    """The `key=value` texts with which `override` turns `base` into `settings`."""
     for key in _kinds(type(settings)):
         new, old, whole = getattr(settings, key), getattr(base, key), _join(path, key)
         if new == old:
@@ -120,7 +121,7 @@ def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
 
 
 def described(settings: Any) -> str:
-    """A line for each key, with its value in `settings` and what it means."""
+    """A line for each key, with its value in `settings` and its description."""
     rows = list(_rows(settings))
     width = 2 + max(len(setting) for setting, _ in rows)
     layout: dict[str, Any] = {"width": 100, "subsequent_indent": " " * (width + 2)}
@@ -139,7 +140,7 @@ def _rows(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
         if names:
             yield (
                 f"{_join(path, key)}={name_of(value)}",
-                f"one of {', '.join(names)}; or by its parts:",
+                f"one of {', '.join(names)}; or field by field:",
             )
         yield from _rows(value, _join(path, key))
 
@@ -170,7 +171,7 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """What the docstring of a class says of its fields."""
+    """The descriptions of a class's fields, from its docstring."""
     text = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
     entries = re.split(r"^    (?=\w+: )", text, flags=re.MULTILINE)[1:]
     pairs = (entry.partition(": ") for entry in entries)
@@ -178,7 +179,7 @@ def _meanings(cls: type) -> dict[str, str]:
 
 
 def _known(name: object, known: Iterable[str], path: str = "") -> str:
-    """What to do about a name that is not known."""
+    """What to do about an unknown name."""
     if name == "dtype" and not path:
         return f"use train.precision, one of {', '.join(PRECISIONS)}"
     near = difflib.get_close_matches(str(name), known := list(known), n=1)
@@ -194,7 +195,7 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _value(kind: Any, old: Any, value: Any, path: str) -> Any:
-    """A value of the type of a field. A text is read as YAML where no text is wanted."""
+    """A value of a field's type. A text is read as YAML unless the field takes texts."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     optional = types.NoneType in kinds
     if isinstance(value, str) and (str not in kinds or (optional and value == "null")):
@@ -234,7 +235,7 @@ def _dataclass(cls: Any, old: Any, value: Any, path: str) -> Any:
 def _scalar(kind: type, value: Any, path: str, optional: bool) -> Any:
     if kind is float and not isinstance(value, bool):
         try:
-            return float(value)  # of a text too: to YAML 1.1 a number without a dot, 3e-4, is one
+            return float(value)  # texts too: YAML 1.1 reads 3e-4, which has no dot, as a text
         except (TypeError, ValueError):
             pass
     elif type(value) is kind:

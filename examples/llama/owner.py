@@ -22,10 +22,10 @@ class FolderInUseError(SettingError):
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Own a folder, which is made if need be, within the ``with`` block.
+    """Own a folder within the ``with`` block, creating it if needed.
 
-    The operating system lets go of the lock when its process ends, however that ends. Of several
-    processes of one run the first one holds it for all of them.
+    The operating system releases the lock when its process ends, in whatever way. The first of a
+    run's several processes holds it for all of them.
 
     Raises:
         FolderInUseError: another process owns it; nothing in the folder was read or written.
@@ -61,5 +61,5 @@ def _owner(folder: Path) -> str:
     try:
         owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
         return f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    except (OSError, ValueError, KeyError):  # It has only just begun.
+    except (OSError, ValueError, KeyError):  # The owner has only just started.
         return "another process"

@@ -1,8 +1,8 @@
-"""Rows of packed documents, found from the order of an epoch without those before.
+"""Rows of packed documents, found from the order of an epoch without the rows before.
 
-All documents follow each other in one stream, which is a ring and is cut into rows of `seq` tokens.
-So no token is lost or seen twice in an epoch, and only its last row may have padding. A document
-that does not fit goes on in another row. Segment ids keep the documents of a row apart.
+All documents follow each other in one circular stream, which is cut into rows of `seq` tokens. So
+no token is lost or seen twice in an epoch, and only its last row may have padding. A document that
+does not fit continues in another row. Segment ids keep the documents of a row apart.
 """
 
 import functools
@@ -23,7 +23,7 @@ class Epoch(NamedTuple):
         sources: where in the flat file of tokens each document ends, in the order of the stream.
         ends: where in the stream each document ends.
         shift: where in the stream the first row begins.
-        rows: the order in which the rows come up.
+        rows: the order in which the rows are used.
     """
 
     sources: Int[np.ndarray, " documents"]
@@ -33,13 +33,13 @@ class Epoch(NamedTuple):
 
 
 def in_order(ends: Int[np.ndarray, " documents"], seq: int) -> Epoch:
-    """Documents as they lie in the file, where they end at `ends`, and rows from first to last."""
+    """Documents in the order of the file, where they end at `ends`, and rows from first to last."""
     return Epoch(ends, ends, 0, np.arange(-(-int(ends[-1]) // seq)))
 
 
 def shuffled(ends: Int[np.ndarray, " documents"], seq: int, seed: Sequence[int]) -> Epoch:
-    """Documents, the beginning of the first row, and rows drawn from the seed."""
-    # numpy promises to keep the raw bits of a generator in later releases, but not permutations.
+    """Documents and rows in an order drawn from the seed, as is the start of the first row."""
+    # numpy guarantees the raw bits of a generator across releases, but not permutations.
     draw = np.random.PCG64(seed).random_raw
     _, _, _, rows = in_order(ends, seq)
     order = np.argsort(draw(len(ends)), kind="stable")
@@ -61,7 +61,7 @@ def pack(
     left = epoch.ends[document] - place  # tokens of the document from here on
     source = epoch.sources[document] - left
     last = left == 1
-    next_source = np.where(last, source, source + 1)  # within the document, in whichever row
+    next_source = np.where(last, source, source + 1)  # within the document, even in another row
     segments = 1 + np.cumsum(last, axis=1) - last
     return (
         np.where(real, tokens[source].astype(np.int32), 0),
@@ -74,9 +74,9 @@ class Stream:
     """The rows of a part of the data.
 
     Args:
-        part: documents.
-        seq: tokens of a row.
-        seed: of the order of the documents and of the rows.
+        part: the documents.
+        seq: tokens per row.
+        seed: determines the order of documents and rows.
 
     Attributes:
         rows: how many rows an epoch has.
@@ -85,7 +85,7 @@ class Stream:
     def __init__(self, part: Part, seq: int, seed: int):
         self._part, self._seq = part, seq
         self._in_order = in_order(part.ends, seq)
-        self._shuffled = functools.lru_cache(2)(  # A batch may lie in two.
+        self._shuffled = functools.lru_cache(2)(  # A batch may span two.
             lambda number: shuffled(part.ends, seq, (seed, number))
         )
         self.rows = len(self._in_order.rows)
@@ -95,7 +95,7 @@ class Stream:
     ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
         """Tokens, targets and segment ids of some rows of an epoch; those past its end are empty.
 
-        None is the epoch in which nothing has a drawn order.
+        Epoch None is the one that is not shuffled.
         """
         if epoch is None:
             return pack(self._part.tokens, self._in_order, rows, self._seq)

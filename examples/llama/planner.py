@@ -1,9 +1,9 @@
-"""The largest batch that fits, found with as few compiles as it can be.
+"""The largest batch that fits, found with as few compilations as possible.
 
 The memory of a program grows about linearly with the rows of the batch. So two compilations predict
-the limit, and one or two more confirm it. A mesh that does not reach the best batch so far is
-abandoned after one compilation, at that batch; so are all policies that keep more than one that
-does not reach it.
+the limit, and one or two more confirm it. A mesh on which the best batch so far does not fit is
+abandoned after one compilation; so are all policies that keep more than one with which it does not
+fit.
 """
 
 import math
@@ -35,11 +35,11 @@ class Trial(NamedTuple):
 
     Attributes:
         mesh: what was tried.
-        policy: the same.
+        policy: likewise.
         batch: rows on all chips together.
         fits: whether the program fits.
-        hbm: bytes that it takes of a chip, or would need; None if that is not known.
-        host: bytes that it takes of the host for each chip.
+        hbm: bytes it takes, or would need, on a chip; None if that is unknown.
+        host: bytes it takes on the host for each chip.
         mfu_bound: see `footprint.Footprint`.
     """
 
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 def meshes(config: Config, chips: int) -> list[Mesh]:
-    """The meshes of so many chips that divide the heads of keys and the features evenly."""
+    """The meshes of `chips` chips that divide the key heads and the features evenly."""
     return [
         Mesh(1, chips // tensor, tensor)
         for tensor in (1, 2, 4, 8)
@@ -73,9 +73,9 @@ def search(
 
     Args:
         meshes: in the order in which they are tried.
-        policies: the same, those that keep little first.
+        policies: likewise, those that keep little first.
         measure: compiles a program for a batch.
-        limit: of the bytes of a chip.
+        limit: the most bytes on a chip.
     """
     batch = 0
     for mesh in meshes:
@@ -90,7 +90,7 @@ def search(
 
 
 def best(trials: Iterable[Trial]) -> Trial | None:
-    """Of the trials that fit, one of the largest batch; of several, the fastest by its bound."""
+    """The trial of the largest batch that fits; of several, the fastest by its bound."""
     fitting = (t for t in trials if t.fits)
     return max(fitting, key=lambda t: (t.batch, t.mfu_bound or 0.0), default=None)
 
@@ -102,7 +102,7 @@ def _climb(
     measure: Callable[[Mesh, str, int], Trial],
     limit: int,
 ) -> Iterator[Trial]:
-    """Look for the most rows of each part of a batch, if `first` fit."""
+    """Find the most rows per part of a batch, if `first` rows fit."""
     fits, fails = first - 1, math.inf
     points = [(0, 0)]  # rows, and the bytes they take
     rows = first
@@ -122,6 +122,6 @@ def _guess(points: Sequence[tuple[int, int]], fits: int, fails: float, limit: in
     (a, at_a), (b, at_b) = points[-2:]
     slope = (at_b - at_a) / (b - a)
     rows = b + math.floor((limit - at_b) / slope) if slope > 0 else 2 * b
-    if len(points) == 2:  # The line through nothing is too steep: what no row takes is left out.
+    if len(points) == 2:  # A line through the origin is too steep: it leaves out the fixed part.
         rows = max(rows, fits + 1)
     return int((fits + fails) // 2) if rows >= fails else rows

@@ -1,15 +1,15 @@
-"""Where in its data a run is, which may have changed on the way."""
+"""A run's position in its data, which may have changed along the way."""
 
 from typing import Any, NamedTuple
 
 
 class Position(NamedTuple):
-    """How steps belong to rows of the data.
+    """How steps correspond to rows of the data.
 
     Attributes:
-        since: how many steps were made before the data were these.
-        row: the row, counted over all epochs, that the batch after those began with.
-        before: what the data were until then, the oldest first.
+        since: how many steps were made before the current data.
+        row: the row, counted over all epochs, that the first batch after those began with.
+        before: the earlier data, oldest first.
     """
 
     since: int = 0
@@ -18,7 +18,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Position":
-        """That in the state of a checkpoint; earlier versions had none, and the data were one."""
+        """The position in a checkpoint; earlier versions had none, as data never changed."""
         return cls(state.get("since", 0), state.get("row", 0), tuple(state.get("before", ())))
 
     def row_at(self, step: int, batch: int) -> int:
@@ -26,12 +26,12 @@ class Position(NamedTuple):
         return self.row + (step - self.since) * batch
 
     def changed(self, step: int, was: dict[str, Any], *, rows_go_on: bool) -> "Position":
-        """That of a run whose data are others from `step` on.
+        """The position of a run whose data change after `step`.
 
         Args:
             step: how many steps were made.
-            was: what the data were until then.
-            rows_go_on: whether they have the same rows, so that those that are left come next.
+            was: the data until then.
+            rows_go_on: whether the rows are the same, so that the remaining ones come next.
         """
         ended = was | {"since": self.since, "row": self.row, "until": step}
         row = self.row_at(step, was["batch"]) if rows_go_on else 0

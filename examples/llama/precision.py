@@ -1,9 +1,9 @@
 """In which dtypes weights are kept and a model is computed, and how updates reach the weights.
 
 bfloat16 has 8 significant bits: an update of less than 1/512 of a weight is lost when their sum is
-rounded to the nearest, however often it occurs. Of `PRECISIONS` all but the last keep it.
-Optimizers compute in float32: `wide` makes the weights that they are given, `kept` puts away what
-they return.
+rounded to the nearest, however often it occurs. All of `PRECISIONS` but the last preserve it.
+Optimizers compute in float32: `wide` makes the weights they are given, `kept` stores what they
+return.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Precision:
     """A way to keep weights and to compute.
 
     Attributes:
-        weights: the dtype that they are kept in.
-        arithmetic: the dtype in which the model is computed.
-        rounding: how updated weights become bfloat16: to the `nearest`; `stochastic`, up or down by
-            chance, so that their mean is right; or `compensated`, to the nearest, where what that
-            leaves out is kept beside them for the next update (Kahan summation).
+        weights: the dtype they are kept in.
+        arithmetic: the dtype the model computes in.
+        rounding: how updated weights become bfloat16: to the `nearest`; `stochastic`, up or down at
+            random, so that the mean is right; or `compensated`, to the nearest, with the rounding
+            error kept for the next update (Kahan summation).
     """
 
     weights: torch.dtype
@@ -35,13 +35,13 @@ class Precision:
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
 
     def computing(self, params: Tree) -> Tree:
-        """The weights as the model is computed with them."""
+        """The weights in the form the model computes with."""
         if self.arithmetic == self.weights:
             return params
         return xf.tree.map(lambda p: p.to(self.arithmetic), params)
 
     def wide(self, params: Tree, compensation: Tree) -> Tree:
-        """The weights as they are updated: in float32 at least."""
+        """The weights as they are updated: in float32."""
         if self.weights == torch.float32:
             return params
         if compensation is None:
@@ -49,12 +49,12 @@ class Precision:
         return xf.tree.map(lambda p, c: p.float() + c.float(), params, compensation)
 
     def kept(self, wide: Tree, step: Int[Tensor, ""]) -> tuple[Tree, Tree]:
-        """Weights as they are kept, and what their rounding left out, or None.
+        """Weights as they are kept, and their rounding errors, or None.
 
         Args:
             wide: the weights.
-            step: how many updates made them: what `stochastic` draws depends on nothing else, so
-                that a run which is interrupted goes on as it would have.
+            step: how many updates made them: `stochastic` rounding depends on nothing else, so that
+                an interrupted run continues as it would have.
         """
         if self.weights == torch.float32:
             return wide, None
@@ -87,7 +87,8 @@ def stochastic(x: Float32[Tensor, "*shape"], key: Int[Tensor, "2"]) -> BFloat16[
     """`x` rounded to one of the two nearest numbers of bfloat16, so that its mean is `x`.
 
     bfloat16 is the upper half of a float32. A random lower half, added to the bits of a number,
-    carries into the upper one as often as the number is near the next.
+    carries into the upper half with a probability that grows with how near the number is to the
+    next one.
     """
     noise = xf.random.bits(key, tuple(x.shape)) & 0xFFFF
     rounded = ((x.view(torch.int32) + noise) & -0x10000).view(torch.float32)

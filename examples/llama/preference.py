@@ -1,7 +1,7 @@
-"""Training on pairs of answers, of which one is preferred, without a model of the reward.
+"""Training on pairs of answers, one of them preferred, without a reward model.
 
-A row holds whole pairs: of its segments the odd ones are a prompt with the preferred answer, and
-each is followed by the same prompt with the other one. Only answers have targets.
+A row holds whole pairs: its odd segments are a prompt with the preferred answer, each followed by
+the same prompt with the other answer. Only answers have targets.
 
 Source: Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
 Model, 2023.
@@ -22,16 +22,16 @@ def loss(
 ) -> Float[Tensor, ""]:
     """The sum over all pairs of `-log sigmoid(beta * margin)`.
 
-    The margin is by how much more the logarithm of the ratio of an answer's probabilities, by
-    `params` and by `reference`, is for the preferred answer than for the other one.
+    The margin is the difference between the preferred answer and the other one in the log ratio of
+    an answer's probabilities under `params` and under `reference`.
 
     Args:
         params: the weights.
-        reference: those to compare with, which get no gradient.
+        reference: the weights to compare with, which get no gradient.
         batch: rows of pairs.
         config: the sizes.
         plan: how the model is computed.
-        beta: how far the model may go from the reference: the less, the farther.
+        beta: the strength of the penalty for moving away from the reference.
     """
     known = model.losses(params, batch, config, plan)
     before = model.losses(reference, batch, config, plan).detach()
@@ -47,13 +47,13 @@ def pair_count(batch: Batch) -> Float[Tensor, ""]:
 def _margins(
     ratios: Float[Tensor, "batch seq"], batch: Batch
 ) -> tuple[Float[Tensor, "batch pairs"], Bool[Tensor, "batch pairs"]]:
-    """By how much the preferred answer of each pair of a row is ahead, and which pairs there are.
+    """The margin of each pair of a row, and which pairs exist.
 
-    `ratios` is of each target, and 0 where there is none.
+    `ratios` has one entry for each target, and 0 where there is none.
     """
     segments = _segments(batch)
     rows, seq = segments.shape
-    most = seq // 4 + 1  # An answer and what is before it are two tokens or more.
+    most = seq // 4 + 1  # A prompt with its answer has two tokens or more.
     pair = (segments - 1).clamp(min=0) // 2
     signed = torch.where(segments % 2 == 1, ratios, -ratios)
     margins = ratios.new_zeros((rows, most)).scatter_add(1, pair.long(), signed)
@@ -63,5 +63,5 @@ def _margins(
 
 def _segments(batch: Batch) -> Tensor:
     if batch.segments is None:
-        raise ValueError("a batch of pairs has no segments: give the answer of each token")
+        raise ValueError("a batch of pairs has no segments: give the segment of each token")
     return batch.segments

@@ -14,16 +14,16 @@ from .tokenizer import Tokenizer
 
 Say = Callable[[str], object]
 
-_EVERY = 10.0  # seconds from one line about what takes long to the next
-_LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, a line each
-_NOTE = "note.txt"  # beside the tokens: what there is to tell of them
-_SHOWN = 5  # of these
+_EVERY = 10.0  # seconds between lines about progress
+_LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, one per line
+_NOTE = "note.txt"  # beside the tokens: a message about them
+_SHOWN = 5  # of the records left out
 
 
 def prepare(
     config: DataConfig, folder: Path, vocab: int | None, say: Say
 ) -> tuple[Tokenizer, Corpus]:
-    """What a `Reader` reads; its arguments are explained there."""
+    """The tokenizer and the tokens for a `Reader`, which explains the arguments."""
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
@@ -63,8 +63,8 @@ def prepare(
         )
         if encoder.rewritten:
             note = (
-                f"{encoder.rewritten} answers are not learned, for the chat template writes them "
-                "otherwise once other messages follow"
+                f"{encoder.rewritten} answers are not learned, because the chat template writes "
+                "them differently once other messages follow"
             )
             (folder / _NOTE).write_text(note, "utf-8")
         (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
@@ -75,7 +75,7 @@ def prepare(
             "tokenizer; one trained here cannot replace it"
         )
     known = tokenizer.load(config.tokenizer or made([size], train_tokenizer))
-    if vocab is not None:  # Before all is encoded, which takes long.
+    if vocab is not None:  # Before everything is encoded, which takes long.
         known.check_fits(vocab)
     if config.kind == "text":
         tokens = made([known.digest], write_corpus)
@@ -93,8 +93,8 @@ class _Source:
     """The documents of a run.
 
     Attributes:
-        files: all that they are read from.
-        settings: what decides, besides the files, which they are.
+        files: all files they are read from.
+        settings: what determines them, besides the files.
     """
 
     def __init__(self, config: DataConfig, say: Say):
@@ -151,7 +151,7 @@ class _Source:
 
 
 class _Seldom:
-    """Says something if the last time is long enough ago."""
+    """Prints a line if the last one is long enough ago."""
 
     def __init__(self, say: Say):
         self._say, self._last = say, time.monotonic()
@@ -163,7 +163,7 @@ class _Seldom:
 
 
 def _told(texts: Iterator[str], say: Say) -> Iterator[str]:
-    """The same texts; says how many there were, now and then."""
+    """The same texts, reporting now and then how many there were."""
     tell, characters = _Seldom(say), 0
     for number, text in enumerate(texts, 1):
         yield text

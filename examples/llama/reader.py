@@ -24,7 +24,7 @@ _NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers"}
 
 
 class DataChangedError(DataError):
-    """A run would go on with other data, or in another order, than it began with."""
+    """A run would continue with different data, or in another order, than it began with."""
 
 
 class Reader:
@@ -32,17 +32,16 @@ class Reader:
 
     Args:
         config: what is read.
-        folder: the run's folder: what is made of the data goes to `data` in it, unless `config`
-            names a cache.
-        say: is told of what takes long.
-        vocab: of the model that is trained, which shall have all tokens; None: of any.
-        rows: those of a batch, by number, that this process wants, where there are several; None:
+        folder: the run's folder; prepared data go into `data` there, unless `config` names a cache.
+        say: called with messages about whatever takes long.
+        vocab: size of the model's vocabulary, which must hold all tokens; None: any.
+        rows: numbers of the rows of a batch that this process needs, if there are several; None:
             all. With `config.dynamic` a batch is always whole.
 
     Attributes:
         config: what is read.
-        tokenizer: the one given, or one trained on what is not held out.
-        held_out_batches: how many batches hold all that is held out.
+        tokenizer: the one given, or one trained on the data that is not held out.
+        held_out_batches: how many batches the held-out data make.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Reader:
         return _batch(joined(parts))
 
     def widths(self) -> list[int]:
-        """How wide batches are that `config.dynamic` makes, as many as an epoch has."""
+        """The width of each batch of an epoch, with `config.dynamic`."""
         assert isinstance(self._train, ByLength)
         return self._train.widths()
 
@@ -105,22 +104,22 @@ class Reader:
         return _batch(self._held_out.batch(None, rows))
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps to go on with the batch of `step`, as plain values for JSON."""
+        """What a checkpoint keeps to continue with the batch of `step`, as plain JSON values."""
         return {"step": step, **self._made_of(), **self._position._asdict()}
 
     def go_on(self, state: dict[str, Any], new_data: bool = False) -> str:
-        """Go on behind the batches of a run with this `state`.
+        """Continue after the batches of a run with this `state`.
 
         Args:
             state: as the method of that name returned it, in this or an earlier version.
-            new_data: whether the data may be other than the run's from here on.
+            new_data: whether the data may differ from the run's from here on.
 
         Returns:
-            What there is to tell of new data.
+            A message about new data, if any.
 
         Raises:
-            DataChangedError: the data, or their order, is another and need not be; or the
-                tokenizer is, whose numbers the model has learned.
+            DataChangedError: the data, or their order, differ without `new_data`; or the tokenizer
+                does, whose token numbers the model has learned.
         """
         unset = {key: None for key in ("kind", "dynamic") if state.get(key)}
         now, step, position = unset | self._made_of(), state["step"], Position.of(state)
@@ -145,10 +144,10 @@ class Reader:
         return f"from step {step + 1} on the data is another: {changed}"
 
     def _made_of(self) -> dict[str, Any]:
-        """What decides the batches of steps."""
+        """What determines the batches of steps."""
         kind = self.config.kind
         return {
-            # Earlier versions knew no others.
+            # Earlier versions had no others.
             **({} if kind == "text" else {"kind": kind}),
             **({"dynamic": True} if self.config.dynamic else {}),
             "text": self._corpus.fingerprint,
@@ -180,7 +179,7 @@ def _batch(arrays: Iterable[np.ndarray]) -> Batch:
 
 
 def prefetch(batch: Callable[[int], Batch], steps: range, ahead: int = 2) -> Generator[Batch]:
-    """The batches of `steps`, computed in a thread while the caller uses those before.
+    """The batches of `steps`, computed in a thread while the caller uses the ones before.
 
     An error of the thread is raised here. At most `ahead` batches wait.
     """

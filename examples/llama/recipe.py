@@ -109,7 +109,7 @@ class Recipe:
         for name, whole in (("floor", "rate"), ("cooldown", "steps")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}: use a part of the {whole}, from 0 to 1"
+                    f"{name} is {getattr(self, name)}: use a fraction of the {whole}, from 0 to 1"
                 )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
@@ -117,7 +117,7 @@ class Recipe:
         given = [x for x in _OF_ADAMW if getattr(self, x) != getattr(Recipe, x)]
         if given and self.optimizer != "adamw":
             raise ValueError(
-                f"{', '.join(given)}: of adamw alone, and the optimizer is {self.optimizer}. Leave "
+                f"{', '.join(given)}: only for adamw, and the optimizer is {self.optimizer}. Leave "
                 "it out"
             )
         try:
@@ -127,12 +127,12 @@ class Recipe:
 
     @property
     def numbers(self) -> Precision:
-        """What `precision` names."""
+        """The precision that `precision` names."""
         return PRECISIONS[self.precision]
 
     @property
     def routers(self) -> Routers:
-        """How much losses of routers count."""
+        """The weights of the router losses."""
         return Routers(self.router_balance, self.router_size)
 
     @property
@@ -144,7 +144,7 @@ class Recipe:
 
     @property
     def extent(self) -> Extent:
-        """What of the model is trained, for `flops`."""
+        """How much of the model is trained, for `flops`."""
         return Extent(lora.learned_part(self.model, self.tune), self.pairs)
 
     def check_warmup(self) -> None:
@@ -161,7 +161,7 @@ class Recipe:
             )
 
     def rate(self, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
-        """The learning rate after so many updates."""
+        """The learning rate after `step` updates."""
         return SCHEDULES[self.schedule](
             step,
             peak=self.peak_lr,

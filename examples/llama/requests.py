@@ -1,4 +1,4 @@
-"""What clients of OpenAI's API ask for, checked; what cannot be had is refused, not passed over."""
+"""Requests of OpenAI's API, checked: what is not supported is refused, not silently ignored."""
 
 import secrets
 from typing import Annotated, Any, Literal
@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .sampling import Settings
 from .slots import TOP
 
-CHOICES = 128  # answers of one request, at most
+CHOICES = 128  # the most answers to one request
 
 _Text = Annotated[str, Field(min_length=1)]
-_Penalty = Annotated[float, Field(ge=0, le=0)]  # of kinds that are not there
+_Penalty = Annotated[float, Field(ge=0, le=0)]  # of kinds that are not supported
 
 
 class RequestError(ValueError):
@@ -34,7 +34,7 @@ class StreamOptions(_Strict):
 
 
 class Request(_Strict):
-    """What both kinds of requests have."""
+    """What both kinds of requests have in common."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
@@ -59,11 +59,11 @@ class Request(_Strict):
 
     @property
     def asks_usage(self) -> bool:
-        """Whether a stream tells at its end how many tokens there were."""
+        """Whether a stream ends with the number of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def settings(self) -> list[Settings]:
-        """How tokens of each choice are drawn; without a seed they are others each time."""
+        """How the tokens of each choice are drawn; without a seed they differ each time."""
         seed = secrets.randbits(62) if self.seed is None else self.seed
         known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         given: dict[str, Any] = {"temperature": 1.0} | {
@@ -88,7 +88,7 @@ class Completion(Request):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each of them."""
+        """The prompts, as a list."""
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)  # type: ignore[arg-type]
@@ -102,14 +102,14 @@ class TextPart(_Strict):
 
 
 class Message(_Strict):
-    """What somebody said."""
+    """A message of a conversation."""
 
     role: str
     content: str | list[TextPart]
     name: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As a template takes it."""
+        """In the form that a chat template takes."""
         text = self.content
         text = text if isinstance(text, str) else "".join(part.text for part in text)
         named = {} if self.name is None else {"name": self.name}
@@ -131,10 +131,10 @@ class Chat(Request):
 
 
 def read(kind: type[Request], body: bytes) -> Any:
-    """A request of some kind.
+    """A request of the given kind.
 
     Raises:
-        RequestError: it is none; the message lists all that is wrong.
+        RequestError: the request is not valid; the message lists every problem.
     """
     try:
         return kind.model_validate_json(body)

@@ -9,7 +9,7 @@ from .tokenizer import Tokenizer
 
 
 class Head(NamedTuple):
-    """What all parts of an answer begin with."""
+    """The fields that all parts of an answer begin with."""
 
     id: str
     model: str
@@ -36,7 +36,7 @@ class Head(NamedTuple):
 def choice(
     number: int, parts: Sequence[Part], logprobs: Any, chat: bool, stream: bool
 ) -> dict[str, Any]:
-    """What parts of one answer say, together."""
+    """The choice that parts of one answer make up."""
     text = "".join(part.text for part in parts)
     message = {"content": text} if stream else {"role": "assistant", "content": text}
     body = {"delta" if stream else "message": message} if chat else {"text": text}
@@ -45,7 +45,7 @@ def choice(
 
 
 def opening(number: int) -> dict[str, Any]:
-    """What the stream of a choice begins with in a chat."""
+    """The first chunk of a choice's stream, in a chat."""
     delta = {"role": "assistant", "content": ""}
     return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -53,14 +53,14 @@ def opening(number: int) -> dict[str, Any]:
 def chances(
     tokens: Sequence[Token], tokenizer: Tokenizer, top: int | None, chat: bool, offset: int = 0
 ) -> Any:
-    """Logarithms of probabilities, if they were asked for.
+    """Log-probabilities, if they were requested.
 
     Args:
-        tokens: that were made.
-        tokenizer: of the model.
-        top: how many of the likeliest tokens are told of; None: there is nothing to tell.
-        chat: whether it is in the way of chats.
-        offset: characters of the answer before them.
+        tokens: the generated tokens.
+        tokenizer: the model's.
+        top: how many of the likeliest tokens to report; None: nothing is reported.
+        chat: whether to use the format of chats.
+        offset: characters of the answer before these tokens.
     """
     if top is None:
         return None

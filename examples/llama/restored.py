@@ -1,4 +1,4 @@
-"""The state in a checkpoint, of this version of the program or of an earlier one."""
+"""The state in a checkpoint, written by this version of the program or an earlier one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,21 +37,21 @@ def restore_params(
     step: int | None = None,
     check: Callable[[dict[str, Any]], None] | None = None,
 ) -> Restored:
-    """Read the parameters alone, as the state: what the optimizer has stays on the disk."""
+    """Read only the parameters, as the state: the optimizer's stays on disk."""
     target = {"params": train.abstract_state(recipe).params}
     found = checkpoints.restore(target, step, check, partial=True)
     return found._replace(state=found.state["params"])
 
 
 def _with_guard_of_losses(target: Any) -> State:
-    """A target for states from before the guard compared norms of the gradient too."""
+    """A target for states from before the guard also compared gradient norms."""
     seen, mean, _ = target.guard
     scalar: Any = xf.ShapeDtypeStruct((), mean.dtype, mean.sharding)
     return target._replace(guard=Guard(seen, scalar, scalar))
 
 
 def _with_new_guard(state: State, target: Any) -> State:
-    """The guard counts from here on: what it has to know is of the last 50 steps or so."""
+    """A guard that starts from here: it only remembers the last 50 steps or so."""
     guard = xf.tree.map(lambda t: torch.zeros(t.shape, dtype=t.dtype), target.guard)
     where = xf.tree.map(lambda t: t.sharding, target.guard)
     return state._replace(guard=xf.device_put(guard, where))

@@ -20,10 +20,10 @@ def rotary(
     """Cosine and sine of each position's angle, the two halves of a head alike.
 
     Args:
-        positions: of the tokens.
+        positions: those of the tokens.
         config: the sizes.
-        length: of the text so far, on which `dynamic` scaling depends, one for all or for each
-            position and frequency; None: as many as positions.
+        length: of the text so far, on which `dynamic` scaling depends: one for all, or one for each
+            position and frequency; None: the number of positions.
     """
     scaling, theta = config.rope_scaling, config.rope_theta
     if scaling is None:
@@ -45,13 +45,13 @@ def rotary(
 
 
 def local_rotary(positions: Int[Tensor, "*batch seq"], config: Config) -> Rope:
-    """The same in layers with a window, where these have rates of their own."""
+    """The same for layers with a window, if these have a base of their own."""
     assert config.local_theta is not None
     return _turned(positions, _frequencies(config.local_theta, config, positions.device))
 
 
 class Ropes(NamedTuple):
-    """Rotary tables of layers that see all, and of those with a window."""
+    """Rotary tables of layers that see all tokens, and of those with a window."""
 
     full: Rope
     local: Rope
@@ -63,12 +63,12 @@ class Ropes(NamedTuple):
         config: Config,
         length: Length | None = None,
     ) -> "Ropes":
-        """Those of some positions, see `rotary`."""
+        """The tables of some positions, see `rotary`."""
         full = rotary(positions, config, length)
         return cls(full, full if config.local_theta is None else local_rotary(positions, config))
 
     def of_layer(self, local: Local) -> Rope:
-        """Those of one layer."""
+        """The table of one layer."""
         if self.full is self.local or local is False:
             return self.full
         if local is True:
@@ -100,10 +100,10 @@ def _frequencies(
 
 
 def _stretched(frequencies: Float[Tensor, " half"], c: RopeScaling) -> Float[Tensor, " half"]:
-    """Frequencies divided by a factor where they turn seldom within the original context.
+    """Frequencies, divided by a factor if they make few turns within the original context.
 
-    Those that turn more than `high_freq_factor` times stay, those that turn less than
-    `low_freq_factor` times are divided, and between the two it goes over from one to the other.
+    Those that make more than `high_freq_factor` turns stay, those that make fewer than
+    `low_freq_factor` are divided, and those in between are interpolated.
 
     Source: `rope_type` "llama3" of Hugging Face's transformers.
     """
@@ -116,7 +116,7 @@ def _stretched(frequencies: Float[Tensor, " half"], c: RopeScaling) -> Float[Ten
 def _dynamic(
     theta: float, c: RopeScaling, head_dim: int, length: Int[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """A base that grows with the text, from where it is longer than the original context.
+    """A base that grows with the text once it is longer than the original context.
 
     Source: `rope_type` "dynamic" of Hugging Face's transformers.
     """
@@ -128,13 +128,13 @@ def _dynamic(
 def _yarn(
     frequencies: Float[Tensor, " half"], config: Config, c: RopeScaling
 ) -> Float[Tensor, " half"]:
-    """Frequencies divided by a factor from the feature on at which they turn seldom.
+    """Frequencies, divided by a factor from the feature at which they make few turns.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023.
     """
 
     def feature(turns: float) -> float:
-        """The one that turns so many times within the original context."""
+        """The feature that makes this many turns within the original context."""
         base = math.log(c.original_context / (turns * 2 * math.pi))
         return config.head_dim * base / (2 * math.log(config.rope_theta))
 

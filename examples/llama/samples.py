@@ -1,4 +1,4 @@
-"""Texts that a model writes while it is trained."""
+"""Texts that a model generates during training."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def write(
 ) -> list[str]:
     """Continue the prompts in `run.samples`, and add the texts to ``samples.jsonl``.
 
-    At each step the same numbers are drawn.
+    Every step draws the same random numbers.
     """
     weights = Trained(run.folder, run, recipe, params, Path(run.folder), base).computing()
     made = complete(

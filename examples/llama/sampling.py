@@ -1,7 +1,7 @@
-"""Which token comes next: what each row of logits is changed by, and one that is drawn of it.
+"""Choosing the next token: each row of logits is adjusted, and a token is drawn from it.
 
-All settings are arrays, one number for each row, so that rows with any of them share a program. The
-order is that of transformers: the penalty, the temperature, `top_k`, `top_p`, `min_p`.
+All settings are arrays, one number for each row, so that rows with different settings share a
+program. The order is that of transformers: the penalty, the temperature, `top_k`, `top_p`, `min_p`.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ class Settings:
 
     Attributes:
         temperature: what logits are divided by; 0: the likeliest token is taken.
-        top_k: only so many of the likeliest tokens are drawn; 0: any.
-        top_p: only the likeliest tokens that have this probability together are drawn.
-        min_p: only tokens are drawn that are at least this times as likely as the likeliest.
-        repetition_penalty: what positive logits of tokens that were there are divided by, and
-            negative ones multiplied.
-        seed: what is drawn depends on this and the number of the token alone.
+        top_k: tokens are drawn from this many of the likeliest ones; 0: from all.
+        top_p: tokens are drawn from the likeliest ones that together have this probability.
+        min_p: tokens are drawn from those at least this many times as likely as the likeliest.
+        repetition_penalty: divides the positive logits of tokens that occurred before, and
+            multiplies the negative ones.
+        seed: draws depend only on this and the number of the token.
     """
 
     temperature: float = 0.0
@@ -49,14 +49,14 @@ class Settings:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: use a probability, above 0 and up to 1")
         if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}: use a share, from 0 to 1")
+            raise ValueError(f"min_p is {self.min_p}: use a fraction, from 0 to 1")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(
                 f"repetition_penalty is {self.repetition_penalty}: use 1, for none, or another "
                 "number above 0"
             )
         if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}: use a number of 64 bits")
+            raise ValueError(f"seed is {self.seed}: use a 64-bit integer")
 
 
 class Sampling(NamedTuple):
@@ -71,7 +71,7 @@ class Sampling(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Settings]) -> "Sampling":
-        """Those of some rows."""
+        """The settings of some rows, as arrays."""
 
         def column(name: str) -> Tensor:
             kind = torch.int64 if name in ("top_k", "seed") else torch.float32
@@ -91,8 +91,8 @@ def choose(
     Args:
         logits: of the next tokens.
         sampling: how they are drawn.
-        seen: which tokens were there before.
-        number: that of the next token in its text.
+        seen: which tokens occurred before.
+        number: the number of the next token in its text.
     """
     finite = torch.isfinite(logits).all(-1)
     changed = penalised(wide(logits), seen, sampling.repetition_penalty)
@@ -120,7 +120,7 @@ def penalised(
     seen: Bool[Tensor, "rows vocab"],
     penalty: Float[Tensor, " rows"],
 ) -> Float[Tensor, "rows vocab"]:
-    """Logits, those of tokens that were there made smaller (or larger, by a penalty below 1)."""
+    """Logits, lowered for tokens that occurred before (or raised, by a penalty below 1)."""
     by = penalty[:, None].to(logits.dtype)
     return torch.where(seen, torch.where(logits > 0, logits / by, logits * by), logits)
 
@@ -136,7 +136,7 @@ def limited(logits: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Te
     least = ordered.take_along_dim(last[:, None], -1)
     ordered = ordered.masked_fill(ordered < least, -torch.inf)
     share = ordered.softmax(-1)
-    likelier = share.cumsum(-1) - share  # the probability of all that are likelier
+    likelier = share.cumsum(-1) - share  # the probability of all likelier tokens
     most = torch.where(sampling.top_p < 1, sampling.top_p, torch.inf)[:, None]
     least_p = ordered.masked_fill(likelier >= most, torch.inf).amin(-1, keepdim=True)
     share_of_first = ordered[:, :1] + sampling.min_p.log()[:, None]

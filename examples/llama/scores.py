@@ -1,4 +1,4 @@
-"""How likely a model finds texts: rows of any length, in programs for a few widths."""
+"""Log-probabilities of texts: rows of any length, in programs for a few widths."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,14 +19,14 @@ _LEAST = 16  # tokens of the narrowest rows
 
 
 class Row(NamedTuple):
-    """Tokens, of which the last ones are scored."""
+    """Tokens, the last `scored` of which are scored."""
 
     tokens: Sequence[int]
     scored: int
 
 
 class Score(NamedTuple):
-    """The logarithm of a probability, in nats, and whether each token was the likeliest."""
+    """A log-probability, in nats, and whether each token was the likeliest."""
 
     log_probability: float
     is_greedy: bool
@@ -36,10 +36,10 @@ class Scorer:
     """Scores rows with a model.
 
     Args:
-        params: the weights, as the model is computed with them.
+        params: the weights, in the form the model computes with.
         config: the sizes.
         plan: how it is computed.
-        length: tokens that a row has before its last one, at most.
+        length: the most tokens a row may have before its last one.
         batch: rows at a time.
     """
 
@@ -107,7 +107,7 @@ def scores(
     rows = tokens.shape[0]
     start = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.bool)
     (total, greedy), _ = xf.scan(chunk, start, (chunks(x, 0.0), chunks(targets, IGNORE)))
-    if (s := plan.sharding) is not None:  # Each process reads all of it, where there are several.
+    if (s := plan.sharding) is not None:  # With several processes, each reads all of it.
         total, greedy = s.constrain(total, s.whole), s.constrain(greedy, s.whole)
     return total, greedy
 
@@ -115,7 +115,7 @@ def scores(
 def windows(tokens: Sequence[int], length: int) -> Iterator[Row]:
     """Rows in which each token but the first is scored once.
 
-    Those behind the first row are scored with half a row or more of what is before them.
+    Tokens after the first row are scored with at least half a row of context.
     """
     if len(tokens) < 2:
         return
@@ -127,12 +127,12 @@ def windows(tokens: Sequence[int], length: int) -> Iterator[Row]:
 
 
 class Total(NamedTuple):
-    """What there is in a file, and how likely it is.
+    """The totals of a file.
 
     Attributes:
-        nats: the logarithm of one over the probability of all.
-        tokens: that were scored.
-        size: of the text, in bytes of UTF-8.
+        nats: the negative log-probability of all tokens.
+        tokens: how many were scored.
+        size: the length of the text, in bytes of UTF-8.
     """
 
     nats: float
@@ -141,17 +141,17 @@ class Total(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The mean of a token, in nats."""
+        """The mean per token, in nats."""
         return self.nats / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """Of a token."""
+        """The perplexity per token."""
         return float(torch.tensor(self.loss, dtype=torch.float64).exp())  # No OverflowError.
 
     @property
     def bits_per_byte(self) -> float:
-        """The mean of a byte: what other tokenizers can be compared by."""
+        """The mean per byte, which is comparable across tokenizers."""
         return float(self.nats / self.size / torch.tensor(2.0, dtype=torch.float64).log())
 
 

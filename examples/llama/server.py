@@ -26,17 +26,17 @@ from .responses import Head
 from .tokenizer import Tokenizer
 from .wording import Wording
 
-BODY = 4 << 20  # bytes of a request, at most
-_SHORT = 16  # new tokens of a completion that asks for no number, as OpenAI has it
+BODY = 4 << 20  # the most bytes of a request
+_SHORT = 16  # new tokens of a completion that gives no number, as in OpenAI's API
 
 
 class Service:
     """Answers requests with an engine.
 
     Args:
-        engine: has a thread of its own that runs it.
-        tokenizer: of the model.
-        name: of the model.
+        engine: the engine, which a thread of its own runs.
+        tokenizer: the model's.
+        name: the model's.
         template: a file with a chat template; None: the tokenizer's.
     """
 
@@ -48,7 +48,7 @@ class Service:
         self._began = responses.now()
 
     def models(self) -> dict[str, Any]:
-        """The models there are, which is one."""
+        """The list of models, which has one."""
         one = {"id": self.name, "object": "model", "created": self._began, "owned_by": "xfunc"}
         return {"object": "list", "data": [one]}
 
@@ -66,16 +66,16 @@ class Service:
         return StreamingResponse(answer.stream(http), media_type="text/event-stream")
 
     def prompts(self, asked: Completion | Chat) -> list[list[int]]:
-        """The tokens of what is asked."""
+        """The tokens of the prompts."""
         if isinstance(asked, Chat):
             try:
                 return [self._encoder.prompt([message.plain() for message in asked.messages])]
             except TemplateError as error:
                 raise RequestError(str(error), field="messages") from error
         if not asked.prompts or not all(asked.prompts):
-            raise RequestError("prompt: it is empty", field="prompt")
+            raise RequestError("prompt is empty", field="prompt")
         if len(asked.prompts) * (asked.n or 1) > CHOICES:
-            raise RequestError(f"prompt: {CHOICES} answers are the most", field="prompt")
+            raise RequestError(f"prompt asks for more than {CHOICES} answers", field="prompt")
         return [
             self.tokenizer.encode_prompt(each) if isinstance(each, str) else each
             for each in asked.prompts
@@ -83,11 +83,11 @@ class Service:
 
 
 class Answer:
-    """What becomes of one request.
+    """The answer to one request.
 
     Args:
-        service: answers it.
-        asked: what is asked.
+        service: the service that answers it.
+        asked: the request.
     """
 
     def __init__(self, service: Service, asked: Completion | Chat):
@@ -111,7 +111,7 @@ class Answer:
         asked, known = self._asked, self._service.tokenizer
 
         def deliver(part: Part) -> None:
-            with contextlib.suppress(RuntimeError):  # The loop has ended, and nobody listens.
+            with contextlib.suppress(RuntimeError):  # The loop has ended: nobody is listening.
                 self._loop.call_soon_threadsafe(self._parts.put_nowait, (number, part))
 
         room = self._service.engine.length - len(prompt)
@@ -129,7 +129,7 @@ class Answer:
         )
 
     def begin(self) -> None:
-        """Let the engine run it."""
+        """Submit it to the engine."""
         try:
             self._service.engine.submit(*self._jobs)
         except BusyError as error:
@@ -138,7 +138,7 @@ class Answer:
             raise RequestError(str(error)) from error
 
     async def whole(self, http: fastapi.Request) -> Response:
-        """The answer, when all of it is there."""
+        """The answer, once it is complete."""
         found: list[list[Part]] = [[] for _ in self._jobs]
         async for number, part in self._coming(http):
             found[number].append(part)
@@ -172,7 +172,7 @@ class Answer:
         yield "data: [DONE]\n\n"
 
     async def _coming(self, http: fastapi.Request) -> AsyncIterator[tuple[int, Part]]:
-        """Parts, until all answers have ended; if the client goes, they are cancelled."""
+        """Parts, until all answers have ended; if the client disconnects, they are cancelled."""
         watch = asyncio.create_task(self._watch(http))
         try:
             while self._left:
@@ -201,7 +201,7 @@ class Answer:
 
 
 def app(service: Service) -> fastapi.FastAPI:
-    """The routes; its lifespan has the thread that runs the engine."""
+    """The app with its routes; its lifespan runs the engine in a thread."""
 
     @contextlib.asynccontextmanager
     async def running(_: fastapi.FastAPI) -> AsyncIterator[None]:
@@ -272,7 +272,7 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def serve(args: argparse.Namespace, say: Callable[[str], object] = print) -> int:
-    """Load a model, compile all that it needs, and answer requests until a signal comes."""
+    """Load a model, compile all it needs, and answer requests until a signal arrives."""
     if not 0 <= args.port < 65536:
         raise SettingError(f"--port is {args.port}: use a number up to 65535")
     hosts.check_alone("serve")
@@ -288,7 +288,7 @@ def serve(args: argparse.Namespace, say: Callable[[str], object] = print) -> int
     )
     name, what = args.name or args.folder.resolve().name, found.name
     service = Service(engine, known, name, found.run.data.template)
-    del found  # The weights that were trained, where those of the arithmetic are a copy.
+    del found  # Frees the trained weights, if those in the arithmetic dtype are a copy.
     say(f"compiling for {args.slots} texts of up to {args.length} tokens")
     engine.warm_up()
     say(f"{what} is {name!r} at http://{args.host}:{args.port}/v1")

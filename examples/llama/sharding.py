@@ -1,9 +1,9 @@
 """All shardings of the model in one place.
 
-The mesh has four axes, of which any may be 1. Over ``data`` only the batch is sharded (data
-parallel); over ``fsdp`` the batch and the weights are (fully sharded data parallel); over
-``tensor`` each matrix product is (tensor parallel); over ``expert`` the batch is, the experts of
-models that have them, and other weights as over ``fsdp``. XLA derives the communication from that.
+The mesh has four axes, any of which may be 1. ``data`` shards only the batch (data parallel);
+``fsdp`` shards the batch and the weights (fully sharded data parallel); ``tensor`` shards each
+matrix product (tensor parallel); ``expert`` shards the batch, the experts of models that have them,
+and other weights like ``fsdp``. XLA derives the communication from that.
 """
 
 import math
@@ -18,12 +18,12 @@ from xfunc import NamedSharding, P
 
 AXES = ("data", "fsdp", "tensor", "expert")
 _ROWS = ("data", "fsdp", "expert")  # the axes that shard a batch
-_FSDP = ("fsdp", "expert")  # those that shard weights, which are gathered where they are used
+_FSDP = ("fsdp", "expert")  # the axes that shard weights, which are gathered where they are used
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A mesh of the axes `AXES`, and the sharding of each kind of array.
+    """A mesh with the axes `AXES`, and the sharding of each kind of array.
 
     The stacked weights are ``[layers, out, in]``. Maps into attention and the feed-forward part are
     sharded over ``tensor`` by their outputs, maps out of them by their inputs, so that the values
@@ -49,12 +49,12 @@ class Sharding:
 
     @classmethod
     def of(cls, axes: Mapping[str, int], *, abstract: bool = False) -> "Sharding":
-        """On all devices there are, or, if `abstract`, on devices that need not be there."""
+        """On all devices or, if `abstract`, on devices that need not be present."""
         shape = tuple(axes.get(axis, 1) for axis in AXES)
         return cls(xf.AbstractMesh(shape, AXES) if abstract else xf.make_mesh(shape, AXES))
 
     def params(self, weights: Any) -> Any:
-        """The tree of shardings of `model.init`, for that of `model.weights`."""
+        """The tree of shardings of `model.init`, from the tree of `model.weights`."""
         return xf.tree.map(lambda w: self.on_mesh(getattr(self, w.lies)), weights)
 
     def on_mesh(self, spec: P) -> NamedSharding:

@@ -20,12 +20,12 @@ from .precision import LOSSY
 
 @dataclass(frozen=True)
 class Staging:
-    """What it took to trace and lower the step.
+    """The cost of tracing and lowering the step.
 
     Attributes:
-        seconds: for both.
+        seconds: the time for both.
         hlo_bytes: the size of the program.
-        growth_bytes: of this process.
+        growth_bytes: how much this process grew.
     """
 
     seconds: float
@@ -40,7 +40,7 @@ def report(
     found: Footprint,
     buffers: Sequence[Buffer],
 ) -> None:
-    """All that is known about one step."""
+    """Everything known about one step."""
     _heading(console, case)
     console.print(
         f"trace + lower: {staging.seconds:.2f} s, {staging.hlo_bytes / 1e6:.2f} MB of HLO; "
@@ -76,15 +76,14 @@ def _work(console: Console, found: Footprint) -> None:
             sent.add_row(kind, _gib(traffic.bytes), f"{traffic.runs:,}")
         console.print(sent, "", sep="\n")
     console.print(
-        f"FLOPs of a step, by formula: {found.flops:.3e}; "
-        f"with what is computed again: {found.executed:.3e}"
+        f"FLOPs per step, by formula: {found.flops:.3e}; with recomputation: {found.executed:.3e}"
     )
     if found.mfu_bound is not None and found.arithmetic_seconds is not None:
         links = "" if found.link_seconds is None else f", links {found.link_seconds:.3g} s"
         console.print(
             f"MFU at most {found.mfu_bound:.0%}: at their peak, arithmetic takes "
-            f"{found.arithmetic_seconds:.3g} s a step{links}\n"
-            "(an upper bound, not a forecast: as if both went on at once, and HBM took no time)"
+            f"{found.arithmetic_seconds:.3g} s per step{links}\n"
+            "(an upper bound, not a forecast: as if both overlapped fully and HBM took no time)"
         )
 
 
@@ -120,7 +119,7 @@ def trials(console: Console, found: Iterable[Trial], chips: Topology) -> None:
 
 
 def command(console: Console, source: str | None, run: Run) -> None:
-    """How to train with what a search found."""
+    """The command to train with what a search found."""
     base = config.read(source)
     given = [] if source is None else ["--config", source]
     text = shlex.join([*given, *options.differing(run, base)])
@@ -152,7 +151,7 @@ def _mesh(mesh: Mesh) -> str:
 def _table(first: str, *numbers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, overflow="fold")
-    for name in numbers:  # What cannot be wrapped is the last to be made narrow.
+    for name in numbers:  # Columns that cannot wrap are narrowed last.
         table.add_column(name, justify="right", no_wrap=True)
     return table
 

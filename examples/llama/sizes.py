@@ -1,4 +1,4 @@
-"""The description of a model: its family, its sizes, and what is particular to it."""
+"""The description of a model: its family, its sizes and its particulars."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,19 @@ class RopeScaling:
     """Scaling of rotary frequencies for contexts longer than in pretraining.
 
     Attributes:
-        factor: how many times longer.
-        low_freq_factor: of `llama3`: what turns fewer times in the original context is stretched.
-        high_freq_factor: of `llama3`: what turns more often is not.
-        original_context: tokens of the first training.
-        kind: `llama3` and `yarn` stretch slow frequencies, `linear` all of them, `dynamic` the more
-            the longer a text is.
-        beta_fast: of `yarn`: what turns more often in the original context is not stretched.
-        beta_slow: of `yarn`: what turns fewer times is stretched.
-        attention_factor: of `yarn`: what rotated queries and keys are multiplied by; null: 1 and a
-            tenth of the logarithm of the factor.
-        truncate: of `yarn`: whether the two bounds are rounded to whole features.
+        factor: how many times longer the context is.
+        low_freq_factor: for `llama3`: frequencies with fewer turns in the original context are
+            stretched.
+        high_freq_factor: for `llama3`: frequencies with more turns are not.
+        original_context: tokens of the context in pretraining.
+        kind: `llama3` and `yarn` stretch slow frequencies, `linear` all of them, `dynamic` more the
+            longer a text is.
+        beta_fast: for `yarn`: frequencies with more turns in the original context are not
+            stretched.
+        beta_slow: for `yarn`: frequencies with fewer turns are stretched.
+        attention_factor: for `yarn`: the factor of rotated queries and keys; null: 1 plus a tenth
+            of the logarithm of `factor`.
+        truncate: for `yarn`: whether the two bounds are rounded to whole features.
     """
 
     factor: float = 8.0
@@ -46,14 +48,14 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward parts of which each token takes some, in every layer.
+    """Mixture of experts: in every layer each token takes some of the feed-forward experts.
 
     Attributes:
         count: how many there are.
         active: how many a token takes.
-        intermediate: features within each.
-        normalised: whether the shares of those that a token takes add up to one.
-        shared: features within a part that all tokens take beside; 0: there is none.
+        intermediate: intermediate features of each.
+        normalised: whether the weights of the experts that a token takes add up to one.
+        shared: intermediate features of an expert that all tokens take as well; 0: there is none.
     """
 
     count: int = 8
@@ -75,30 +77,30 @@ class Config:
     """The sizes of one model.
 
     Attributes:
-        vocab: tokens.
+        vocab: number of tokens.
         hidden: features of a token between layers.
         intermediate: features within the feed-forward part.
-        layers: how many.
-        heads: of queries in each layer.
-        kv_heads: of keys and values in each layer.
+        layers: number of layers.
+        heads: query heads in each layer.
+        kv_heads: key and value heads in each layer.
         tied: whether the output matrix is the embedding matrix.
         rope_theta: the base of rotary frequencies.
-        norm_eps: added by norms to a mean square.
+        norm_eps: added to the mean square in norms.
         rope_scaling: scaling of rotary frequencies; null: none.
-        family: what else the model is made of.
+        family: which family's architecture the model has.
         head_size: features of a head; null: hidden / heads.
         qkv_bias: whether maps to queries, keys and values have biases.
         out_bias: whether the map out of attention has one.
         mlp_bias: whether maps of the feed-forward part have biases.
-        activation: of the feed-forward part.
+        activation: the activation function of the feed-forward part.
         window: how many tokens a token attends to, including itself; null: all before it.
         full_layers: numbers of the layers that attend to all tokens despite `window`.
         local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
-            as in others.
+            as in the others.
         query_scale: scores are divided by the square root of this; null: of the head size.
         score_cap: attention scores s become cap * tanh(s / cap); null: they are unchanged.
         logit_cap: the same for logits.
-        experts: of which the feed-forward part is made; null: it is one, for all tokens.
+        experts: the experts of the feed-forward part; null: one feed-forward part for all tokens.
     """
 
     vocab: int
@@ -145,7 +147,7 @@ class Config:
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
         if wrong := [i for i in self.full_layers if not 0 <= i < self.layers]:
-            raise ValueError(f"full_layers has {wrong}, and the layers are {self.layers}")
+            raise ValueError(f"full_layers has {wrong}, but there are {self.layers} layers")
 
     @property
     def head_dim(self) -> int:
@@ -154,7 +156,7 @@ class Config:
 
     @property
     def traits(self) -> Family:
-        """What `family` names."""
+        """The family that `family` names."""
         return FAMILIES[self.family]
 
     @property
@@ -211,7 +213,7 @@ PUBLISHED = {
         experts=Experts(128, 8, 768),
     ),
 }
-TINY = {  # A tokenizer that knows all bytes has 258 tokens or more.
+TINY = {  # A byte-level tokenizer has at least 258 tokens.
     "tiny": Config.tiny(512),
     "tiny-tied": Config.tiny(512, tied=True),
     "tiny-scaled": Config(

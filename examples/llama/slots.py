@@ -1,8 +1,8 @@
-"""Texts of any length side by side, each in a slot of one cache of keys and values.
+"""Texts of any length side by side, each in a slot of one KV cache.
 
-A slot is a row of the cache: a token of a text stands at the place of its number. One program makes
-the next token of every slot that has a text; another one reads a piece of a prompt into a slot.
-Neither depends on how long the texts are, which slots have one, or how their tokens are drawn.
+A slot is a row of the cache, in which each token is at the place of its position. One program
+generates the next token of every slot in use; another reads a piece of a prompt into a slot.
+Neither depends on how long the texts are, which slots are in use, or how tokens are drawn.
 """
 
 import functools
@@ -21,28 +21,28 @@ from .plan import Plan
 from .rope import Local, Ropes
 from .sampling import Sampling, choose
 
-TOP = 20  # likeliest tokens that are told of
+TOP = 20  # the most likeliest tokens that can be reported
 
 
 class State(NamedTuple):
-    """What lies on the devices between two calls."""
+    """What stays on the devices between two calls."""
 
     cache: Cache
     seen: Bool[Tensor, "slots vocab"]  # the tokens of each text
 
 
 class Rows(NamedTuple):
-    """What a call shall do, for each of its rows."""
+    """What a call is to do, for each of its rows."""
 
     slot: Int[Tensor, " rows"]
     at: Int[Tensor, " rows"]  # the place of the first token
-    size: Int[Tensor, " rows"]  # how many tokens there are; those behind are padding
+    size: Int[Tensor, " rows"]  # how many tokens there are; the rest is padding
     length: Int[Tensor, " rows"]  # of the text, on which `dynamic` rotary scaling depends
     sampling: Sampling
 
 
 class Made(NamedTuple):
-    """The next token of each row, and how likely the model finds it and the likeliest ones."""
+    """The next token of each row, its log-probability, and those of the likeliest tokens."""
 
     token: Int[Tensor, " rows"]  # -1: logits are not finite
     log_probability: Float[Tensor, " rows"]
@@ -52,7 +52,7 @@ class Made(NamedTuple):
 
 @functools.partial(xf.jit, static_argnums=(0, 1, 2, 3, 4))
 def empty(config: Config, slots: int, length: int, dtype: torch.dtype, plan: Plan) -> State:
-    """No text in any slot."""
+    """A state with no text in any slot."""
     cache = generate.empty(config, slots, length, dtype, plan)
     return State(cache, _whole(torch.zeros(slots, config.vocab, dtype=torch.bool), plan))
 
@@ -72,21 +72,21 @@ def advance(
     config: Config,
     plan: Plan,
 ) -> tuple[State, Made]:
-    """Add tokens to texts, and choose what comes next.
+    """Add tokens to texts, and choose the next ones.
 
     Args:
         params: the weights.
-        state: all that comes before; its memory is used again.
-        tokens: the next ones of each row, padded behind.
+        state: everything so far; its memory is reused.
+        tokens: the next ones of each row, right-padded.
         rows: where they belong. There are as many rows as slots, in their order, or fewer.
         config: the sizes.
-        plan: where arrays lie.
+        plan: where arrays are placed.
     """
     slots, length = state.seen.shape[0], state.cache.keys.shape[3]
     each = None if tokens.shape[0] == slots else rows.slot
     real = torch.arange(tokens.shape[1], device=tokens.device) < rows.size[:, None]
     places = rows.at[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-    written = torch.where(real, places, length)  # What is beyond the end is not written.
+    written = torch.where(real, places, length)  # Writes beyond the end are dropped.
     cache = state.cache if each is None else Cache(*(x[:, each] for x in state.cache))
     x, new = _run(params, cache, tokens, places, written, real, rows, config, plan)
 
@@ -106,7 +106,7 @@ def advance(
     last = (rows.size - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
     logits = model.logits(params, x.take_along_dim(last, 1), config, plan)[:, 0]
     token = choose(logits, rows.sampling, seen, rows.at + rows.size)
-    # Each process reads all of it, where there are several.
+    # With several processes, each reads all of it.
     made = Made(*(_whole(x, plan) for x in _told(logits, token)))
     return State(cache, _whole(every, plan)), made
 
@@ -122,10 +122,10 @@ def _run(
     config: Config,
     plan: Plan,
 ) -> tuple[Tensor, Cache]:
-    """What the last layer makes of tokens, and their keys and values in each layer."""
+    """The last layer's output for tokens, and their keys and values in each layer."""
     row = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
     place = torch.arange(cache.keys.shape[3], device=tokens.device)
-    # What other texts left must not count, not even as 0 times what is no number.
+    # What other texts left must not count, not even as 0 times NaN.
     stale = (place >= rows.at[:, None])[:, None, :, None]
     ropes = Ropes.of(places[:, None], config, rows.length[:, None, None, None])
 

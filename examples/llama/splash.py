@@ -1,6 +1,6 @@
 """Splash attention: the Pallas kernel that JAX has for attention on TPUs.
 
-JAX lowers it, in `splash_kernel`; here it becomes a function with a gradient. On a mesh each device
+JAX lowers it, in `splash_kernel`; here it becomes a differentiable function. On a mesh each device
 runs it on its own rows and heads. Queries, keys, values and documents are those of `attention`.
 """
 
@@ -31,22 +31,22 @@ def splash_attention(
     window: int | None = None,
     scores: Scores = _PLAIN,
 ) -> Heads:
-    """Causal attention over one or several documents a row.
+    """Causal attention over one or several documents per row.
 
-    What it leaves for its backward pass has the name ``attention`` in checkpoint policies.
+    Its residuals have the name ``attention`` in checkpoint policies.
 
     Args:
         q: queries.
-        k: keys, of as many heads or a divisor of that many.
+        k: keys, with as many heads or a divisor of that number.
         v: values, likewise.
-        segments: the document of each token; None: one document a row.
-        block: queries, and keys, at a time; of a shorter sequence, all.
-        sharding: where the arrays lie; None: on one device.
-        window: how many tokens each sees, itself among them; None: all before it.
-        scores: what becomes of the products of queries and keys.
+        segments: the document of each token; None: one document per row.
+        block: queries, and keys, at a time; all of a shorter sequence.
+        sharding: how the arrays are sharded; None: on one device.
+        window: how many tokens each sees, including itself; None: all before it.
+        scores: how scores are computed from the products of queries and keys.
 
     Raises:
-        ValueError: the sequence is no multiple of the block, or the block none of 128.
+        ValueError: the sequence is not a multiple of the block, or the block not one of 128.
         ImportError: JAX is not installed.
     """
     seq, dim = q.shape[2:]
@@ -59,7 +59,7 @@ def splash_attention(
             "attention 'blockwise', which takes any."
         )
     if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:
-        # Devices that share a head get a copy of it each.
+        # Devices that share a head each get a copy of it.
         k, v = (_repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
     segments = None if segments is None else segments.to(torch.int32)
     kernel = _Kernel(block, PLATFORM, sharding, window, scores.cap)
@@ -72,7 +72,7 @@ def _repeated(x: Tensor, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What the two passes have in common, all of it known when they are traced."""
+    """What the two passes have in common, all known at tracing time."""
 
     block: int
     platform: str

@@ -1,7 +1,7 @@
-"""The two passes of splash attention, in JAX. Nothing imports it but the process that lowers it.
+"""The two passes of splash attention, in JAX. Only the process that lowers it imports this module.
 
 Arrays are those of one device: queries ``[batch, heads, seq, head_dim]``, scaled; keys and values
-with as many heads or a divisor of that many; documents ``[batch, seq]`` or None.
+with as many heads or a divisor of that number; documents ``[batch, seq]`` or None.
 """
 
 from typing import Any, TypeAlias
@@ -43,9 +43,9 @@ def backward(
         out, log_total, ct = rest
         residuals = (q, k, v, documents, sinks, out, log_total)
         residuals += kernel.dq_mask_info, kernel.dkv_mask_info
-        # The kernel's own rule, for what is public computes the forward pass again.
+        # The kernel's own rule, because the public one recomputes the forward pass.
         grads = library._splash_attention_bwd(res=residuals, do=ct, **kernel.kwargs)
-        return grads[3:6]  # behind those of the masks
+        return grads[3:6]  # after those of the masks
 
     return jax.vmap(row)(q, k, v, _documents(segments), out, log_total, ct)
 
@@ -53,7 +53,7 @@ def backward(
 def _kernel(
     q: Array, *, block: int, interpret: bool, window: int, cap: float
 ) -> library.SplashAttentionKernel:
-    """The kernel of one row; without a window, or a cap of scores, where that is 0."""
+    """The kernel of one row; a window or cap of 0 means none."""
     seq = q.shape[2]
     causal = masks.CausalMask((seq, seq))
     if window:

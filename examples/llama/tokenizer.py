@@ -1,4 +1,4 @@
-"""Text to tokens and back: a tokenizer that exists, or one trained on the data."""
+"""Text to tokens and back: an existing tokenizer, or one trained on the data."""
 
 import contextlib
 import hashlib
@@ -14,24 +14,24 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from .documents import DataError
 
-# As Llama 3 names them, and then others.
+# The names of Llama 3 first, and then others.
 _BEGIN = ("<|begin_of_text|>", "<s>", "<bos>")
 _END = ("<|end_of_text|>", "</s>", "<eos>", "<|endoftext|>")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_SLICE = 1 << 17  # characters that go to the tokenizer at once, which needs a multiple of memory
+_SLICE = 1 << 17  # characters encoded at once, which takes several times their memory
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """What turns text into tokens.
+    """Turns text into tokens, and back.
 
     Attributes:
         model: Hugging Face's tokenizer.
         begin: the token before each document, None if there is none.
         end: the token after each document, None if there is none.
-        size: how many tokens there are: a model's vocabulary needs as many, or more.
-        digest: a hash of it all.
-        files: what it was read from.
+        size: how many tokens there are: a model's vocabulary must have at least as many.
+        digest: a hash of the whole.
+        files: the files it was read from.
     """
 
     model: tokenizers.Tokenizer
@@ -50,7 +50,7 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The tokens of the beginning of a document."""
+        """The tokens of a text that begins a document."""
         begin = [] if self.begin is None else [self.begin]
         return begin + self.encode([text])[0]
 
@@ -59,14 +59,14 @@ class Tokenizer:
         return self.model.decode(tokens)
 
     def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that tokens add to those before them.
+        """The text that tokens add to the tokens before them.
 
-        Alone they may make another: that of Llama 2 takes the space from the first word of a text.
+        Alone they may give another: Llama 2's tokenizer drops the space before a text's first word.
         """
         return self.decode([*before, *tokens])[len(self.decode(before)) :]
 
     def save(self, folder: Path) -> None:
-        """Copy it into `folder`, for `load`."""
+        """Copy its files into `folder`, for `load`."""
         folder.mkdir(parents=True, exist_ok=True)
         model, *beside = self.files
         for file, name in ((model, _FILES[0]), *((file, file.name) for file in beside)):
@@ -85,8 +85,8 @@ class Tokenizer:
 def load(path: str | Path) -> Tokenizer:
     """Read a `tokenizer.json`, or the one in a folder.
 
-    The tokens that begin and end a document are those that a `tokenizer_config.json` beside it
-    names, or else those with a usual name.
+    The tokens that begin and end a document are those named by a `tokenizer_config.json` beside it,
+    or else those with a usual name.
     """
     file = Path(path).expanduser()
     file = file / _FILES[0] if file.is_dir() else file
@@ -101,7 +101,7 @@ def load(path: str | Path) -> Tokenizer:
     except Exception as error:  # `tokenizers` raises plain Exception.
         names = " or ".join(map(str, files))
         raise DataError(f"cannot read {names}: {error}. Give another tokenizer") from error
-    model.no_truncation()  # Some are published with a maximal length.
+    model.no_truncation()  # Some are published with a maximum length.
     model.no_padding()
     model.encode_special_tokens = True
     vocab = model.get_vocab()
@@ -113,9 +113,9 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def train(documents: Iterable[str], vocab: int, folder: Path) -> None:
-    """Make a byte-level byte-pair encoding of at most `vocab` tokens, for `load` to read.
+    """Train a byte-level BPE tokenizer of at most `vocab` tokens, for `load` to read.
 
-    It can encode any text. `transformers.AutoTokenizer` reads the folder too.
+    It can encode any text. `transformers.AutoTokenizer` can read the folder too.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = [_BEGIN[0], _END[0]]
@@ -147,7 +147,7 @@ def train(documents: Iterable[str], vocab: int, folder: Path) -> None:
 
 
 def slices(text: str) -> Iterator[str]:
-    """The text in parts small enough to be encoded, which end with a line where they can."""
+    """The text in parts small enough to be encoded, which end at a line break if possible."""
     begin = 0
     while begin < len(text):
         end = begin + _SLICE

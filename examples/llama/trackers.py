@@ -15,7 +15,7 @@ Name = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Tracker(Protocol):
-    """Takes what a run tells. What it raises is told, and the run goes on."""
+    """Receives what a run reports. Its errors are reported, and the run continues."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step, by name."""
@@ -32,13 +32,13 @@ def begin(
 ) -> list[Tracker]:
     """Trackers of these names.
 
-    A run that goes on where it stopped is the same run in all of them.
+    A resumed run is the same run in all of them.
 
     Args:
-        names: of trackers.
-        folder: the run's.
-        first: how many steps were made; curves go on from there.
-        settings: of the run, to be shown beside the curves.
+        names: the trackers.
+        folder: the run's folder.
+        first: how many steps were made; curves continue from there.
+        settings: the run's settings, to be shown beside the curves.
 
     Raises:
         SettingError: a tracker is not installed.
@@ -47,7 +47,7 @@ def begin(
         return [_KINDS[name](folder, first, settings) for name in names]
     except ImportError as error:
         raise SettingError(
-            f"trackers has one that is not there ({error}): install it with pip, or leave it out"
+            f"trackers has one that is not installed ({error}): install it with pip, or remove it"
         ) from error
 
 
@@ -65,7 +65,7 @@ class TensorBoard:
             self._board.add_scalar(key, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text, as it is and not as Markdown."""
+        """A text, verbatim rather than as Markdown."""
         self._board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class WandB:
             resume="allow",
             config=dict(settings),
         )
-        # Steps that a killed run had made are told again, and wandb's own count never goes back.
+        # Steps of a killed run are logged again, but wandb's own step never goes back.
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -112,7 +112,7 @@ class MLflow:
 
         known = os.environ.get("MLFLOW_TRACKING_URI")
         place = known or f"sqlite:///{folder.absolute()}/mlflow.db"
-        # A server knows where its own files are; without one they would be in the current folder.
+        # A server knows where its files go; without one they would go to the current folder.
         self._files = None if known else (folder.absolute() / "mlflow").as_uri()
         self._entities: Any = mlflow.entities
         self._client: Any = mlflow.MlflowClient(place)
@@ -149,7 +149,7 @@ _KINDS: dict[Name, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow":
 
 
 def _kept(folder: Path, tracker: str, made: Any) -> str:
-    """The name that a tracker has for the run: the one in its folder, or a new one."""
+    """A tracker's id of the run: the one in the run's folder, or a new one."""
     file = folder / "trackers.json"
     try:
         known = json.loads(file.read_text("utf-8"))

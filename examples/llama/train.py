@@ -22,9 +22,9 @@ _SETTLED = 50  # steps before a loss may count as a spike
 
 
 class Guard(NamedTuple):
-    """What a step's loss and norm of the gradient are compared with.
+    """What a step's loss and gradient norm are compared with.
 
-    The steps counted, and running means of the two and of their squares.
+    The number of steps, and running means of the two and of their squares.
     """
 
     seen: Int[Tensor, ""]
@@ -33,9 +33,9 @@ class Guard(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that a step changes."""
+    """Everything that a step changes."""
 
-    params: Params  # that are trained
+    params: Params  # those that are trained
     opt: Any
     guard: Guard
     compensation: Params | None = None  # see `Precision.kept`
@@ -55,15 +55,15 @@ def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
     """The state before the first step, on the device: the same weights in every precision.
 
     On a mesh, let each device create its shard: ``xf.jit(lambda: init(recipe),
-    out_shardings=shardings(recipe))()``. The weights of which some are frozen are not drawn, and
-    for these there are `lora.trained` and `start`.
+    out_shardings=shardings(recipe))()``. If some weights are frozen, none are drawn: use
+    `lora.trained` and `start`.
     """
     return start(recipe, model.init(recipe.model, seed))
 
 
 @functools.partial(xf.jit, static_argnames="recipe")
 def start(recipe: Recipe, params: Params) -> State:
-    """The state before the first step, of given parameters, those that are trained."""
+    """The state before the first step, from the parameters that are trained."""
     zero = torch.zeros(2, dtype=torch.float32)
     guard = Guard(torch.zeros((), dtype=torch.int64), zero, zero)
     opt = OPTIMIZERS[recipe.optimizer][0](params)
@@ -76,12 +76,12 @@ def start(recipe: Recipe, params: Params) -> State:
 def train_step(
     state: State, batch: Batch, base: Params | None = None, *, recipe: Recipe
 ) -> tuple[State, Metrics]:
-    """Loss and gradient, then the optimizer. The new state takes the memory of the old one.
+    """Loss and gradient, then the optimizer. The new state reuses the memory of the old one.
 
     Args:
-        state: as of `start`.
+        state: as from `start`.
         batch: rows of tokens.
-        base: the weights that are not trained, as of `lora.frozen`; None: there are none.
+        base: the weights that are not trained, as from `lora.frozen`; None: there are none.
         recipe: how it is trained.
     """
     recipe.check_warmup()
@@ -98,7 +98,7 @@ def train_step(
         new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
     else:
         bad = torch.zeros_like(bad)
-    if recipe.plan.sharding is not None:  # The next step shall find it as this one did.
+    if recipe.plan.sharding is not None:  # The next step must find it as this one did.
         new = xf.with_sharding_constraint(new, shardings(recipe))
     return new, Metrics(mean, norm, lr, model.target_count(batch), bad)
 
@@ -111,7 +111,7 @@ def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int 
         recipe: how it is trained.
         seq: tokens of the longest row.
         buckets: the lengths to compile for.
-        limit: bytes that a step may hold on a device; None: as many as it takes.
+        limit: bytes that a step may use on a device; None: no limit.
     """
 
     def step(state: State, batch: Batch, base: Params | None) -> tuple[State, Metrics]:
@@ -133,22 +133,24 @@ def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int 
 def gradient(
     params: Params, batch: Batch, recipe: Recipe, base: Params | None = None
 ) -> tuple[Float[Tensor, ""], Params]:
-    """The mean loss of a batch and its gradient, found for one part of the batch after another."""
+    """The mean loss of a batch and its gradient, computed one microbatch at a time."""
     plan, count = recipe.plan, target_count(batch, recipe)
-    params = recipe.numbers.computing(params)  # Once, so that devices also gather in this dtype.
+    params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
     of_part = xf.value_and_grad(loss)
     if parts == 1:
         return of_part(params, base, batch, recipe, count)
     rows = batch.tokens.shape[0]
     if rows % parts:
-        raise ValueError(f"a batch of {rows} rows has no {parts} equal parts: change microbatches")
+        raise ValueError(
+            f"a batch of {rows} rows cannot be split into {parts} equal parts: change microbatches"
+        )
 
     def add(total: Any, part: Batch) -> tuple[Any, None]:
         found = of_part(params, base, part, recipe, count)
         return xf.tree.map(lambda t, x: t + x.to(t.dtype), total, found), None
 
-    # Row after row to another part, so that each device has rows of all parts.
+    # Rows are dealt out in turn, so that each device has rows of all parts.
     split = xf.tree.map(lambda x: x.unflatten(0, (-1, parts)).movedim(1, 0), batch)
     zero = torch.zeros((), dtype=torch.float32)
     zeros = xf.tree.map(lambda p: torch.zeros_like(p, dtype=torch.float32), params)
@@ -159,11 +161,11 @@ def gradient(
 def loss(
     params: Params, base: Params | None, batch: Batch, recipe: Recipe, count: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """The loss of a batch: the sum of those of its targets, or of its pairs, divided by `count`.
+    """The loss of a batch: the sum over its targets, or its pairs, divided by `count`.
 
     Args:
-        params: that are trained, as the model is computed with them.
-        base: those that are not.
+        params: the weights that are trained, in the form the model computes with.
+        base: the weights that are not.
         batch: rows of tokens.
         recipe: what is trained.
         count: how many targets, or pairs, there are.
@@ -213,7 +215,8 @@ def eval_loss(
     return loss(params, base, batch, recipe, target_count(batch, recipe))
 
 
-# -- where the state lies -----------------------------------------------------------------------
+# -- where the state is placed
+# -----------------------------------------------------------------------
 
 
 @functools.cache
@@ -223,7 +226,7 @@ def shardings(recipe: Recipe) -> State:
 
 
 def abstract_state(recipe: Recipe) -> State:
-    """The shapes and shardings of a state that need not fit anywhere, to lower a step for."""
+    """The shapes and shardings of a state, which need not fit anywhere, for lowering a step."""
     every = abstract_params(recipe, recipe.numbers.weights)
     placed = lora.trained(every, recipe.model, recipe.tune, lora.abstract(recipe.tune))
     sharding = _sharding(recipe)
@@ -260,8 +263,8 @@ def abstract_batch(recipe: Recipe, rows: int, seq: int, *, packed: bool = False)
     Args:
         recipe: what is trained.
         rows: on all devices together.
-        seq: tokens of a row.
-        packed: whether rows hold several documents, as those of `Reader`; or one each.
+        seq: tokens per row.
+        packed: whether rows hold several documents, like those of `Reader`, or one each.
     """
     sharding = recipe.plan.sharding
     where = None if sharding is None else sharding.on_mesh(sharding.batch)
@@ -285,7 +288,7 @@ def _beside(name: str, part: Any, placed: Any, sharding: Sharding) -> Any:
             where = weight.sharding
         elif not math.prod(a.shape):
             where = whole
-        else:  # Means over the last dimension, or over the one before.
+        else:  # Means over the last dimension, or the one before it.
             left = spec[:-1] if name == "rows" else (*spec[:-2], spec[-1])
             where = sharding.on_mesh(P(*left))
         return _on(a, where)

@@ -1,4 +1,4 @@
-"""Trained weights: of a run's checkpoint, or of a folder in Hugging Face's format."""
+"""Trained weights: from a run's checkpoint, or a folder in Hugging Face's format."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from .restored import restore_params
 class Trained(NamedTuple):
     """Weights on the devices, and what belongs to them."""
 
-    name: str  # what they are, for people
+    name: str  # a description for people
     run: Run
     recipe: Recipe
     params: Params  # those that are trained
@@ -32,14 +32,14 @@ class Trained(NamedTuple):
     base: Params | None = None  # those that are not
 
     def whole(self) -> Params:
-        """All weights, adapters added to theirs."""
+        """All weights, with adapters merged in."""
         if self.base is None:
             return self.params
         tune = self.recipe.tune
         return xf.jit(lambda p, base: lora.merged(lora.join(p, base, tune)))(self.params, self.base)
 
     def computing(self) -> Params:
-        """All weights as the model is computed with them."""
+        """All weights, in the form the model computes with."""
         return xf.jit(self.recipe.numbers.computing)(self.whole())
 
 
@@ -64,7 +64,7 @@ def load(
             "give the folder of one"
         )
     run = config.read(source or folder / "config.yaml", pairs)
-    # The folder may have been moved, and a tokenizer made of the data anew be another one.
+    # The folder may have been moved, and a tokenizer trained again might differ.
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
     recipe = run.recipe(xf.device_count())
@@ -91,8 +91,8 @@ def load_published(
         folder: has config.json and safetensors.
         source: settings, see `config.read`.
         pairs: settings that differ from those.
-        defaults: the settings that neither gives, without the model.
-        adapter: a folder of adapters to begin with; None: the first step has new ones.
+        defaults: the settings that neither gives, except the model.
+        adapter: a folder of adapters to start from; None: new ones.
     """
     sizes = load_config(folder)
     tune, started = defaults.train.tune, None
@@ -110,33 +110,33 @@ def load_published(
         _, params = hf.load(folder, recipe.numbers.weights, base.every_sharding(recipe))
         return Trained(str(folder), run, recipe, params, folder)
     run = dataclasses.replace(run, base=str(folder.absolute()))
-    _, every = hf.load(folder, None, base.every_sharding(recipe))  # Frozen ones are kept so.
+    _, every = hf.load(folder, None, base.every_sharding(recipe))  # Frozen ones keep their dtype.
     params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
     return Trained(str(folder), run, recipe, params, folder, base.frozen(every, recipe))
 
 
 def _check_left(key: str, was: Any, now: Any, file: Path) -> None:
-    """Raise an error if settings in `train` are not those that a file gives."""
+    """Raise an error if settings in `train` differ from those in a file."""
     if was == now:
         return
     known, given = options.plain(was), options.plain(now)
     differ = "; ".join(
-        f"train.{key}.{name} is {given[name]}, and there it is {known[name]}"
+        f"train.{key}.{name} is {given[name]}, but {known[name]} there"
         for name in known
         if given[name] != known[name]
     )
-    raise SettingError(f"train.{key} is that of {file}: {differ}. Leave these settings out")
+    raise SettingError(f"train.{key} comes from {file}: {differ}. Leave these settings out")
 
 
 def _placed(params: Params, recipe: Recipe) -> Params:
-    """What is trained, on the devices."""
+    """The trained weights, on the devices."""
     where: Any = train.shardings(recipe)
     kept = xf.tree.map(lambda p: p.to(recipe.numbers.weights), params)
     return xf.device_put(kept, where.params)
 
 
 def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
-    """What is trained of all weights, before the first step."""
+    """The trained part of all weights, before the first step."""
     where: Any = train.shardings(recipe)
 
     def begin(params: Params) -> Params:
@@ -160,13 +160,13 @@ def import_published(
     pairs: Iterable[str] = (),
     adapter: Path | None = None,
 ) -> Run:
-    """Make a run of weights in Hugging Face's format: they are its checkpoint of step 0.
+    """Make a run from weights in Hugging Face's format: they become its checkpoint of step 0.
 
     Args:
         source: has config.json and safetensors.
         given: settings, see `config.read`.
-        pairs: settings that differ from those; what neither gives is that of `config.TUNING`.
-        adapter: a folder of adapters in PEFT's format to begin with.
+        pairs: settings that differ from those; `config.TUNING` gives the rest.
+        adapter: a folder of adapters in PEFT's format to start from.
     """
     trained = _usable(load_published(source, given, pairs, config.TUNING, adapter))
     folder = Path(trained.run.folder)
@@ -197,7 +197,7 @@ def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None =
     Args:
         trained: the weights.
         folder: a new one.
-        dtype: in which they are stored; None: that in which the model was computed.
+        dtype: the dtype they are stored in; None: the one the model computed in.
     """
     dtype = dtype or trained.recipe.numbers.arithmetic
     model, context = trained.recipe.model, max(trained.run.context, trained.run.data.seq)
@@ -205,6 +205,6 @@ def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None =
 
 
 def export_adapters(trained: Trained, folder: Path) -> None:
-    """Write what is trained beside a base in PEFT's format."""
+    """Write the trained adapters in PEFT's format."""
     recipe, name = trained.recipe, trained.run.base or ""
     adapters.save(folder, trained.params, recipe.model, recipe.tune, name)

@@ -1,9 +1,9 @@
-"""The processes of a run tell each other that they are alive.
+"""Processes of a run monitor each other: each must report regularly that it is alive.
 
-What they compute together they also wait for together: if one of them dies, the others would wait
-for long, or for ever, deep within XLA. So a thread of each process speaks to that of the first one,
-a few times a second. It notices at once if a process has ended, after some time if its host has
-gone or it is stopped, and hears of the errors of others.
+In a computation they share, they wait for each other: if one died, the others would wait for a long
+time, or for ever, deep within XLA. So a thread of each process exchanges messages with the first
+process, a few times a second. It notices at once if a process has ended, after a while if its host
+is gone or it is stopped, and learns of errors in others.
 """
 
 import contextlib
@@ -18,24 +18,25 @@ _EVERY = 0.3  # seconds from one round to the next
 _SILENCE = 100.0  # seconds after which a process that says nothing counts as lost
 _SIZE = 1024  # bytes of a message
 
-# What a process says, and what the first one answers: its first character, then a text.
+# What a process says and what the first one answers: one of these characters, then a text.
 _WELL, _LEFT, _FAILED = " ", "l", "f"
 _GO_ON, _END, _LOST = " ", "e", "x"
 
 
 class Watch:
-    """Watches the other processes of ``torch.distributed``. All of them make one at the same time.
+    """Watches the other processes of ``torch.distributed``. All must create one at the same time.
 
     Args:
-        lost: is given what has happened, in another thread, when a process has failed or is gone
-            and this one has not. It must end this process, since the main thread may never go on.
-        silence: after how many seconds a process that says nothing is taken for lost.
+        lost: called in another thread with what has happened, if a process has failed or is gone
+            and this one has not. It must end this process, since the main thread may never
+            continue.
+        silence: seconds after which a process that says nothing counts as lost.
     """
 
     def __init__(self, lost: Callable[[str], object], silence: float = _SILENCE):
         self._lost, self._silence = lost, silence
         self._rank, self._count = distributed.get_rank(), distributed.get_world_size()
-        # Of its own, because threads must not mix their messages.
+        # A separate group, because threads must not mix their messages.
         timeout = datetime.timedelta(seconds=silence)
         self._group = distributed.new_group(backend="gloo", timeout=timeout)
         self._said, self._news = _WELL, ""
@@ -45,19 +46,19 @@ class Watch:
         self._thread.start()
 
     def leave(self) -> None:
-        """Wait until all processes leave."""
+        """Wait until all processes have left."""
         self._say(_LEFT)
         self._thread.join()
 
     def fail(self, text: str) -> str | None:
-        """Tell the others that this process has failed, unless it did because another one has.
+        """Tell the others that this process has failed, unless another one failed first.
 
         Returns:
-            What has happened to the other one; None: this process is the first to fail.
+            What has happened to the other one; None if this process is the first to fail.
         """
         self._failing = True
-        # What fails in all processes shall be told by the first one. An error of any may follow
-        # from the end of another, of which news are on the way.
+        # The first process should report an error that occurs in all of them. And an error here may
+        # follow from the end of another process, news of which is on its way.
         if not self._heard.wait(2.0 if self._rank == 0 else 4.0):
             self._failed = True
             self._say(_FAILED + text)
@@ -75,7 +76,7 @@ class Watch:
             self._lost(self._news)
 
     def _lead(self) -> str:
-        """Ask all others, again and again; returns what has happened, nothing if all have left."""
+        """Listen to the others in turn; returns what has happened, empty if all have left."""
         while True:
             said = [self._said]
             for k in range(1, self._count):
@@ -84,7 +85,7 @@ class Watch:
                 except RuntimeError as error:
                     said.append(f"{_LOST}{self._gone(k, error)}")
             bad = [(k, text) for k, text in enumerate(said) if text[0] in (_FAILED, _LOST)]
-            # One that is lost may be the reason for what others say.
+            # A lost process may be the cause of what others say.
             bad.sort(key=lambda pair: pair[1][0] != _LOST)
             answer = _END if all(text[0] == _LEFT for text in said) else _GO_ON
             if bad:
@@ -100,7 +101,7 @@ class Watch:
             self._changed.clear()
 
     def _follow(self) -> str:
-        """Say how it is, again and again; returns what has happened, nothing if all have left."""
+        """Report in turn to the first; returns what has happened, empty if all have left."""
         try:
             while True:
                 distributed.send(_packed(self._said), 0, self._group)
@@ -115,7 +116,7 @@ class Watch:
         return bytes(found.tolist()).rstrip(b"\0").decode(errors="replace")
 
     def _answer(self, text: str, k: int) -> None:
-        with contextlib.suppress(RuntimeError):  # It is gone, which the next round finds.
+        with contextlib.suppress(RuntimeError):  # It is gone: the next round will notice.
             distributed.send(_packed(text), k, self._group)
 
     def _gone(self, k: int, error: RuntimeError) -> str:

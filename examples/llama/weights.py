@@ -1,4 +1,4 @@
-"""The parameters of a model: what each is, where it lies, what it begins as."""
+"""The parameters of a model: their shapes, shardings and initial values."""
 
 import functools
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ Params: TypeAlias = dict[str, Any]
 
 @functools.partial(xf.jit, static_argnames=("config", "dtype"))
 def init(config: Config, seed: int | Tensor = 0, dtype: torch.dtype = torch.float32) -> Params:
-    """Random parameters, on the device: norms change nothing, biases are zero, and matrices normal,
+    """Random parameters, on the device: norms are the identity, biases zero, and matrices normal,
     scaled by their fan-in.
 
-    They depend on nothing but `seed`. Under a `jit` with ``out_shardings`` each device makes its
-    part only.
+    They depend only on `seed`. Under a `jit` with ``out_shardings`` each device makes only its
+    shard.
     """
     tree = weights(config)
     keys = iter(xf.random.split(xf.random.key(seed), len(xf.tree.leaves(tree))))
 
-    def made(part: Any) -> Any:  # in the order in which `weights` has them, which names do not have
+    def made(part: Any) -> Any:  # in the order of `weights`, not of names
         if isinstance(part, dict):
             return {name: made(inner) for name, inner in part.items()}
         if part.kind == "matrix":
@@ -36,24 +36,24 @@ def init(config: Config, seed: int | Tensor = 0, dtype: torch.dtype = torch.floa
 
 
 def shapes(config: Config, dtype: torch.dtype = torch.bfloat16) -> Params:
-    """The tree that `init` would return, of shapes only: 405 billion parameters fit on a laptop."""
+    """The tree of `init`, with shapes only: 405 billion parameters fit on a laptop."""
     return xf.tree.map(lambda w: xf.ShapeDtypeStruct(w.shape, dtype), weights(config))
 
 
 def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
-    """Whether weight decay is for each parameter; matrices in layers always decay."""
+    """Whether each parameter has weight decay; matrices in layers always do."""
     tree = xf.tree.map(lambda w: w.kind == "matrix" or norms, weights(config))
     return tree | {"embed": embeddings}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """What a parameter is.
+    """The description of a parameter.
 
     Attributes:
-        shape: its sizes.
-        kind: what it begins as: a `matrix`, normal; or all `one` or all `zero`.
-        lies: the field of `sharding.Sharding` that says where.
+        shape: its shape.
+        kind: its initial value: a `matrix`, normal; or all `one` or all `zero`.
+        lies: the field of `sharding.Sharding` that gives its sharding.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Weight:
 
 
 def weights(c: Config) -> Params:
-    """What each parameter of a model is, in the tree of `init`."""
+    """The description of each parameter, in the tree of `init`."""
     q, kv, n = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.layers
 
     def norm(size: int, lies: str = "layer_norm") -> Weight:

@@ -1,37 +1,37 @@
-"""The text of tokens as they come, up to where a stop string begins."""
+"""The text of tokens as they arrive, up to where a stop string begins."""
 
 from collections.abc import Sequence
 
 from .tokenizer import Tokenizer
 
-_UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what bytes become that are no character, or none yet
-_BYTES = 4  # of a character, at most
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # for bytes that are not, or not yet, a character
+_BYTES = 4  # the most bytes of a character
 _CONTEXT, _WINDOW = 8, 64  # tokens that are decoded again with each new one
 
 
 class Wording:
-    """What tokens say after a prompt.
+    """The text of tokens after a prompt.
 
-    A character may have its bytes in several tokens, and how a token is written may depend on those
-    before it. So a few of these are decoded again with each, and characters that may change yet are
-    held back; so is what may become a stop string.
+    The bytes of a character may be in several tokens, and the text of a token may depend on those
+    before it. So a few of these are decoded again with each token, and characters that may still
+    change are held back, as is whatever may become a stop string.
 
     Args:
         tokenizer: knows the tokens.
-        prompt: those before.
-        stops: texts before which the text ends.
+        prompt: the tokens before.
+        stops: strings before which the text ends.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._window = list(prompt[-_CONTEXT:])
         self._said = len(tokenizer.decode(self._window))  # characters of the window
-        self._known = len(self._window)  # tokens of the window all of which are said
+        self._known = len(self._window)  # tokens of the window whose text is all said
         self._held = ""
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """What can be said now that there is another token."""
+        """The text that is certain after another token."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         open_end = len(text) - len(text.rstrip(_UNKNOWN))
@@ -45,14 +45,14 @@ class Wording:
         return self._until_stop(new)
 
     def end(self) -> str:
-        """What is left to say when no more tokens come."""
+        """The remaining text, when no more tokens follow."""
         text = self._tokenizer.decode(self._window)
         said = self._until_stop(text[self._said :])
         held, self._held = self._held, ""
         return said if self.stopped else said + held
 
     def _shorten(self, tokens: int, text: str) -> None:
-        """Leave out the first tokens of the window; the same characters at its end are unsaid."""
+        """Drop the first tokens of the window; the unsaid characters at its end stay unsaid."""
         unsaid = len(text) - self._said
         self._window = self._window[tokens:]
         self._said = len(self._tokenizer.decode(self._window)) - unsaid

@@ -276,7 +276,7 @@ def test_warmup_must_end() -> None:
 def test_parts_of_a_batch_must_be_equal() -> None:
     recipe = train.Recipe(model.Config.tiny(), 9, Plan(microbatches=3), warmup=1)
     batch = model.batch_of(tokens_of(recipe.model, batch=4))
-    with pytest.raises(ValueError, match="a batch of 4 rows has no 3 equal parts"):
+    with pytest.raises(ValueError, match="a batch of 4 rows cannot be split into 3 equal parts"):
         train.train_step(train.init(recipe), batch, recipe=recipe)
 
 

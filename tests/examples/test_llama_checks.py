@@ -28,14 +28,14 @@ Command = Callable[..., tuple[int, str]]
         ("train.warmup=-3", "train: warmup is -3: use 0 or more"),
         ("train.weight_decay=-1", r"train: weight_decay is -1\.0: use 0 or more"),
         ("train.weight_decay=.nan", "train: weight_decay is nan: use 0 or more"),
-        ("train.floor=-2", r"train: floor is -2\.0: use a part of the rate, from 0 to 1"),
-        ("train.cooldown=2", r"train: cooldown is 2\.0: use a part of the steps, from 0 to 1"),
+        ("train.floor=-2", r"train: floor is -2\.0: use a fraction of the rate, from 0 to 1"),
+        ("train.cooldown=2", r"train: cooldown is 2\.0: use a fraction of the steps, from 0 to 1"),
         ("train.beta1=1", r"train: beta1 is 1\.0: use 0 or more, below 1"),
         ("train.beta2=-1", r"train: beta2 is -1\.0: use 0 or more, below 1"),
         ("train.eps=0", r"train: eps is 0\.0: use a number above 0"),
         (
             "train={optimizer: adafactor, beta1: 0.8, eps: 1e-6}",
-            "train: beta1, eps: of adamw alone, and the optimizer is adafactor. Leave",
+            "train: beta1, eps: only for adamw, and the optimizer is adafactor. Leave",
         ),
         ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
         ("train.clip=.nan", "train: clip is nan: use a number above 0"),
@@ -75,7 +75,7 @@ def test_the_vocabulary_is_checked_before_documents_are_encoded(
         (("--new", "0"), "--new is 0: generate 1 token or more"),
         (("--batch", "0"), "--batch is 0: make 1 text or more at a time"),
         (("--stop", ""), "--stop is empty: every text ends with that"),
-        (("--seed", 2**64), f"seed is {2**64}: use a number of 64 bits"),
+        (("--seed", 2**64), f"seed is {2**64}: use a 64-bit integer"),
     ],
 )
 def test_drawing_is_checked_before_weights_are_read(
@@ -95,7 +95,7 @@ def test_imported_weights(
     for name in ("import-hf", "eval"):
         status, told = command(name, hub, "train.model.layers=7", f"folder={tuned}")
         assert status == 2
-        assert "config.json: train.model.layers is 7, and there it is 2. Leave" in told
+        assert "config.json: train.model.layers is 7, but 2 there. Leave" in told
     assert not tuned.exists()
 
     status, told = command("import-hf", hub, f"folder={tuned}", "data.seq=16")
@@ -175,7 +175,7 @@ def test_a_skipped_step_is_told(
     xf.clear_caches()
     assert fit.fit(run_of("a", "save_every=100", "eval_every=100")).ended == "bad"
     told = capsys.readouterr().out
-    assert "step 1 is skipped: loss inf, norm of the gradient " in told
+    assert "step 1 is skipped: loss inf, gradient norm " in told
     assert "The last 3 steps were all bad and were skipped" in told
     assert "step 2: remove the checkpoints from there on" in told
     assert "on_bad=skip" not in told
@@ -191,7 +191,7 @@ def test_lines_of_metrics_that_no_run_writes(tmp_path: Path) -> None:
     damaged = [good[0], "garbage\n", good[1], "[1]\n", good[2], '{"step": 4, "lo']
     file.write_text("".join(damaged))
     [told] = metrics.cut(file, 2)
-    assert told.startswith(f"{file} has lines that no run writes, 2, 4: left out, and kept in ")
+    assert told.startswith(f"{file} has lines that no run writes, 2, 4: removed, and kept in ")
     assert file.read_text() == good[0] + good[1]
     assert (tmp_path / "metrics.damaged").read_text() == "".join(damaged)
     assert metrics.cut(file, 2) == []
@@ -206,7 +206,7 @@ def test_metrics_that_cannot_be_written_do_not_end_training(
 
     monkeypatch.setattr(metrics, "cut", full)
     assert fit.fit(run_of("a", "train.steps=4")).ended == "done"
-    told = "metrics are not written, and training goes on: [Errno 28] No space left on device"
+    told = "metrics are not written, but training continues: [Errno 28] No space left on device"
     assert capsys.readouterr().out.count(told) == 1
 
 

@@ -633,8 +633,8 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
         ({"batch": 0}, "batch is 0: use 1 or more"),
         ({"seq": 0}, "seq is 0: use 1 or more"),
         ({"seed": -1}, "seed is -1: use 0 or more"),
-        ({"held_out": 0.0}, "held_out is 0.0: use a part between 0 and 1"),
-        ({"held_out": 1.0}, "held_out is 1.0: use a part between 0 and 1"),
+        ({"held_out": 0.0}, "held_out is 0.0: use a fraction between 0 and 1"),
+        ({"held_out": 1.0}, "held_out is 1.0: use a fraction between 0 and 1"),
     ],
 )
 def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:

@@ -92,7 +92,7 @@ def test_steps_are_those_of_the_exact_shapes(run_on: Any) -> None:
     run = run_on("run")
     said = io.StringIO()
     assert fit.fit(run, Console(file=said)).ended == "done"
-    assert "a batch is padded to the next of 48 tokens a row" in said.getvalue()
+    assert "batches are padded to the next of 48 tokens per row" in said.getvalue()
     recipe = run.recipe(xf.device_count())
     reader = Reader(run.data, Path(run.folder), recipe.model.vocab)
     state, want = train.init(recipe, run.seed), []

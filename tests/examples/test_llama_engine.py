@@ -149,7 +149,7 @@ def test_logits_that_are_not_finite_end_their_text_alone(params: model.Params) -
     bad._deliver = parts.append
     engine.finish()
     assert isinstance(parts[-1].error, NotFiniteError)
-    assert "logits that are not finite, and nothing can be drawn" in str(parts[-1].error)
+    assert "logits that are not finite, so no token can be drawn" in str(parts[-1].error)
     assert (bad.ended, len(bad.made), good.ended) == ("error", 0, "length")
 
 
@@ -177,7 +177,7 @@ def test_a_call_that_fails_ends_its_texts_alone(
 
 
 REFUSED: dict[str, Any] = {
-    "the prompt has 38 tokens, and 3 new ones are asked for: 40 are the most": ([1] * 38, 3),
+    "the prompt has 38 tokens and 3 new ones are requested: together they may be 40": ([1] * 38, 3),
     "there is no token 512: there are 512": ([1, 512], 3),
     "there is no token -1": ([-1], 3),
     "the prompt is empty: give one token or more": ([], 3),
@@ -276,11 +276,11 @@ WRONG = {
     "temperature is nan": {"temperature": float("nan")},
     "top_k is -1: use 0, for any token, or more": {"top_k": -1},
     "top_p is 0.0: use a probability, above 0 and up to 1": {"top_p": 0.0},
-    "min_p is 1.5: use a share, from 0 to 1": {"min_p": 1.5},
+    "min_p is 1.5: use a fraction, from 0 to 1": {"min_p": 1.5},
     "repetition_penalty is 0.0: use 1, for none, or another number above 0": {
         "repetition_penalty": 0.0
     },
-    "seed is 9223372036854775808: use a number of 64 bits": {"seed": 2**63},
+    "seed is 9223372036854775808: use a 64-bit integer": {"seed": 2**63},
 }
 
 

@@ -188,4 +188,6 @@ def test_nothing_is_drawn_from_what_is_not_finite(
         argv = ["generate", run.folder, "--prompt", "the", "--new", 3]
         status, told = command(*argv, "--temperature", temperature)
         assert status == 2
-        assert f"error: step 5 of {run.folder}: the model makes logits that are not finite" in told
+        assert (
+            f"error: step 5 of {run.folder}: the model produces logits that are not finite" in told
+        )

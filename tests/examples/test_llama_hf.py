@@ -512,11 +512,11 @@ WRONG = {
     ),
     "no factor": (
         lambda f: edit_config(f, rope_scaling={"type": "linear"}),
-        r"lacks rope_scaling.factor: take the whole file",
+        r"lacks rope_scaling.factor: download the whole file",
     ),
     "layers of another kind": (
         lambda f: edit_config(f, layer_types=["full_attention", "chunked_attention"]),
-        r"has layer_types \[.*'chunked_attention'\], and 2 of 'full_attention' and 'sliding_atte",
+        r"has layer_types \[.*'chunked_attention'\], and it must have 2, each 'full_attention'",
     ),
     "some layers without experts": (
         lambda f: edit_config(

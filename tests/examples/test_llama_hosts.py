@@ -66,7 +66,7 @@ def test_processes_that_end_and_others_that_go_on(
     with started(1, 8, *more, module=COMMANDS) as running:
         ((status, said),) = ends(running)
     assert status == 0, said
-    assert re.search("^[48] of 12 steps are made", said, re.MULTILINE), "8 may not be complete."
+    assert re.search("^[48] of 12 steps are done", said, re.MULTILINE), "8 may not be complete."
     assert curve(run) == curve(whole)
     assert [line["step"] for line in curve(run) if "loss" in line] == [*range(1, 13)]
     _, _, of_one = said.partition("fit ends with")
@@ -110,7 +110,9 @@ def test_they_must_have_the_same_settings_and_data(monkeypatch: pytest.MonkeyPat
     with pytest.raises(hosts.ProcessesDifferError, match="process 1 was started with seed=3, unl"):
         hosts.check_same_settings(Run())
     said[:] = [{"text": "a", "seq": 3}, {"text": "a", "seq": 3}, {"text": "b", "seq": 3}]
-    with pytest.raises(hosts.ProcessesDifferError, match=r"process 2 found other data .* \(text\)"):
+    with pytest.raises(
+        hosts.ProcessesDifferError, match=r"process 2 found different data .* \(text\)"
+    ):
         hosts.check_same_data(said[0])
 
 

@@ -60,7 +60,7 @@ def test_damage_is_found_and_mended(
     file.write_bytes(damage(file.read_bytes())) if damage else file.unlink()
     told: list[str] = []
     again = Reader(settings, tmp_path, say=told.append)
-    assert f"{file.parent} is damaged, and made again: " in told[0]
+    assert f"{file.parent} is damaged and is made again: " in told[0]
     assert reason in told[0]
     assert again.state(0) == state
     assert (again.batch(3).tokens == batch.tokens).all()

@@ -251,15 +251,15 @@ BAD: dict[str, tuple[str, Any]] = {
         COMPLETION | {"max_tokens": "5"},
     ),
     "max_tokens: Input should be greater than": ("chat/completions", CHAT | {"max_tokens": 0}),
-    "the prompt has 2 tokens, and 63 new ones": ("completions", COMPLETION | {"max_tokens": 63}),
-    "new ones are asked for: 64 are the most": (
+    "the prompt has 2 tokens and 63 new ones": ("completions", COMPLETION | {"max_tokens": 63}),
+    "new ones are requested: together they may be 64 at most": (
         "chat/completions",
         {"model": "tiny", "messages": [{"role": "user", "content": "the cat " * 99}]},
     ),
     "presence_penalty: Input should be less": ("completions", COMPLETION | {"presence_penalty": 1}),
     "tools: Extra inputs are not permitted": ("chat/completions", CHAT | {"tools": []}),
-    "prompt: it is empty": ("completions", COMPLETION | {"prompt": []}),
-    "prompt: 128 answers are the most": (
+    "prompt is empty": ("completions", COMPLETION | {"prompt": []}),
+    "prompt asks for more than 128 answers": (
         "completions",
         COMPLETION | {"prompt": ["a"] * 65, "n": 2},
     ),

@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_is_the_same_in_mlflow(
 
 def test_a_tracker_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(SettingError, match=r"trackers has one that is not there \(.*wandb"):
+    with pytest.raises(SettingError, match=r"trackers has one that is not installed \(.*wandb"):
         trackers.begin(["wandb"], tmp_path, 0, {})
 
 
@@ -138,7 +138,7 @@ def test_a_run_tells_its_trackers_and_writes_samples(
     more = run_of("b", "trackers=wandb", "train.steps=3")
     assert fit.fit(more).ended == "done"
     printed = capsys.readouterr().out
-    assert printed.count("metrics are not written, and training goes on: no network") == 1
+    assert printed.count("metrics are not written, but training continues: no network") == 1
     assert len(curves.read(Path(more.folder)).losses) == 3
 
     # Both in one picture.
