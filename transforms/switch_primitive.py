@@ -8,6 +8,11 @@ branches are computed and each example selects its result.
 NOTE [residuals of a switch]: in first-order reverse mode each branch keeps what it needs. The
 results of a conditional have one type, so a switch returns *slots*: branches share a slot for
 residuals of the same shape and dtype, and slots that a branch does not use are zeros.
+
+NOTE [branches that communicate]: in a branch that calls a collective of a `vmap` with a named axis,
+the examples that take it have gradients with respect to those that do not. So gradients cannot be
+selected by example: the cotangents are, and the gradients of all branches are added. Elsewhere they
+are selected, since zeros times an infinite derivative would be NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import torch
 from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
+from xfunc.program.named_axes import ONE_EXAMPLE
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.program.reach import where_reached
@@ -81,6 +87,8 @@ class Switch(Primitive):
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
     ) -> list[Tensor | None]:
         present = tuple(i for i, c in enumerate(cts) if c is not None)
+        if any(map(_communicates, self.branches)):
+            return self._vjp_of_all(args, cts, wrt, present)
         n = len(self.avals)
         derived, uses = list[Program](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
@@ -90,6 +98,22 @@ class Switch(Primitive):
         inner = Switch(tuple(derived), tuple(uses), avals)
         grads = bind(inner, [*args, *(c for c in cts if c is not None)])
         return where_reached(grads, inner.reads, range(n, len(avals)))
+
+    def _vjp_of_all(
+        self,
+        args: Sequence[Tensor],
+        cts: Sequence[Tensor | None],
+        wrt: tuple[int, ...],
+        present: tuple[int, ...],
+    ) -> list[Tensor | None]:
+        """See NOTE [branches that communicate]."""
+        total = list[Tensor]()
+        for k, (b, u) in enumerate(zip(self.branches, self.uses, strict=True)):
+            own = [c for c in _masked(args[0], k, cts) if c is not None]
+            pullback = Call(_pullback(b, u, wrt, present, self.avals))
+            grads = bind(pullback, [*(args[i] for i in u), *own])
+            total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
+        return [*total]
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         wrt = [i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])]
@@ -150,6 +174,25 @@ def _pullback(
     key = ("switch vjp", own, present, missing)
     cts = [branch.outputs[i] for i in present]
     return branch.derive(key, f"pullback of {branch.name}", fn, [*branch.avals, *cts])
+
+
+def _communicates(branch: Program) -> bool:
+    """See NOTE [branches that communicate]."""
+
+    def find() -> bool:
+        computations = branch.lowering.module.proto.computations
+        return any(
+            i.custom_call_target == ONE_EXAMPLE for c in computations for i in c.instructions
+        )
+
+    return branch.memo("communicates", find)
+
+
+def _masked(index: Tensor, k: int, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Cotangents, zeros unless the index is k."""
+    return [
+        None if c is None else torch.where(_mask(index, k, c), c, torch.zeros_like(c)) for c in cts
+    ]
 
 
 def _mask(index: Tensor, k: int, like: Tensor) -> Tensor:
@@ -262,19 +305,25 @@ class SwitchPair:
             inner: Pair = SwitchPair(self.name, joints, self.uses, avals)
         else:
             pairs = tuple(CallPair(j, everything_saveable, False) for j in joints)
-            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs)
+            joined = any(_communicates(j.source) for j in self.joints)
+            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined)
         return inner, dims, out_dims, grad_dims
 
 
 @dataclasses.dataclass(eq=False)
 class SelectPair:
-    """A `SwitchPair` whose index is batched: all branches, and each example selects."""
+    """A `SwitchPair` whose index is batched: all branches, and each example selects.
+
+    Attributes:
+        joined: see NOTE [branches that communicate].
+    """
 
     pairs: tuple[CallPair, ...]
     uses: Uses
     wrt: tuple[int, ...]
     cts: tuple[int, ...]
     n_outputs: int
+    joined: bool
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         found, residuals = list[list[Tensor]](), list[Tensor]()
@@ -291,9 +340,14 @@ class SelectPair:
         kept = list(residuals)
         for k, (pair, uses) in enumerate(zip(self.pairs, self.uses, strict=True)):
             own, kept = kept[: pair.n_residuals], kept[pair.n_residuals :]
-            grads = pair.backward([args[i] for i in uses], own, cts)
+            mine = _masked(args[0], k, cts) if self.joined else cts
+            grads = pair.backward([args[i] for i in uses], own, mine)
             for i, g in zip((uses[i] for i in pair.wrt), grads, strict=True):
-                if g is not None:  # Selected, since zeros times infinity would be no zeros.
+                if g is None:
+                    continue
+                if self.joined:
+                    found[i] = found[i] + g if i in found else g
+                else:
                     other = found[i] if i in found else torch.zeros_like(g)
                     found[i] = torch.where(_mask(args[0], k, g), g, other)
         return [found.get(i) for i in self.wrt]

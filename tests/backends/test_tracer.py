@@ -70,7 +70,9 @@ def test_a_tracer_needs_no_more_than_its_protocol(strict: tuple[Strict, Strict])
         xf.jit(lambda x: leaked.append(x * 2))(torch.ones(2))
     with pytest.raises(RuntimeError, match="came after the device client had started"):
         xf.config.set_cpu_devices(2)
-    assert recorder.asked | {"at_start", "to_device", "upload"} == names(Tracer)
+    # Composites of operations are recorded once in a process.
+    seldom = {"at_start", "to_device", "upload", "numbers_as_constants"}
+    assert recorder.asked | seldom == names(Tracer)
     assert shower.asked | {"stablehlo_bytecode"} == names(Printer)
     active.tracer.cache_clear()
     assert through_protocols == _programs()

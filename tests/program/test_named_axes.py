@@ -130,6 +130,17 @@ def test_gradient_of_an_example(name: str) -> None:
     close(inside, torch.func.grad(lambda x: plain(x).pow(2).sum())(x))
 
 
+@pytest.mark.parametrize("name", ["some", "exchanged", "branches", "greatest"])
+def test_second_gradient_of_an_example(name: str) -> None:
+    f, plain = WHOLE[name]
+    x = arguments()[1]
+
+    def twice(grad: Any, f: Any) -> Any:
+        return grad(lambda x: grad(lambda x: f(x).pow(2).sum())(x).sin().sum())
+
+    close(xf.vmap(twice(xf.grad, f), axis_name="k")(x), twice(torch.func.grad, plain)(x))
+
+
 def test_several_axes() -> None:
     x = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4)
 

@@ -27,6 +27,9 @@ from xfunc.program.primitive import Dims, Tensor
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 
+ONE_EXAMPLE = "xfunc_named_axis"
+"""The call in the HLO of one example: it has a shape, and no meaning."""
+
 _NOTHING = torch.empty(0)
 
 
@@ -111,6 +114,6 @@ def _one_example(primitive: Among) -> Lowering:
     body = b.computation(primitive.name)
     avals = (primitive.aval, Aval((), torch.int64))
     values = [body.parameter(hlo_shape(a)) for a in avals]
-    out = body.custom_call("xfunc_named_axis", values, hlo_shape(primitive.outputs[0]))
+    out = body.custom_call(ONE_EXAMPLE, values, hlo_shape(primitive.outputs[0]))
     module = b.build(body.build(body.tuple([out])))
     return Lowering.of(b.name, module, avals, primitive.outputs)
