@@ -33,6 +33,7 @@ def used(run: Path, out: Path, *step: str) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(3)
 def test_processes_that_end_and_others_that_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
