@@ -176,12 +176,14 @@ class Engine:
                     f"requested: together they may be {self.length} at most"
                 )
             if wrong := [t for t in job.prompt if not 0 <= t < self._config.vocab]:
-                raise ValueError(f"there is no token {wrong[0]}: there are {self._config.vocab}")
+                raise ValueError(
+                    f"there is no token {wrong[0]}: the vocabulary has {self._config.vocab}"
+                )
         with self._changed:
             if self._closed:
                 raise BusyError("the engine is closed")
             if len(self._queue) + len(jobs) > self.waiting:
-                raise BusyError(f"{len(self._queue)} requests wait: try again later")
+                raise BusyError(f"{len(self._queue)} requests are waiting: try again later")
             self._queue.extend(jobs)
             self._changed.notify()
 

@@ -34,9 +34,9 @@ _BUCKETS = 8  # lengths to compile for, with data.dynamic
 _COMPILATION = 64  # the cost of one, in steps of the longest rows
 _HOPELESS = 50  # bad steps in a row after which training stops
 _ENDINGS = {
-    "done": "step {} is the last one, and saved",
+    "done": "finished at step {}, which is saved",
     "interrupted": "stopped after step {}, which is saved: the same command continues from there",
-    "diverged": "step {} is the last one, and saved, but its weights or their held-out loss are "
+    "diverged": "finished at step {}, which is saved, but its weights or their held-out loss are "
     "not finite: remove checkpoints, and continue from an older one with a lower train.peak_lr, or "
     "on_bad=skip",
     "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. ",

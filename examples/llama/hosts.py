@@ -18,7 +18,7 @@ from .watch import Watch
 LOST = os.EX_UNAVAILABLE  # the exit status of a process whose run has lost another one
 
 _T = TypeVar("_T")
-_COUNTS = {  # how many processes were started, if the other variable is set
+_COUNTS = {  # a variable with the number of processes, by one that its launcher sets
     "RANK": "WORLD_SIZE",  # torchrun
     "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; an sbatch script alone has no step
     "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
@@ -39,7 +39,7 @@ def join() -> None:
     if _watch is not None:
         return
     if not distributed.is_initialized():
-        # A single process of torchrun gets the same bits as several: see docs/distributed.md.
+        # A single process of torchrun gets the same bits as several: see README.md.
         if (count := _started()) > 1 or (count and "RANK" in os.environ):
             xf.distributed.initialize()
         elif xf.process_count() > 1:  # a pod of TPUs, whose hosts torch_xla has connected
@@ -175,7 +175,7 @@ def _end(news: str) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """Exit without waiting for the others, as Python's own clean-up would."""
+    """Exit without waiting for the others, which Python's own clean-up does."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

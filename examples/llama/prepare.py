@@ -32,12 +32,12 @@ def prepare(
     source = _Source(config, say)
 
     def train_tokenizer(folder: Path) -> None:
-        say(f"a tokenizer of {size} tokens is trained on {source}")
+        say(f"training a tokenizer of {size} tokens on {source}")
         trained_on = (text for text, held_out in source.pieces() if not held_out)
         tokenizer.train(_told(trained_on, say), size, folder)
 
     def write_corpus(folder: Path) -> None:
-        say(f"the documents of {source} are encoded")
+        say(f"encoding the documents of {source}")
         left_out: list[str] = []
         tell = _Seldom(say)
         corpus.write(
@@ -52,7 +52,7 @@ def prepare(
         return cached(cache, source.files, [*source.settings, *settings], write, say)
 
     def write_examples(folder: Path) -> None:
-        say(f"the {config.kind} records of {source} are encoded")
+        say(f"encoding the {config.kind} records of {source}")
         left_out: list[str] = []
         tell = _Seldom(say)
         corpus.write_examples(

@@ -141,7 +141,7 @@ class Reader:
                 "set data.tokenizer to the folder `tokenizer` in the run's folder"
             )
         self._position = position.changed(step, was, rows_go_on=differ == ["batch"])
-        return f"from step {step + 1} on the data is another: {changed}"
+        return f"from step {step + 1} on the data is different: {changed}"
 
     def _made_of(self) -> dict[str, Any]:
         """What determines the batches of steps."""

@@ -83,7 +83,7 @@ class Completion(Request):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens are told of; None: no probabilities at all."""
+        """How many of the likeliest tokens to report; None: no probabilities at all."""
         return self.logprobs
 
     @property
@@ -126,7 +126,7 @@ class Chat(Request):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens are told of; None: no probabilities at all."""
+        """How many of the likeliest tokens to report; None: no probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

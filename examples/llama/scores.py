@@ -71,7 +71,7 @@ class Scorer:
 
     def _width(self, size: int) -> int:
         if size > self.length:
-            raise ValueError(f"a row has {size + 1} tokens, and {self.length + 1} are the most")
+            raise ValueError(f"a row has {size + 1} tokens: the maximum is {self.length + 1}")
         return min(max(_LEAST, 1 << (size - 1).bit_length()), self.length)
 
 

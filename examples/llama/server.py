@@ -57,7 +57,7 @@ class Service:
         asked: Any = requests.read(kind, await _body(http))
         if asked.model != self.name:
             raise RequestError(
-                f"there is no model {asked.model!r}: there is {self.name!r}", 404, "model"
+                f"there is no model {asked.model!r}: use {self.name!r}", 404, "model"
             )
         answer = Answer(self, asked)
         answer.begin()
@@ -227,7 +227,7 @@ def app(service: Service) -> fastapi.FastAPI:
     @made.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         if name != service.name:
-            raise RequestError(f"there is no model {name!r}: there is {service.name!r}", 404)
+            raise RequestError(f"there is no model {name!r}: use {service.name!r}", 404)
         return service.models()["data"][0]
 
     @made.post("/v1/completions")

@@ -229,7 +229,7 @@ def test_what_takes_long_is_told(
     run_of: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of("a", f"data.cache={tmp_path / 'cache'}", "train.steps=3")
-    told = ["a tokenizer of 300 tokens is trained on 1 files", "the documents of 1 files are enc"]
+    told = ["training a tokenizer of 300 tokens on 1 files", "encoding the documents of 1 files"]
     for times in (1, 0):  # What is made once is found again.
         fit.fit(run)
         out = capsys.readouterr().out

@@ -178,7 +178,7 @@ def test_a_call_that_fails_ends_its_texts_alone(
 
 REFUSED: dict[str, Any] = {
     "the prompt has 38 tokens and 3 new ones are requested: together they may be 40": ([1] * 38, 3),
-    "there is no token 512: there are 512": ([1, 512], 3),
+    "there is no token 512: the vocabulary has 512": ([1, 512], 3),
     "there is no token -1": ([-1], 3),
     "the prompt is empty: give one token or more": ([], 3),
     "new is 0: generate 1 token or more": ([1], 0),
@@ -194,10 +194,10 @@ def test_refused(engine: Engine, message: str) -> None:
 
 def test_too_many_wait(params: model.Params) -> None:
     engine = Engine(params, CONFIG, size=1, length=LENGTH, waiting=2)
-    with pytest.raises(BusyError, match="0 requests wait: try again later"):
+    with pytest.raises(BusyError, match="0 requests are waiting: try again later"):
         engine.submit(*(Job([1], 1) for _ in range(3)))
     engine.submit(Job([1], 1), Job([1], 1))
-    with pytest.raises(BusyError, match="2 requests wait"):
+    with pytest.raises(BusyError, match="2 requests are waiting"):
         engine.submit(Job([1], 1))
     engine.close()
     with pytest.raises(BusyError, match="the engine is closed"):

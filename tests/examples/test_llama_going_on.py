@@ -52,7 +52,7 @@ def test_a_batch_of_another_size_goes_on_with_the_next_row(tmp_path: Path, batch
         with pytest.raises(DataChangedError, match=r"batch was \d, is \d\. .* use fit --new-data"):
             reader.go_on(state)
         told = reader.go_on(state, new_data=True)
-        assert told.startswith(f"from step {step + 1} on the data is another: batch was ")
+        assert told.startswith(f"from step {step + 1} on the data is different: batch was ")
         again = Reader(DataConfig(batch=size, **sizes), tmp_path)
         assert again.go_on(json.loads(json.dumps(reader.state(step + 1)))) == ""
         assert rows_of(again, range(step, step + steps)) == rows_of(
@@ -85,7 +85,7 @@ def test_other_data_when_asked(
     pairs.append(f"data.tokenizer={run_of('a').folder}/tokenizer")
     status, told = command("fit", "--new-data", *settings("a", *pairs))
     assert status == 0
-    assert "from step 9 on the data is another: text was " in told
+    assert "from step 9 on the data is different: text was " in told
     assert "batch was 4, is 2" in told
 
     after, extra = state_of(run_of("a"))
@@ -168,7 +168,7 @@ def test_diverged_weights(
     status, told = command("fit", *settings("a", *pairs, "train.steps=7"))
     assert status == 1
     assert told.count("is taken, as on_bad=ignore says: loss nan") == 1
-    assert "step 7 is the last one, and saved, but its weights or their held-out loss are" in told
+    assert "finished at step 7, which is saved, but its weights or their held-out loss are" in told
     assert command("fit", *settings("a", *pairs, "train.steps=7"))[0] == 1
     assert f"error: step 7 of {folder} has weights that are not" in command("eval", folder)[1]
 

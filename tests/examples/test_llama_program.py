@@ -443,7 +443,7 @@ def test_commands(
     monkeypatch.setattr(storage, "FULL", 1)
     run, hub, again = tmp_path / "run", tmp_path / "hub", tmp_path / "again"
     printed = command("fit", *settings("run"))
-    assert f"step {STEPS} is the last one, and saved" in printed
+    assert f"finished at step {STEPS}, which is saved" in printed
     told = command("eval", run)
     assert told.startswith(f"step {STEPS} of {run}: held-out loss ")
     loss = told.split("held-out loss ")[1]

@@ -65,7 +65,7 @@ def test_rows_of_any_length(scorer: Scorer, params: model.Params) -> None:
         told, best = expected(params, row)
         assert score.log_probability == pytest.approx(told, rel=1e-5)
         assert score.is_greedy == best
-    with pytest.raises(ValueError, match="a row has 34 tokens, and 33 are the most"):
+    with pytest.raises(ValueError, match="a row has 34 tokens: the maximum is 33"):
         scorer([Row([1] * 34, 1)])
 
 

@@ -80,7 +80,7 @@ def client(running: Running) -> Iterator[openai.OpenAI]:
 def test_models(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'large': there is 'tiny'"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'large': use 'tiny'"):
         client.models.retrieve("large")
 
 
@@ -263,7 +263,10 @@ BAD: dict[str, tuple[str, Any]] = {
         "completions",
         COMPLETION | {"prompt": ["a"] * 65, "n": 2},
     ),
-    "there is no token 320: there are 320": ("completions", COMPLETION | {"prompt": [320]}),
+    "there is no token 320: the vocabulary has 320": (
+        "completions",
+        COMPLETION | {"prompt": [320]},
+    ),
     "stop.*: String should have at least 1 character": ("completions", COMPLETION | {"stop": ""}),
     "seed: Input should be less than": ("completions", COMPLETION | {"seed": 2**63}),
     "no role tool": ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": ""}]}),
@@ -297,7 +300,7 @@ def test_other_refusals(running: Running) -> None:
     status, found = running.post("/v1/completions", COMPLETION | {"model": "../../etc/passwd"})
     assert (status, found["error"]["message"]) == (
         404,
-        "there is no model '../../etc/passwd': there is 'tiny'",
+        "there is no model '../../etc/passwd': use 'tiny'",
     )
     assert running.post("/v1/completions", b" " * (server.BODY + 1))[0] == 413
     assert running.post("/v1/files", b"{}")[0] == 404
@@ -305,7 +308,9 @@ def test_other_refusals(running: Running) -> None:
 
 
 def test_too_many_wait(running: Running, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.InternalServerError, match="0 requests wait: try again later") as e:
+    with pytest.raises(
+        openai.InternalServerError, match="0 requests are waiting: try again later"
+    ) as e:
         client.completions.create(model="tiny", prompt=["the"] * 101, max_tokens=1)
     assert e.value.status_code == 503
 
