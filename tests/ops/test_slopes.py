@@ -170,8 +170,82 @@ def test_sums_of_exponentials_beside_infinity(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, wanted.grad, equal_nan=True)
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "mish": F.mish,
+    "silu": F.silu,
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_gelu_far_below_zero(dtype: torch.dtype) -> None:
-    x = torch.tensor([-6e4, -250.0, -20.0, -12.0, -8.0, -5.0, 3.0, 6e4], dtype=dtype)
-    found = xf.device_get(xf.jit(F.gelu)(x))
-    torch.testing.assert_close(found, F.gelu(x.double()).to(dtype), atol=2e-6, rtol=1e-2)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_far_from_zero(name: str, dtype: torch.dtype) -> None:
+    f = ACTIVATIONS[name]
+    x = torch.tensor([-6e4, -250.0, -20.0, -12.0, -8.0, -5.0, 3.0, 10.0, 19.0, 6e4], dtype=dtype)
+    found = xf.device_get(xf.jit(f)(x))
+    torch.testing.assert_close(found, f(x.double()).to(dtype), atol=2e-6, rtol=1e-2)
+    (want,) = slopes(f, x.double())
+    for found in modes(f, x):
+        torch.testing.assert_close(found, [want.to(dtype)], atol=1e-5, rtol=1e-2)
+
+
+def second(f: Callable[..., Tensor], *args: Tensor) -> list[Tensor]:
+    """The second derivative of an elementwise function by its first argument, in all orders."""
+
+    def pushed(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: xf.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+    def pulled(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return xf.grad(lambda x: f(x).sum())
+
+    def single(x: Tensor) -> Tensor:
+        return f(x, *args[1:])
+
+    ways = [outer(inner(single)) for outer in (pushed, pulled) for inner in (pushed, pulled)]
+    ways.append(lambda x: xf.hessian(lambda x: single(x).sum())(x).sum(1))
+    return [xf.device_get(xf.jit(way)(args[0])) for way in ways]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_second_derivatives_of_activations(name: str) -> None:
+    f, step = ACTIVATIONS[name], 1e-5
+    x = torch.tensor([-6e4, -250.0, -20.0, -5.0, 0.0, 3.0, 10.0, 250.0, 6e4], dtype=torch.float64)
+    want = (slopes(f, x + step)[0] - slopes(f, x - step)[0]) / (2 * step)
+    want[x.abs() > 100] = 0
+    for dtype in (torch.float64, torch.float32):
+        for found in second(f, x.to(dtype)):
+            torch.testing.assert_close(found, want.to(dtype), atol=1e-5, rtol=1e-5)
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "masked": lambda x, y: torch.masked.logaddexp(x, y, input_mask=x > -5),
+    "logsumexp": lambda x, y: torch.logsumexp(torch.stack([x, y]), 0),
+    "logcumsumexp": lambda x, y: torch.logcumsumexp(torch.stack([x, y]), 0)[1],
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_second_derivatives_of_sums_of_exponentials(name: str) -> None:
+    """Where one is -inf, or smaller by more than an exponential holds, the other is the sum."""
+    f, step = SUMS[name], 1e-4
+    x = torch.tensor([0.5, 0.5, 2.0, -INF, 1.0, 800.0, -800.0, -9.0], dtype=torch.float64)
+    y = torch.tensor([0.5, 1.5, -1.0, 2.0, -INF, 0.0, 0.0, -9.5], dtype=torch.float64)
+    want = (f(x + step, y) - 2 * f(x, y) + f(x - step, y)) / step**2
+    want[3:5] = 0  # of -inf, the difference is no number
+    for dtype in (torch.float64, torch.float32):
+        for found in second(f, x.to(dtype), y.to(dtype)):
+            torch.testing.assert_close(found, want.to(dtype), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["logaddexp", "logaddexp2"])
+def test_slopes_of_sums_of_exponentials_beside_infinity(name: str, dtype: torch.dtype) -> None:
+    """Of two equal infinities they are NaN, as in torch."""
+    points = torch.tensor([-INF, INF, NAN, 0.0, 1.0, -300.0, 2e4], dtype=dtype)
+    x, y = (t.flatten() for t in torch.meshgrid(points, points, indexing="ij"))
+    want = slopes(SUMS[name], x, y)
+    for found in modes(SUMS[name], x, y):
+        torch.testing.assert_close(found, want, equal_nan=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch._decomp import decomposition_table
 
@@ -81,6 +83,34 @@ def max_pool2d(x: Tensor, *args: object) -> Tensor:
 @composition("max_pool3d")
 def max_pool3d(x: Tensor, *args: object) -> Tensor:
     return torch.ops.aten.max_pool3d_with_indices(x, *args)[0]
+
+
+def _are_real(x: Tensor, y: Tensor) -> bool:
+    return not (x.is_complex() or y.is_complex())
+
+
+def _sum_of_exponentials(name: str, scale: float) -> None:
+    """The slope is ``1 / (1 + exp(y - x))`` to torch: 0 * inf where it is differentiated again and
+    the exponential is too large.
+    """
+    plain = getattr(torch, name)
+
+    @composition(name, when=_are_real)
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        dtype = torch.result_type(x, y)
+        x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
+        value = plain(x.detach(), y.detach())
+        first, second = (x == torch.inf) & (y < torch.inf), (y == torch.inf) & (x < torch.inf)
+        most = torch.where(value.isinf(), 0, value)
+        pair = [torch.where(first | second, 0, (v - most) * scale) for v in (x, y)]
+        smooth = torch.logsumexp(torch.stack(pair), 0) / scale
+        # Of two equal infinities the slopes are NaN.
+        found = torch.where(smooth.isinf(), smooth, value + (smooth - smooth.detach()))
+        return torch.where(first, x, torch.where(second, y, found))
+
+
+_sum_of_exponentials("logaddexp", 1.0)
+_sum_of_exponentials("logaddexp2", math.log(2))
 
 
 @batched("select_scatter")

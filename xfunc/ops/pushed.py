@@ -76,7 +76,12 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     return torch.where((x >= min) & (x <= max), x, same)
 
 
-@composition("logcumsumexp", when=_is_pushed)
+def _is_pushed_or_twice(x: Tensor, dim: int) -> bool:
+    # torch's rule takes logarithms of cotangents: differentiated again, NaN beside -inf.
+    return _is_pushed(x) or functorch.differentiates_twice((x,))
+
+
+@composition("logcumsumexp", when=_is_pushed_or_twice)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.ndim or not x.numel():
         return x.clone()
