@@ -85,6 +85,23 @@ def plain_rounds(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([(first if k % 2 else c)[k] for k in range(4)])
 
 
+def chosen_in_a_loop(a: torch.Tensor) -> torch.Tensor:
+    return xf.scan(lambda c, _: (branches(c).tanh(), None), a, None, 2)[0]
+
+
+def plain_chosen_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    return plain_branches(plain_branches(x).tanh()).tanh()
+
+
+def chosen_twice(a: torch.Tensor) -> torch.Tensor:
+    return xf.cond(a.sum() > 0.2, lambda a: branches(a) * 2, lambda a: a * xf.psum(a, "k"), a)
+
+
+def plain_chosen_twice(x: torch.Tensor) -> torch.Tensor:
+    chosen = (x.sum(1) > 0.2)[:, None]
+    return torch.where(chosen, plain_branches(x) * 2, x * x.sum(0))
+
+
 WHOLE = {
     f.__name__: (f, plain)
     for f, plain in (
@@ -130,9 +147,15 @@ def test_gradient_of_an_example(name: str) -> None:
     close(inside, torch.func.grad(lambda x: plain(x).pow(2).sum())(x))
 
 
-@pytest.mark.parametrize("name", ["some", "exchanged", "branches", "greatest"])
-def test_second_gradient_of_an_example(name: str) -> None:
-    f, plain = WHOLE[name]
+@pytest.mark.parametrize(
+    ("f", "plain"),
+    [
+        *(WHOLE[name] for name in ("some", "exchanged", "branches", "greatest")),
+        (chosen_in_a_loop, plain_chosen_in_a_loop),
+        (chosen_twice, plain_chosen_twice),
+    ],
+)
+def test_second_gradient_of_an_example(f: Any, plain: Any) -> None:
     x = arguments()[1]
 
     def twice(grad: Any, f: Any) -> Any:
