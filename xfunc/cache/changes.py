@@ -1,11 +1,11 @@
-"""What becomes of the places that a function changed while it was being traced.
+"""How the cache treats places that a function changed while it was being traced.
 
 NOTE [volatile places]: a function that counts its own runs, in a variable, a list or an attribute,
 would never hit. So a place that a function has changed no longer counts by value.
 
-NOTE [flags]: a place that held True and now holds False, or the other way round, does count, since
-what a function asks of such a place is whether it runs for the first time. The program that was
-being traced meanwhile is good for that one call: the next finds the other value, and is traced.
+NOTE [flags]: a place that held True and now holds False, or vice versa, does count, since a
+function reads such a place to see whether it runs for the first time. The program traced meanwhile
+is valid for that one call only: the next call finds the other value, and is traced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Changed(enum.Flag):
 def between(
     before: Mapping[K, Hashable], now: Mapping[K, Hashable], keys: Iterable[K]
 ) -> tuple[set[K], Changed]:
-    """Which places with these keys are volatile from now on, and what kinds were changed."""
+    """The places among these that are volatile from now on, and which kinds were changed."""
     changed = {k for k in keys if before.get(k) != now.get(k)}
     flags = {k for k in changed if _are_flags(before.get(k), now.get(k))}
     volatile = changed - flags
@@ -45,7 +45,7 @@ def between(
 
 
 def _are_flags(before: Hashable, now: Hashable) -> bool:
-    """Whether two values differ in True and False only."""
+    """Whether two values differ only in True and False."""
     if not isinstance(before, tuple) or not isinstance(now, tuple) or len(before) != len(now):
         return False
     if before[:1] == now[:1] == (bool,):

@@ -1,11 +1,11 @@
-"""What classes are at a time: their methods, properties and attributes, and those of their bases.
+"""The current state of classes: their methods, properties and attributes, including their bases'.
 
-Python allows a class to be changed while it has objects. A program traced before holds what the
-methods did then, so the state of a class is part of the value of its objects.
+Python allows a class to be changed while it has instances. A program traced before the change
+contains the old methods, so the state of a class is part of the value of its instances.
 
-Of a class of the user's everything counts by value; of a class of a library, that the same objects
-stand under the same names, which is enough to notice that it was patched. Classes written in C
-cannot change.
+For a user's class, everything counts by value; for a library's class, only that the same objects
+have the same names, which is enough to notice that it was patched. Classes written in C cannot
+change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MAX_CLASSES = 4096
 _HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
-# Made by Python, of what else the class holds.
+# Made by Python from the other attributes of the class.
 _DERIVED = frozenset(
     "__dict__ __weakref__ __module__ __doc__ __annotations__ __abstractmethods__ _abc_impl "
     "__static_attributes__ __firstlineno__ __dataclass_fields__ __dataclass_params__ "
@@ -35,7 +35,7 @@ _DERIVED = frozenset(
 
 
 class ClassState:
-    """A class, and all the states that it was seen in."""
+    """A class, and all its states seen so far."""
 
     def __init__(self, cls: type):
         self.cls = cls
@@ -47,13 +47,13 @@ class ClassState:
         self._all: list[ClassState] = []
 
     def __call__(self) -> State:
-        """The state of the class and of all classes that it holds objects of, or names."""
+        """The state of the class, and of all classes that it names or whose instances it holds."""
         state = self._state
         return state if state is not None and self._watch_all.same() else self._look()
 
     @property
     def everything(self) -> list[ClassState]:
-        """This and the states of all classes that it rests on."""
+        """This and the states of all classes that it depends on."""
         self()
         return self._all
 
@@ -71,7 +71,7 @@ class ClassState:
 
     @property
     def things(self) -> list[object]:
-        """What the class holds and can be changed."""
+        """The mutable objects that the class holds."""
         self.own()
         return self._walk.things
 
@@ -81,12 +81,12 @@ class ClassState:
         return [c for c in (self.cls, type(self.cls)) if can_change(c)]
 
     def contents(self) -> dict[tuple[type, str], Hashable]:
-        """The value of each attribute, apart from the others."""
+        """The value of each attribute by itself."""
         self.own()
         return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
-        """Let what has changed since then no longer count; what has."""
+        """Ignore from now on what has changed since then; returns the kinds of changes."""
         now = self.contents()
         if now is before:
             return Changed.NOTHING
@@ -98,7 +98,7 @@ class ClassState:
         return kinds
 
     def forget_changes(self) -> None:
-        """Let what has changed count again."""
+        """Let changed attributes count again."""
         if self._volatile:
             self._volatile.clear()
             self._own = self._state = None
@@ -156,7 +156,7 @@ _walks: list[Callable[[], ContentWalk]] = []
 
 
 def walk_with(walk: Callable[[], ContentWalk]) -> None:
-    """Let this walk take the values of what stands in classes; it asks for their states too."""
+    """Use this walk for the values in classes; it asks for their states too."""
     _walks[:] = [walk]
 
 
@@ -165,7 +165,7 @@ def _content_walk() -> ContentWalk:
 
 
 def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
-    """The value of what stands in a class."""
+    """The value of an attribute of a class."""
     if not is_of_user(cls):
         return walk.same(x)
     if isinstance(x, property):
@@ -202,5 +202,5 @@ def forget_changes() -> None:
 
 
 def state_of(cls: type) -> State | None:
-    """What a class is now; None if it cannot change."""
+    """The current state of a class; None if it cannot change."""
     return known(cls)() if can_change(cls) else None

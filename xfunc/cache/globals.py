@@ -5,11 +5,11 @@ where everything is global, rebinding a name or redefining a helper must make a 
 `xf.grad` would keep using the old value. So each function has a guard (see `xfunc.core.guards`) on
 everything it reaches by name.
 
-NOTE [what is reached]: the names are read off the code, without running it: those of the function,
-of functions that it names or holds, of the methods of classes, and of functions in whatever stands
-under those names, and so on, as far as the user's program goes. Of a Python module of the program
-those attributes count that any of this code mentions. A name that is not defined counts too: it may
-be defined later. Installed packages are assumed not to change, except for their classes. A tensor
+NOTE [what is reached]: the names are read from the code, without running it: those in the function,
+in functions that it names or holds, in the methods of classes, in functions found in the objects
+with those names, and so on, throughout the user's program. Of a Python module of the program, the
+attributes that any of this code mentions count. An undefined name counts too: it may be defined
+later. Installed packages are assumed not to change, except for their classes. A tensor
 counts by identity, other values as in a closure (see `xfunc.cache.valuation`).
 """
 
@@ -37,7 +37,7 @@ Place = tuple[int, str]  # the id of a namespace, and a name in it
 
 
 Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hashable]]]
-"""What globals, and the attributes of classes, were at a time."""
+"""The values of globals and class attributes at some time."""
 
 
 class Globals:
@@ -69,7 +69,10 @@ class Globals:
         return reach, {c: c.contents() for c in map(classes.known, reach.walk.classes)}
 
     def note_changes(self, before: Snapshot) -> Changed:
-        """Ignore from now on what has changed since then; returns it. See `xfunc.cache.changes`."""
+        """Ignore from now on what has changed since then; returns the kinds of changes.
+
+        See `xfunc.cache.changes`.
+        """
         after, old = self._now(), before[0]
         kinds = Changed.NOTHING
         if after is not old:
@@ -97,7 +100,7 @@ class Globals:
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
-        if not watch.lent:  # What is in modules on loan just now must not be kept.
+        if not watch.lent:  # The current contents of modules on loan must not be kept.
             self._keep(reach)
             self._state = state
         return reach, state
@@ -177,9 +180,9 @@ class _Reach:
 
     Attributes:
         places: namespaces by place.
-        values: what stands there, each apart from the others.
-        others: what is reached by no name.
-        walk: over what stands there.
+        values: the value in each place, by itself.
+        others: values that are not reached by name.
+        walk: over these values.
     """
 
     def __init__(self, volatile: set[Place]):
@@ -191,7 +194,7 @@ class _Reach:
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
-        self._looked_at: dict[int, int] = {}  # of a module, how many of the names mentioned
+        self._looked_at: dict[int, int] = {}  # by module, how many of the mentioned names
 
     def run(
         self,
@@ -279,7 +282,7 @@ def _is_of_user(module: types.ModuleType) -> bool:
 
 
 def _is_fixed(x: object, name: str) -> bool:
-    """Whether a library's object has its own name here, so that nobody chose it."""
+    """Whether a library's object stands here under its own name, so that nobody chose it."""
     if isinstance(x, types.FunctionType):
         return not is_of_program(x.__code__) and x.__name__ == name
     if isinstance(x, type):
@@ -295,7 +298,7 @@ class _Names(NamedTuple):
     Attributes:
         looked_up: as globals.
         attributes: of anything.
-        by_text: strings that code may look up as names, if it has the means.
+        by_text: strings that the code may look up as names, if it uses a function for that.
     """
 
     looked_up: tuple[str, ...]

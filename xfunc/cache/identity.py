@@ -6,8 +6,8 @@ they become inputs of the program, keyed by shape and dtype only. So a lambda th
 newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.valuation` defines the
 value of all other objects.
 
-The same holds for what a callback (`xfunc.debug`) holds: a list that collects what it is called
-with is that list, and no list that happens to be equal.
+The same holds for what a callback (`xfunc.debug`) holds: a list that collects its arguments is that
+list, not any list that happens to be equal.
 
 Globals that a function names are not part of its value; see `xfunc.cache.globals`.
 """
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashable]]:
-    """The places that a function holds, and what is in them."""
+    """The places that a function holds, and their contents."""
     walk = Walk()
     walk.places = {}
     walk.value(fun)
@@ -43,7 +43,7 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
 
 
 def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
-    """What stands in the classes of what a function holds; see `ClassState.note_changes`."""
+    """The contents of the classes of what a function holds; see `ClassState.note_changes`."""
     walk = Walk()
     walk.value(fun)
     return {c: c.contents() for c in map(classes.known, walk.classes)}
@@ -52,7 +52,7 @@ def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str
 def note_changes(
     fun: object, before: dict[tuple[int, str | None], tuple[object, Hashable]]
 ) -> Changed:
-    """Mark the places changed since `before` as volatile; what has changed."""
+    """Mark the places changed since `before` as volatile; returns the kinds of changes."""
     held = {key: content for key, (_, content) in before.items()}
     now = {key: content for key, (_, content) in places_of(fun).items()}
     found, kinds = changes.between(held, now, held.keys() & now.keys())
@@ -62,7 +62,7 @@ def note_changes(
 
 
 def let_change(fun: object) -> bool:
-    """Mark all places that a function holds as volatile; whether there are any."""
+    """Mark all places that a function holds as volatile; returns whether there are any."""
     places = places_of(fun)
     volatile.mark({key: owner for key, (owner, _) in places.items()})
     return bool(places)
@@ -88,7 +88,7 @@ def _walked(fun: object, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
 def values_beside(
     given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
-    """The values of labelled things that a program depends on beside its function.
+    """The values of labelled objects that a program depends on besides its function.
 
     And the tensors held by these and, first, by the function: see NOTE [aliases].
     """
@@ -99,10 +99,10 @@ def values_beside(
 
 
 class FunctionValue:
-    """The value of one function, taken again only where something that it holds has changed.
+    """The value of one function, taken again only if something that it holds has changed.
 
-    A function that holds tensors is looked at each time: what is watched is kept alive, and the
-    tensors of the last step are not to be.
+    A function that holds tensors is examined each time: watching keeps objects alive, which must
+    not happen to the tensors of the last step.
     """
 
     def __init__(self, fun: object):
@@ -122,7 +122,7 @@ class FunctionValue:
         found = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
             return found
-        # A watch costs more than a look: it is for what is called again, and mostly unchanged.
+        # A watch costs more than a look: it pays for functions that are called again, unchanged.
         self._looks += 1
         if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self._watch = walk.watch()
@@ -132,13 +132,13 @@ class FunctionValue:
 
 
 class Constants:
-    """Functions that hold nothing, as long as nobody gives them something else to run or hold."""
+    """Functions that hold nothing, until they are given something else to run or hold."""
 
     def __init__(self, funs: list[types.FunctionType]):
         self._parts = [(f, f.__code__, f.__defaults__) for f in funs]
 
     def same(self) -> bool:
-        """Whether they are what they were."""
+        """Whether they are unchanged."""
         for f, code, defaults in self._parts:
             if f.__code__ is not code or f.__defaults__ is not defaults or f.__dict__:
                 return False
@@ -200,7 +200,7 @@ def forget_changes() -> None:
 
 
 def frozen(fun: T) -> T:
-    """A copy of a function that does not see what it holds being changed later.
+    """A copy of a function that does not see later changes to what it holds.
 
     A program runs its function again for each derived program, perhaps when the enclosing function
     has long given other values to the variables that it closes over, or to the entries of a dict.

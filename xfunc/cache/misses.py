@@ -25,7 +25,7 @@ class Key(NamedTuple):
         avals: of those that are arrays.
         static: arguments that were taken out: ``(where, type, value)`` of each.
         modes: global settings.
-        beside: values of what else counts; leaves of the tree that are no arrays by position.
+        beside: values of everything else that counts; leaves that are not arrays, by position.
     """
 
     values: Hashable
@@ -73,7 +73,7 @@ def _lines(old: Key, new: Key, names: Sequence[str]) -> Iterator[str]:
 
 
 def _by_path(key: Key, names: Sequence[str]) -> dict[str, object]:
-    """The leaves of the arguments: avals, and values of those that are no arrays."""
+    """The leaves of the arguments: avals, or values for leaves that are not arrays."""
     paths = [path_of(a, names) for a in key.tree.accessors()]
     fixed = {i: value for i, value in key.beside if isinstance(i, int)}
     avals = iter(key.avals)

@@ -128,7 +128,7 @@ def _cached(walk: Walk, x: Any) -> Hashable:
 
 def _atom(walk: object, x: object) -> Hashable:
     base = next(b for b in (str, bytes, int, float, complex) if isinstance(x, b))
-    shown_as: Any = base.__repr__  # Its own class may show it otherwise.
+    shown_as: Any = base.__repr__  # Its own class may show it differently.
     return (base, shown_as(x))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xfunc.cache.globals import Guards
 
 
-MAX_ENTRIES = 256  # per function; the least recently used goes
+MAX_ENTRIES = 256  # per function; the least recently used is dropped
 MAX_FUNCTIONS = 1024
 
 
@@ -41,7 +41,7 @@ class FunctionCache:
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
         self.globals: Guards | None = (
-            None  # On what it names (`globals.Guards`), once it has been traced.
+            None  # The guards of its globals (`globals.Guards`), once it has been traced.
         )
 
     def find(self, key: Hashable) -> Any:
@@ -133,7 +133,7 @@ def clear_caches() -> None:
 
 
 def clear_with_caches(clear: Callable[[], None]) -> None:
-    """Let `clear_caches` call this too: of tables that grow with the code that is traced."""
+    """Let `clear_caches` call this too, for tables that grow with the traced code."""
     _also_cleared.append(clear)
 
 

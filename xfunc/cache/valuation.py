@@ -5,7 +5,7 @@ traced while two closure cells held one tensor would otherwise be wrong when the
 
 NOTE [equality is not enough]: ``-0.0 == 0.0``, ``range(0) == range(5, 5)``, and a class may define
 ``__eq__`` as it likes. So an object's value consists of its class in its current state and its
-attributes; for an immutable object written in C, of its pickled form. Only library classes that
+attributes, or, for an immutable object written in C, of its pickled form. Only library classes that
 define a hash are compared by their own ``==``.
 """
 
@@ -47,13 +47,13 @@ class Walk:
     Attributes:
         tensors: those found, each once.
         functions: those found.
-        classes: the user's classes that were found, by themselves or through an object.
+        classes: the user's classes that were found, directly or through an instance.
         modules: the Python modules found.
         things: the mutable objects found; see `xfunc.cache.watch`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
-        refuses: whether what cannot be compared is refused, as what a function of the user's holds
-            itself is; objects, and functions of libraries, may hold it for something else.
+        refuses: whether to refuse what cannot be compared, as for objects that a user's function
+            holds itself; other objects and library functions may hold it for something else.
     """
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class Walk:
         if slot == len(self.tensors):
             self.tensors.append(x)
         kind = type(x)
-        if kind.__module__.startswith("xfunc."):  # a token, which knows only its aval
+        if kind.__module__.startswith("xfunc."):  # a token, which has only an aval
             return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
         known = kind is torch.Tensor
         more = None
-        # Only the aval of a traced value counts: a token of it will know no more.
+        # Only the aval of a traced value counts: its token will have no more.
         if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and is_leaf(x))):
             more = (x.stride() if x.is_cpu else None, x.requires_grad)
             if x.__dict__ and (known or kind in _TENSORS or is_of_user(kind)):
@@ -119,7 +119,7 @@ class Walk:
         return state
 
     def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
-        """A watch on everything that was met, and on some namespaces."""
+        """A watch on everything that was found, and on some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
         things = [t for state in states for t in state.things]
         kinds = [k for c in states for k in c.kinds]
@@ -153,7 +153,7 @@ class Walk:
     def place(
         self, owner: object, label: str | None, contents: Iterable[object], attribute: bool = False
     ) -> Hashable:
-        """The value of what is in a mutable place."""
+        """The value of the content of a mutable place."""
         mark = volatile.mark_of(owner, label)
         if mark is not None:
             self.skipped = True
@@ -173,7 +173,7 @@ class StateWalk(Walk):
         return super().value(x)
 
     def value_apart(self, x: object) -> Hashable:
-        """The value of something regardless of what was met before: nothing else changes it."""
+        """The value of an object, independent of what was found before."""
         self._seen.clear()
         return self.value(x)
 
@@ -200,15 +200,15 @@ def is_atom(x: object) -> bool:
 
 
 def _as_it_is(x: object) -> Hashable:
-    """What shows whether a place still holds the same: identity, or the value of an atom."""
+    """A key that tells whether a place still holds the same: identity, or the value of an atom."""
     return (type(x), repr(x)) if is_atom(x) else id(x)
 
 
 @functools.cache
 def _is_transparent(cls: type) -> bool:
-    """Whether the state of a class's objects is all in attributes, with none hidden in C.
+    """Whether the state of a class's instances is all in attributes, with none hidden in C.
 
-    The same sum tells `object.__reduce_ex__` what it may pickle.
+    `object.__reduce_ex__` uses the same sum to decide what it may pickle.
     """
     size = object.__basicsize__ + 8 * sum(len(views.slots_of(c)) for c in cls.__mro__)
     size += 8 * (cls.__dictoffset__ > 0) + 8 * (getattr(cls, "__weakrefoffset__", 0) > 0)
@@ -217,13 +217,13 @@ def _is_transparent(cls: type) -> bool:
 
 @functools.cache
 def _is_iterator(cls: type) -> bool:
-    """Whether reading an object of a class changes it, out of sight."""
+    """Whether reading an instance of a class changes it invisibly."""
     return issubclass(cls, Iterator) and not issubclass(cls, _OPAQUE) and not _is_transparent(cls)
 
 
 @functools.lru_cache(4096)
 def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
-    """How to value the objects of a class that do not count as something met before."""
+    """How to value instances of a class that never count as found before."""
     if issubclass(kind, torch.Tensor):
         return lambda walk, x: walk.tensor(x)
     if issubclass(kind, _OPAQUE):
@@ -253,7 +253,7 @@ def _module(walk: Walk, x: types.ModuleType) -> Hashable:
 
 @functools.lru_cache(4096)
 def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
-    """How to value the objects of a class."""
+    """How to value the instances of a class."""
     if kind in RULES:
         return RULES[kind]
     if issubclass(kind, Wrapper):
@@ -298,7 +298,7 @@ def _by_hash(walk: Walk, x: object) -> Hashable:
 
 
 def _as_pickled(walk: Walk, x: object) -> Hashable:
-    """What an immutable object consists of; see NOTE [equality is not enough]."""
+    """The value of an immutable object; see NOTE [equality is not enough]."""
     try:
         parts = x.__reduce_ex__(4)
     except Exception:

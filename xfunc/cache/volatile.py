@@ -1,13 +1,13 @@
 """The places that functions have changed, which no longer count by value.
 
 See NOTE [volatile places] in `xfunc.cache.changes`. A place is an object and the name of one of its
-attributes, or None for what it holds. What it counts as from then on is a `Mark`.
+attributes, or None for its content. From then on, a `Mark` stands for its value.
 
-NOTE [places that die]: neither a mark nor the key that it stands in keeps the object alive. But
+NOTE [places that die]: neither a mark nor the key that contains it keeps the object alive. But
 marks are found by the identity of objects, which Python reuses after their death, so a place is
 forgotten together with its object. Lists, dicts and cells, to which Python has no weak references,
-are held here, and let go when the garbage collector has run and nobody else holds them; those that
-are in a circle of references stay, until there are too many.
+are held here, and released after a garbage collection if nothing else holds them; those in a
+reference cycle stay until there are too many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OURS = 2  # references to an object that only its `_Changed` holds: `getrefcoun
 
 
 class Mark:
-    """What a place counts as that a function has changed: equal to itself only."""
+    """The value of a place that a function has changed: equal only to itself."""
 
     def __init__(self, kind: type):
         self._kind = kind.__name__
@@ -48,7 +48,7 @@ class _Changed:
             self.held = owner
 
     def is_dead(self) -> bool:
-        """Whether nobody else holds the object."""
+        """Whether nothing else holds the object."""
         return self.held is not None and sys.getrefcount(self.held) <= _OURS
 
 
@@ -60,7 +60,7 @@ def _forget(key: int) -> None:
 
 
 def mark_of(owner: object, label: str | None) -> Mark | None:
-    """What a place counts as; None: by value."""
+    """The mark of a place; None if it counts by value."""
     found = _changed.get(id(owner))
     return None if found is None else found.marks.get(label)
 
@@ -87,7 +87,7 @@ def mark(places: Mapping[Place, object]) -> None:
 
 
 def _sweep(phase: str, _: Mapping[str, int]) -> None:
-    """Forget objects that nobody else holds."""
+    """Forget objects that nothing else holds."""
     if phase == "stop":
         for key, changed in list(_changed.items()):
             if changed.is_dead():

@@ -19,9 +19,9 @@ from xfunc.trace.lowering import Lowering
 
 @dataclasses.dataclass(frozen=True)
 class Annotation(Primitive):
-    """Base of the primitives; see `Primitive`.
+    """Base of these primitives; see `Primitive`.
 
-    Equal annotations are lowered once. The derivatives of the values are annotated alike.
+    Equal annotations are lowered once. The derivatives of the values get the same annotation.
 
     Attributes:
         avals: of the values.
@@ -58,7 +58,7 @@ class Annotation(Primitive):
         return OwnPair(self, marked, marked, len(self.avals))
 
     def mapped(self, dims: Dims, n: int) -> tuple[Annotation, Dims, Dims]:
-        """The annotation of a batch, which comes first everywhere."""
+        """The annotation of a batch, with the batch dimension first everywhere."""
         first = (0,) * len(self.avals)
         return self.batched(n), first, first
 
@@ -87,8 +87,8 @@ class Tie(Annotation):
     """Two values that are sharded alike; see `xfunc.hlo.spmd.annotations`.
 
     Attributes:
-        automatic: whether xfunc ties them automatically. What becomes of the derivatives of these
-            is decided where they are computed.
+        automatic: whether xfunc ties them automatically. Whether to tie their derivatives is
+            decided where these are computed.
     """
 
     automatic: bool = False

@@ -1,13 +1,13 @@
-# torch declares the rules of a Function with the arguments of its own examples.
+# torch declares the rules of a Function with specific argument lists.
 # pyright: reportIncompatibleMethodOverride=false
-"""Primitives as ``torch.autograd.Function``, for where somebody watches: see `xfunc.program.bind`.
+"""Primitives as ``torch.autograd.Function``, for watched calls: see `xfunc.program.bind`.
 
 NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands the forward pass
 of an `_Application` to the vmap rule. The rule runs the pair of the batched joint program instead,
-and notes it, with the depth of its level, in the application. What that pair keeps is opaque to
-the level above, so residuals are passed as unbatched. When the backward pass comes to its vmap
-rule it finds the note; if there is none, the batching is of the pullback alone (as in jacrev), and
-since residuals can't be batched the gradients are computed from the inputs.
+and records it, with the depth of its level, in the application. The residuals of that pair are
+opaque to the level above, so they are passed as unbatched. When the backward pass reaches its vmap
+rule, it finds the record; if there is none, only the pullback is batched (as in jacrev), and since
+residuals can't be batched, the gradients are computed from the inputs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class _PairContext(AutogradContext, Protocol):
 
 
 def alive(args: Sequence[Leaf]) -> list[Leaf]:
-    """Tensors without the wrappers of levels of torch.func that have ended.
+    """Tensors without the wrappers of torch.func levels that have ended.
 
-    A pullback of torch.func.vjp runs when the level it belongs to is over.
+    A pullback of torch.func.vjp runs after the level it belongs to has ended.
     """
     return [a if a is None else functorch.unwrap_if_dead(a) for a in args]
 
@@ -101,7 +101,7 @@ class PrimitiveFunction(torch.autograd.Function):
 
 
 def _absent(output: Aval) -> Tensor | None:
-    """What torch takes for no tangent: zeros that stay zero beside infinity."""
+    """What torch accepts as no tangent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None
     return functorch.zero_tensor(output.shape, output.dtype, tracer().device())
@@ -119,7 +119,7 @@ def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
 class Application:
     """One call of a primitive that is being differentiated; see NOTE [vmap below grad].
 
-    Of a pair that was batched, the primitive is not known.
+    For a batched pair, the primitive is unknown.
     """
 
     primitive: Primitive | None
@@ -128,7 +128,7 @@ class Application:
 
 
 class PairFunction(torch.autograd.Function):
-    """Reverse mode of first order: outputs, then residuals."""
+    """First-order reverse mode: outputs, then residuals."""
 
     @staticmethod
     def forward(application: Application, *args: Tensor) -> tuple[Tensor, ...]:
@@ -154,8 +154,8 @@ class PairFunction(torch.autograd.Function):
         saved = alive(ctx.saved_tensors)
         args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
         if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
-            # Plain autograd with create_graph=True; or the cotangents depend on what a gradient
-            # further down is taken of, and the arguments do not.
+            # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
+            # depend on the variables of a gradient further down.
             assert application.primitive is not None, "a batched pair is no leaf of a gradient"
             return _differentiable_backward(ctx, application.primitive, args, given)
         if all(c is None for c in given):
@@ -268,7 +268,7 @@ def _batched_again(
     dims: Sequence[int | None],
     n: int,
 ) -> tuple[Gradients, Dims]:
-    """Likewise, of a pair that was batched at a level above: both of its passes are run."""
+    """Likewise, for a pair that was batched at a level above: both of its passes are run."""
     pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
     cts_from = n_args + n_residuals
     args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
@@ -290,7 +290,7 @@ def _moved(
     wanted: Sequence[int | None],
     n: int,
 ) -> list[Tensor | None]:
-    """`at_dim` of each tensor that there is."""
+    """`at_dim` of each tensor that is not None."""
     return [
         t if t is None else at_dim(t, d, w, n)
         for t, d, w in zip(tensors, dims, wanted, strict=True)

@@ -1,15 +1,15 @@
 """Applying primitives, so that every transform of torch.func finds its rule.
 
-A `Primitive` is something that has HLO and knows how it is differentiated and batched: a `Program`
+A `Primitive` is something that has HLO and can be differentiated and batched: a `Program`
 (`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nothing watches
 the arguments, that is one HLO call; otherwise it goes through one of three
-``torch.autograd.Function`` (`xfunc.program.autograd_functions`), whose rules apply primitives
-again, so that grad of grad, vmap of grad, jvp of grad and so on compose without further code.
+``torch.autograd.Function`` classes (`xfunc.program.autograd_functions`), whose rules apply
+primitives again, so grad of grad, vmap of grad, jvp of grad and so on compose without further code.
 
-NOTE [two ways to differentiate]: reverse mode of first order runs a `Pair`: the forward half of
-the joint program keeps residuals, the backward half uses them. Halves exist as HLO only and can't
-be differentiated again. Where the backward pass is itself being differentiated, `Primitive.vjp` is
-used: it computes everything again from the inputs, in operations that have rules.
+NOTE [two ways to differentiate]: first-order reverse mode runs a `Pair`: the forward half of the
+joint program keeps residuals, the backward half uses them. Halves exist only as HLO and can't be
+differentiated again. If the backward pass is itself being differentiated, `Primitive.vjp` is used:
+it recomputes everything from the inputs, with operations that have rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     if not primitive.outputs:
         return []
     trace = tracing.current()
-    if trace is not None:  # First: what the trace stands in for, it knows by its wrapper.
+    if trace is not None:  # First: the trace recognises captured values by their wrapper.
         args = [_on_device(trace.lift(a)) for a in args]
     args = alive(args)
     outputs = _dispatch(primitive, args)
@@ -50,7 +50,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _on_device(x: Leaf) -> Leaf:
-    """A value of a trace; one that was made there on the CPU is moved, as torch_xla's own do."""
+    """A value of a trace; one made there on the CPU is moved to the device, as torch_xla does."""
     return tracer().to_device(x) if x is not None and x.device.type == "cpu" else x
 
 
@@ -73,7 +73,7 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rule_of(primitive: Primitive) -> Rule | None:
-    """How the innermost level differentiates a primitive with rules of its own, or inside it."""
+    """The innermost level's rule for a primitive that has rules of its own, or contains some."""
     kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
     if kind == functorch.VMAP:
         return None
@@ -83,7 +83,7 @@ def _rule_of(primitive: Primitive) -> Rule | None:
 
 
 class _Gradient(Rule):
-    """The rule of a primitive in which custom_vjp functions are called, at a gradient's level."""
+    """The rule, at a gradient's level, of a primitive in which custom_vjp functions are called."""
 
     def __init__(self, primitive: Primitive):
         self._primitive = primitive
@@ -112,7 +112,7 @@ class _Below(Rule):
 
 
 def differentiations(args: Sequence[Tensor]) -> int:
-    """Who watches a call: 0 nobody, 1 exactly one gradient and on top, 2 anything else."""
+    """What watches a call: 0 nothing, 1 exactly one gradient, on top, 2 anything else."""
     grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
     levels = functorch.levels()
     if not levels:

@@ -1,4 +1,4 @@
-"""The base of the primitives by which devices or examples communicate, and its derivatives."""
+"""The base of the primitives by which devices or examples communicate, with its derivatives."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ C = TypeVar("C", bound="Communication")
 
 @dataclasses.dataclass(frozen=True)
 class Communication(Primitive):
-    """A primitive of one value, and of whatever says who is communicating.
+    """A primitive of one value, and of operands that identify the participants.
 
     Attributes:
-        exchange: what is made of the values of all.
-        aval: of the value that each one gives.
+        exchange: the operation on the values of all participants.
+        aval: of the value of each participant.
     """
 
     exchange: Exchange
@@ -28,7 +28,7 @@ class Communication(Primitive):
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of participants."""
         raise NotImplementedError
 
     @property
@@ -40,7 +40,7 @@ class Communication(Primitive):
         return (Aval(self.exchange.result(self.aval.shape, self.size), self.aval.dtype),)
 
     def of_batch(self: C, n: int) -> C:
-        """The primitive of a batch, which goes before the axes that the exchange says."""
+        """The primitive of a batch, whose axis goes where the exchange says."""
         before, shape = self.exchange.before, self.aval.shape
         wider = Aval((*shape[:before], n, *shape[before:]), self.aval.dtype)
         return dataclasses.replace(self, aval=wider)
@@ -62,12 +62,12 @@ class Communication(Primitive):
             return [self._sum(tangent * self._share(args), args)]
         return [*bind(self, [tangent, *args[1:]])]
 
-    # Of a maximum; equal maxima share the derivative, as in torch's amax.
+    # For a maximum; equal maxima share the derivative, as in torch's amax.
 
     def _sum(self, x: Tensor, args: Sequence[Tensor]) -> Tensor:
         return bind(dataclasses.replace(self, exchange=Sum()), [x, *args[1:]])[0]
 
     def _share(self, args: Sequence[Tensor]) -> Tensor:
-        """Where the value is the maximum, the reciprocal of how many are; else zero."""
+        """One over the number of maxima where the value is the maximum; else zero."""
         is_max = (args[0] == bind(self, args)[0]).to(args[0].dtype)
         return is_max / self._sum(is_max, args)

@@ -39,7 +39,7 @@ class Exchange:
         name: of the public function.
         before: the axis of the argument before which the batch of a vmap goes.
         after: likewise of the result.
-        is_shared: whether all get the same.
+        is_shared: whether all get the same result.
     """
 
     name: ClassVar[str]
@@ -48,21 +48,21 @@ class Exchange:
     is_shared: ClassVar[bool] = False
 
     def result(self, shape: Shape, size: int) -> Shape:
-        """The shape of the result, in a group of a size."""
+        """The shape of the result in a group of the given size."""
         return shape
 
     def transposed(self) -> Exchange | None:
-        """The transpose, from a cotangent of the result to one of the argument; None: it is not
+        """The transpose, from a cotangent of the result to one of the argument; None if it is not
         linear.
         """
         return self
 
     def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        """Add it to what a device computes."""
+        """Add the operation to the computation of a device."""
         raise NotImplementedError
 
     def of_all(self, x: Tensor) -> Tensor:
-        """What the values along axis 0 make; along axis 0 if they differ."""
+        """The result for the values along axis 0; stacked along axis 0 if the results differ."""
         raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ class Gather(Exchange):
         return hlo.all_gather(body, x, groups)
 
     def of_all(self, x: Tensor) -> Tensor:
-        return x.clone()  # torch would take the argument itself for what it was before.
+        return x.clone()  # torch would take the argument itself for its old value.
 
 
 class Scatter(Exchange):

@@ -10,7 +10,7 @@ from xfunc.program.primitive import Dims, Tensor
 
 
 class Mappable(Protocol):
-    """A primitive that has one of its own kind for a batch."""
+    """A primitive whose batched form is of the same kind."""
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         """See `Primitive`."""
@@ -23,13 +23,13 @@ class Mappable(Protocol):
         ...
 
     def mapped(self, dims: Dims, n: int) -> tuple[Mappable, Dims, Dims]:
-        """The primitive of a batch; where arguments and outputs have their batch dimensions."""
+        """The primitive of a batch, and the batch dimensions of its arguments and outputs."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnPair:
-    """Reverse mode of first order, which keeps nothing: see `Pair`."""
+    """First-order reverse mode that keeps no residuals: see `Pair`."""
 
     primitive: Mappable
     wrt: tuple[int, ...] = (0,)

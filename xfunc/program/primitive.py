@@ -38,7 +38,7 @@ class Pair(Protocol):
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """Gradients of the inputs in `wrt`; None, of a cotangent too, is zero."""
+        """Gradients of the inputs in `wrt`; None is zero, also for a cotangent."""
         ...
 
     def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
@@ -49,21 +49,21 @@ class Pair(Protocol):
 class Rule:
     """How the innermost level of torch.func, a grad or jvp, differentiates a primitive.
 
-    What is below that level sees `forward`: see `xfunc.torchlib.functorch.apply_here`.
+    Levels below that see `forward`: see `xfunc.torchlib.functorch.apply_here`.
     """
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        """Runs below the level: returns the outputs, and other values to keep."""
+        """Runs below the level; returns the outputs, and other values to keep."""
         raise NotImplementedError
 
     def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What `gradients` and `jvp` receive."""
+        """The values that `gradients` and `jvp` receive."""
         return tuple(args)
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
-        """The inputs that have a gradient, and these; a cotangent is there."""
+        """The inputs that have a gradient, and the gradients; at least one cotangent is given."""
         raise NotImplementedError
 
     def backward(
@@ -77,14 +77,14 @@ class Rule:
     def jvp(
         self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """Tangents of what `forward` returns."""
+        """Tangents of the results of `forward`."""
         raise NotImplementedError
 
 
 def placed(
     n_inputs: int, wrt: Sequence[int], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """A gradient for each input: those of the inputs in `wrt`, else None."""
+    """A gradient for each input; None for inputs that are not in `wrt`."""
     found: dict[int, Tensor | None] = dict(zip(wrt, gradients, strict=True))
     return tuple(found.get(i) for i in range(n_inputs))
 

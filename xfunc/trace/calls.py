@@ -1,6 +1,6 @@
 """The calls of torch functions that traced code makes.
 
-A torch function mode sees them all, and has its trace lift arguments that are not yet its values.
+A torch function mode sees them all, and makes its trace lift arguments that are not yet its values.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Mode(TorchFunctionMode):
     def lift_all(
         self, args: Sequence[Any], kwargs: dict[str, object], beside: Sequence[object] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # One of these for each operation traced: the common cases come first.
+        # This runs for each traced operation: the common cases come first.
         trace = self._trace
         made, substitutes = trace.made.entries, trace.substitutes
         lifted = []

@@ -3,7 +3,7 @@
 NOTE [effects are outputs]: torch_xla's CPU client has no host callbacks: the custom calls that JAX
 registers for them are missing, and torch_xla implements no registration. So the values for a
 callback become additional outputs of the program, through every transform, and the callback is
-called when the program has finished.
+called after the program has finished.
 
 An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
 (`Callback`), those of many at once (`Batched`), or those of each step of a loop (`Steps`).
@@ -119,7 +119,7 @@ class Collected:
     """The effects of one run of a function, and their tensors.
 
     Attributes:
-        depth: how many levels of torch.func were in force around the run.
+        depth: how many levels of torch.func were active around the run.
     """
 
     depth: int

@@ -12,7 +12,7 @@ from xfunc.hlo import Builder
 def literal(value: torch.Tensor) -> torch.Tensor:
     """A traced tensor that is the constant `value` (a CPU tensor)."""
     if value.numel() == 0 or value.ndim == 0:
-        with torch._C.DisableTorchFunction():  # It is no traced value: it may be read.
+        with torch._C.DisableTorchFunction():  # It is not a traced value: it may be read.
             fill = value.item() if value.ndim == 0 else 0
         return torch.full(value.shape, fill, dtype=value.dtype, device=tracer().device())
     b = Builder("literal")
@@ -21,6 +21,6 @@ def literal(value: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         module = b.build(body.build(body.tuple([body.literal(value)])))
     computation = tracer().computation("literal", module.to_bytes())
-    # A user computation needs an input, to know its device by.
+    # A user computation needs an input to determine its device.
     anchor = torch.zeros((), dtype=torch.bool, device=tracer().device())
     return tracer().apply("literal", [anchor], computation)[0]

@@ -1,8 +1,8 @@
-"""Tensors several elements of which are one, as `expand` makes them: they cannot be written to.
+"""Tensors whose elements share memory, such as the results of `expand`: they cannot be written to.
 
-torch refuses most changes of such a tensor in place. torch_xla 2.9 does not: it adds what each of
-the elements has changed by to the one that they are, so that ``x.expand(2, 3).zero_()`` gives
-``-x``. And what copies such a tensor on the CPU (`contiguous`, `reshape`) is a view of it there.
+torch refuses most changes of such a tensor in place. torch_xla 2.9 does not: it adds the changes of
+all the elements to the one they share, so that ``x.expand(2, 3).zero_()`` gives ``-x``. And
+operations that copy such a tensor on the CPU (`contiguous`, `reshape`) return a view of it there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COPYING = frozenset(
 
 
 class Overlaps:
-    """Those of the tensors of a trace that have elements in common with themselves."""
+    """The tensors of a trace whose elements share memory."""
 
     def __init__(self) -> None:
         self._known: WeakTable[bool] = WeakTable()
@@ -45,7 +45,7 @@ class Overlaps:
     def note(
         self, func: object, args: Sequence[Any], kwargs: Mapping[str, Any], outs: object
     ) -> None:
-        """What a call returned: views with more elements than there are, and views of these."""
+        """Note a call's results: views with more elements than their base, and views of these."""
         sources = list(tensors_in(args[:1], {})) if func not in ONE_FOR_EACH else []
         sources = sources or list(tensors_in(args, kwargs))
         for i, out in enumerate(outs if isinstance(outs, (tuple, list)) else (outs,)):
@@ -55,7 +55,7 @@ class Overlaps:
             if func in EXPANDING:
                 made = out.numel() > source.numel() or source in self._known
             else:
-                base = out._base if out._is_view() else None  # vmap's wrappers do not tell.
+                base = out._base if out._is_view() else None  # vmap's wrappers do not show it.
                 made = base is not None and (
                     _bytes(out) > _bytes(base)
                     or any(a in self._known for a in args)
@@ -68,13 +68,13 @@ class Overlaps:
                 self._known[out] = True
 
     def separate(self, func: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a call that copies such a tensor in eager torch: with a copy of it."""
+        """The arguments of a call that copies such a tensor in eager torch, with a copy of it."""
         if self._known and func in _COPYING and args and args[0] in self._known:
             return (args[0].clone(), *args[1:])
         return args
 
     def check(self, func: object, written: Any, name: str) -> None:
-        """Refuse to write to one of them, or to several tensors of which one is."""
+        """Refuse to write to such a tensor, alone or among others."""
         if not self._known and not self._windows:
             return
         for x in written if isinstance(written, (list, tuple)) else (written,):
@@ -97,7 +97,7 @@ class Overlaps:
 
 
 def _bytes(x: torch.Tensor) -> int:
-    return x.numel() * x.element_size()  # Of a view as real numbers there are twice as many.
+    return x.numel() * x.element_size()  # A view as real numbers has twice as many.
 
 
 def _windows_overlap(

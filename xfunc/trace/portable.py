@@ -21,7 +21,7 @@ def whole(
     lines: bool = True,
     tiles: Sequence[Tiles | None] = (),
 ) -> Module:
-    """A module of all flat inputs of a program, in order, used or not.
+    """A module that takes all flat inputs of a program in order, used or not.
 
     Those in `held` are constants of the module; other values that the program holds become the last
     inputs. A program without inputs gets an unused boolean input. If `lines`, instructions carry

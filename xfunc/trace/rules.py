@@ -27,7 +27,7 @@ def special(
     args: tuple[Any, ...],
     kwargs: dict[str, object],
 ) -> tuple[bool, object]:
-    """Calls that need more than lifting: (whether it was dealt with, the result)."""
+    """Handle a call that needs more than lifting: (whether it was handled, the result)."""
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
     if kind is Kind.LITERAL:
