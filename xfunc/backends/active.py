@@ -1,4 +1,4 @@
-"""What records programs, and which runtime they run on."""
+"""The tracer that records programs, and the runtime they run on."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAMES = ("torch_xla", "pjrt")
 _runtime: Runtime | None = None
 
 
-# By name, and at the first use: backends import this module. Programs are traced by torch_xla
-# whatever runs them.
+# Imported by name at first use, because backends import this module. Programs are traced by
+# torch_xla, whatever runs them.
 @functools.cache
 def tracer() -> Tracer:
-    """What records programs."""
+    """The tracer that records programs."""
     return importlib.import_module("xfunc.backends.torch_xla.tracer").TRACER
 
 
 @functools.cache
 def printer() -> Printer:
-    """What prints them."""
+    """The printer of modules."""
     return importlib.import_module("xfunc.backends.torch_xla.printer").PRINTER
 
 
@@ -46,8 +46,8 @@ def use(name: str) -> Runtime:
     """Run programs on another runtime from here on.
 
     Raises:
-        ValueError: there is none of that name.
-        ImportError: what it needs is not installed.
+        ValueError: there is none with that name.
+        ImportError: a package that it needs is not installed.
     """
     global _runtime
     if name not in NAMES:

@@ -1,4 +1,4 @@
-"""What a compiler made of a program."""
+"""A compiler's analysis of a program."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from xfunc.hlo import Module
 
 @dataclasses.dataclass(frozen=True)
 class MemoryAnalysis:
-    """The memory of a compiled program, in bytes; None where the compiler does not say.
+    """The memory of a compiled program, in bytes; None where the compiler does not report it.
 
     Attributes:
         argument_size_in_bytes: of the arguments.
-        output_size_in_bytes: of the results, those that reuse an argument's memory included.
-        temp_size_in_bytes: of what lives only while the program runs.
+        output_size_in_bytes: of the results, including those that reuse an argument's memory.
+        temp_size_in_bytes: of temporaries, which exist only while the program runs.
         alias_size_in_bytes: of the arguments whose memory results reuse.
-        host_temp_size_in_bytes: of what the program keeps in the memory of the host.
-        peak_memory_in_bytes: of all that is allocated while the program runs.
+        host_temp_size_in_bytes: of temporaries in host memory.
+        peak_memory_in_bytes: of everything that is allocated while the program runs.
     """
 
     argument_size_in_bytes: int | None = None

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def devices() -> list[int]:
-    """The numbers of the devices that programs run on, as `make_mesh` takes them.
+    """The indices of the devices that programs run on, as `make_mesh` takes them.
 
     Source: ``jax.devices``.
     """
@@ -22,7 +22,7 @@ def devices() -> list[int]:
 
 
 def device_count() -> int:
-    """The number of devices that programs run on, those of other processes among them.
+    """The number of devices that programs run on, including those of other processes.
 
     Source: ``jax.device_count``.
     """
@@ -30,7 +30,7 @@ def device_count() -> int:
 
 
 def default_backend() -> str:
-    """What programs run on: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+    """The platform that programs run on: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
 
     Source: ``jax.default_backend``.
     """
@@ -46,7 +46,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """The number of this process among those that run programs together.
+    """The index of this process among those that run programs together.
 
     Source: ``jax.process_index``.
     """
@@ -54,10 +54,10 @@ def process_index() -> int:
 
 
 def memory_stats() -> dict[str, int] | None:
-    """What the memory of the device holds, in bytes: ``bytes_in_use`` and ``bytes_limit``.
+    """The use of the device's memory, in bytes: ``bytes_in_use`` and ``bytes_limit``.
 
-    None where the device's client does not tell: on the CPU, and with torch_xla where there are
-    several devices ("MemoryInfo not supported for SPMD", says torch_xla 2.9).
+    None if the device's client does not report it: on the CPU, and with torch_xla on several
+    devices (torch_xla 2.9: "MemoryInfo not supported for SPMD").
 
     Source: ``jax.Device.memory_stats``.
     """

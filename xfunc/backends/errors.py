@@ -1,4 +1,4 @@
-"""What XLA says of programs that it cannot compile or run, as errors of ours."""
+"""XLA's messages about programs that it cannot compile or run, as xfunc's errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SPACE = re.compile(r"\bspace[ =](hbm|host|\w*mem|sflag)\b")  # vmem, smem: a ke
 
 
 def compile_error(name: str, message: str) -> CompileError:
-    """The words of XLA, which refused a program or ran out of memory, as an error of ours."""
+    """The message of XLA, which refused a program or ran out of memory, as an error of xfunc."""
     space = _SPACE.search(message)
     if space and space[1] not in ("hbm", "host"):
         return CompileError(

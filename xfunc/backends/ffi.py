@@ -7,7 +7,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void
 
 VERSION = (0, 1)
 API_VERSION = 4
-"""What an instruction states as its `custom_call_api_version` to be called this way."""
+"""The `custom_call_api_version` of instructions that are called this way."""
 
 _PLATFORM = b"Host"
 _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
@@ -125,7 +125,7 @@ class _Error(ctypes.Structure):
 
 
 HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))
-"""A C function that is called; it returns an error, or 0."""
+"""A C function that XLA calls; it returns an error, or 0."""
 _FUNCTION = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 
 
@@ -141,7 +141,7 @@ class Registry:
         self._register = _FUNCTION(functions.handler_register)
 
     def register(self, name: str, handler: ctypes._CFunctionType) -> None:
-        """Let programs call a `HANDLER` by a name, which has none yet; it must live forever."""
+        """Let programs call a `HANDLER` by an unused name; the handler must live forever."""
         label, where = _span(name.encode()), _span(_PLATFORM)
         bundle = _Bundle(execute=ctypes.cast(handler, c_void_p))
         size = _Registration.traits.offset + _Registration.traits.size
@@ -151,7 +151,7 @@ class Registry:
 
 
 def error(frame: Frame, message: str) -> int:
-    """An error for a handler to return, of whoever called it."""
+    """An error for a handler to return to its caller."""
     args = _Error(_Error.code.offset + 4, None, message.encode(), _INTERNAL)
     create = _FUNCTION(API.from_address(frame.api).error_create)
     return create(ctypes.addressof(args))
@@ -165,7 +165,7 @@ def capsule(handler: ctypes._CFunctionType) -> object:
 
 
 def asks_for_metadata(frame: Frame) -> bool:
-    """Whether a call is none, but asks which version a handler was written for; answers that."""
+    """Whether a call only asks which version a handler was written for; if so, answers it."""
     if not frame.extension or frame.extension.contents.type != _METADATA:
         return False
     found = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents

@@ -1,4 +1,4 @@
-"""What XLA reads when it starts, in torch_xla's library and in JAX's."""
+"""The flags that XLA reads when it starts, in torch_xla's library and in JAX's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 # all of them, with unsharded data replicated. On the CPU the devices are threads of one pool, and
 # one that waits in a collective for the others blocks its thread. If a program finds too few
 # threads for all of its devices, it waits forever, and XLA aborts the process. So the pool has
-# several for each device (`NPROC`, which XLA reads when it starts), and a program is launched when
-# the one before has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
+# several for each device (`NPROC`, which XLA reads when it starts), and a program is only launched
+# once the previous one has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
 THREADS_PER_DEVICE = 4
 
 

@@ -25,7 +25,7 @@ class Placement:
     """One way to shard arrays; compared by identity.
 
     Attributes:
-        tiles: what each device holds; devices that hold the same are in ascending order.
+        tiles: the part on each device; devices with the same part are in ascending order.
     """
 
     def __init__(self, tiles: Tiles):
@@ -53,7 +53,7 @@ def _one(tiles: Tiles) -> Placement:
 
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> Placement | None:
-    """The placement that XLA prints in this form; None also if it prints none."""
+    """The placement that XLA prints in this form; None if it is replicated, or not printed."""
     tiles = parse(text) if text else None
     return None if tiles is None else placement_of(tiles)
 
@@ -62,7 +62,7 @@ def is_on_devices(tensor: torch.Tensor) -> bool:
     """Whether a tensor's data is where programs run."""
     try:
         return bool(runtime().holds(tensor))
-    except AttributeError:  # A plain tensor, where the runtime has a class of its own.
+    except AttributeError:  # A plain tensor, while the runtime has its own class.
         return False
 
 
@@ -110,7 +110,7 @@ def remember(tensor: torch.Tensor, sharding: object) -> None:
 
 
 def remembered(tensor: torch.Tensor) -> Any:
-    """What was noted; in-place changes do not change it."""
+    """The record of a tensor; in-place changes do not affect it."""
     return _noted.get(tensor)
 
 

@@ -1,4 +1,4 @@
-"""The last changes to a module, which are those of the devices that run it."""
+"""The last changes to a module, which depend on the devices that run it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from xfunc.hlo.spmd.tiles import Order
 
 
 def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool) -> None:
-    """Make a module fit to be compiled for so many devices, in place.
+    """Prepare a module in place for compilation for a number of devices.
 
-    NOTE [the order of devices is listed]: torch_xla 2.9 tells programs apart by a hash that leaves
-    out the compact form of an order of devices: of two programs that differ in nothing else, the
+    NOTE [the order of devices is listed]: torch_xla 2.9 distinguishes programs by a hash that
+    ignores the compact form of an order of devices: of two programs that differ only in that, the
     second would run as the first. Newer releases of jaxlib lose the compact form of the groups of a
     collective.
 
@@ -49,11 +49,11 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
 
 
 def traced_for(proto: pb.HloModuleProto, expected: int) -> int:
-    """The number of devices that a module is for; the notes that say so are removed, in place.
+    """The number of devices that a module is for; the notes about it are removed, in place.
 
     Args:
         proto: the module.
-        expected: the answer where nothing says another.
+        expected: the default, without such a note.
     """
     said = set[int]()
     for computation in proto.computations:

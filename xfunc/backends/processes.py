@@ -1,4 +1,4 @@
-"""The processes that run programs together, and what they tell each other beside."""
+"""The processes that run programs together, and the messages between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(
         count, index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
         if not distributed.is_initialized():
             _make_group_of_torchrun(count, index)
-        # At torchrun's own port its own store listens.
+        # torchrun's own store listens on torchrun's port.
         address = _from_first(_free_address(os.environ["MASTER_ADDR"]) if index == 0 else None)
     client.join(address, count, index, devices, timeout)
     _joined = True
@@ -53,9 +53,9 @@ def start(
 
 
 def _make_group_of_torchrun(count: int, index: int) -> None:
-    """Make torch's process group, also where ``torchrun`` has started the processes again.
+    """Make torch's process group, also after ``torchrun`` has restarted the processes.
 
-    In torch 2.9 its store still has the addresses of those before, which gloo would connect to.
+    In torch 2.9 its store still has the old processes' addresses, which gloo would connect to.
     """
     store, _, _ = next(rendezvous("env://"))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -104,7 +104,7 @@ def stop() -> None:
 
 
 def gathered(value: object) -> list[object]:
-    """What each process says, in their order."""
+    """The value of each process, in the order of processes."""
     count = active.runtime().process_count()
     if count == 1:
         return [value]

@@ -1,4 +1,4 @@
-"""The seam: what runs programs.
+"""The seam between programs and what runs them.
 
 A `Tracer` (`xfunc.backends.tracer`) makes HLO of functions. A `Runtime` runs it; there are two:
 `xfunc.backends.torch_xla.backend`, and JAX's in `xfunc.backends.pjrt.backend`.
@@ -45,7 +45,7 @@ class Runtime(Protocol):
         name: as `xfunc.config.set_backend` takes it.
         kind: the class of its tensors.
         kinds: the classes of leaves that need no flattening: that one, and torch's own.
-        holds: whether a tensor is data of its devices. Raises AttributeError for what is no tensor.
+        holds: whether a tensor is data on its devices; raises AttributeError for anything else.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Runtime(Protocol):
         ...
 
     def calls_host(self) -> bool:
-        """Whether its programs can call functions of Python: `xfunc.backends.host_calls`."""
+        """Whether its programs can call Python functions: see `xfunc.backends.host_calls`."""
         ...
 
     def profile(self, folder: str) -> contextlib.AbstractContextManager[None]:
@@ -89,7 +89,7 @@ class Runtime(Protocol):
         ...
 
     def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """Show what the host does in a block under a name, while `profile` records."""
+        """Show the host's work in a block under a name while `profile` records."""
         ...
 
     def block(self) -> None:

@@ -117,7 +117,7 @@ class Stamps:
     """Stamps the values made in one trace.
 
     Attributes:
-        watching: whether there are hooks that stamp what a backward pass makes.
+        watching: whether there are hooks that stamp the operations of backward passes.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Stamps:
         self._stamp = tracer().stamper()
 
     def stamp(self, tensor: Any, frame: types.FrameType | None) -> None:
-        """Note that `tensor` was made by the user's code at or above `frame`."""
+        """Record that `tensor` was made by the user's code at or above `frame`."""
         while frame is not None:
             code = frame.f_code
             known = _stamps.get(id(code), _UNKNOWN)

@@ -72,7 +72,7 @@ class Source(Protocol):
     def draw(
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
-        """What a function that draws returns; NotImplemented, if it is not covered."""
+        """The result of a function that draws; NotImplemented if it is not covered."""
         ...
 
 
@@ -110,7 +110,7 @@ class Trace:
 
     Attributes:
         captures: the tensors that became inputs.
-        capture_inputs: what stands for each.
+        capture_inputs: the placeholder for each capture.
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
         around: its context: the mesh in use, the manual region, and so on.

@@ -1,1 +1,1 @@
-"""JAX's runtime behind the seam; only this folder, and processes of their own, import JAX."""
+"""JAX's runtime behind the seam; only this folder and separate processes import JAX."""

@@ -1,9 +1,9 @@
 """`Array`: a tensor whose data a ``jax.Array`` holds.
 
-A program takes and returns ``jax.Array``s. For the user each is an `Array`: a tensor of the CPU, by
-its shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a
-separate copy. As soon as torch may write to that copy (in place, through a view of it, through
-NumPy), the copy is what the tensor holds.
+A program takes and returns ``jax.Array``s. To the user each is an `Array`: a CPU tensor, by its
+shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a separate
+copy. As soon as torch may write to that copy (in place, through a view of it, through NumPy), the
+tensor holds the copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CPU = torch.device("cpu")
 
 
 class Data:
-    """What one or several `Array`s hold: a ``jax.Array``, or a tensor that torch may write to."""
+    """The data of one or several `Array`s: a ``jax.Array``, or a tensor that torch may write to."""
 
     __slots__ = ("_array", "_copy", "_sharding")
 
@@ -45,13 +45,13 @@ class Data:
         return self._array
 
     def read(self) -> torch.Tensor:
-        """The data as a plain tensor, which nobody writes to."""
+        """The data as a plain tensor, which nothing writes to."""
         if self._copy is None:
             self._copy = client.get(self.array())
         return self._copy
 
     def written(self) -> torch.Tensor:
-        """The data as a plain tensor, which holds it from now on."""
+        """The data as a plain tensor, which takes its place from now on."""
         found = self.read()
         if self._array is not None:
             self._sharding, self._array = self._array.sharding, None
@@ -73,7 +73,7 @@ class Data:
 
 
 def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
-    """A method of `Array`; what is being traced has torch's, which tell the trace."""
+    """A method of `Array`; traced values use torch's own, which inform the trace."""
     of_torch = getattr(torch.Tensor, method.__name__)
 
     @functools.wraps(method)
@@ -90,7 +90,7 @@ class Array(torch.Tensor):
     is_pjrt = True
     _data: Data
 
-    # Otherwise each look at a shape would take a microsecond. Modes see what is done all the same.
+    # Otherwise each access to a shape would take a microsecond. Modes still see all calls.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod

@@ -87,7 +87,7 @@ class Pjrt:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's value on the device, in a buffer of its own.
 
-        What autograd or a transform watches stays as it is: programs take it there themselves.
+        Tensors that autograd or a transform watches are unchanged: programs move them themselves.
         """
         if type(tensor) is Array or tensor.requires_grad or top_level() is not None:
             return tensor
@@ -172,8 +172,8 @@ class Pjrt:
             if not self.calls_host():
                 refuse_host_calls(proto, name, "on the running device")
             _register_host_calls()
-            # XLA (jaxlib 0.7.1) ends the process if a call is the root of a computation with a
-            # batched product: it takes what the call is given, {name = "..."}, for JSON.
+            # XLA (jaxlib 0.7.1) aborts the process if a call is the root of a computation with a
+            # batched product: it parses the call's configuration, {name = "..."}, as JSON.
             add_end(proto, 1)
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]

@@ -1,4 +1,4 @@
-"""JAX as a client of PJRT: which devices it has, and data on them."""
+"""JAX as a PJRT client: its devices, and data on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def jax() -> ModuleType:
-    """JAX, with integers and floats of 64 bits; the first call starts its devices.
+    """JAX with 64-bit integers and floats; the first call starts its devices.
 
     Raises:
         ImportError: it is not installed.
@@ -62,15 +62,15 @@ def _library() -> ModuleType:
 
 
 def _make_cpu_devices(jax: ModuleType, count: int) -> None:
-    """Have JAX start with virtual devices, and with several threads for each.
+    """Make JAX start with virtual devices, and with several threads for each.
 
-    One that waits in a collective for the others blocks its thread; see NOTE [virtual devices] in
+    A device that waits in a collective blocks its thread; see NOTE [virtual devices] in
     `xfunc.backends.flags`.
     """
     wanted, given = THREADS_PER_DEVICE * count, os.environ.get("NPROC", "")
     if not given.isdecimal() or int(given) < wanted:
         os.environ["NPROC"] = str(wanted)
-    # XLA says of every program for several devices that its partitioner will be succeeded.
+    # XLA warns for every program for several devices that its partitioner will be replaced.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with contextlib.suppress(RuntimeError):  # It has started.
         jax.config.update("jax_num_cpu_devices", count)
@@ -129,7 +129,7 @@ def keep_programs_in(folder: str) -> None:
 
         for name, value in settings.items():
             _library().config.update(name, value)
-        compilation_cache.reset_cache()  # It looks for a folder at the first program only.
+        compilation_cache.reset_cache()  # It only looks for a folder at the first program.
 
 
 def leave() -> None:
@@ -138,7 +138,7 @@ def leave() -> None:
 
 
 def from_first(text: str) -> str:
-    """What the first process says, which all of them ask for."""
+    """The text of the first process, in every process."""
     jax()
     from jax.experimental import multihost_utils
 
@@ -160,9 +160,9 @@ def platform() -> str:
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor of the CPU in a new ``jax.Array``."""
     values = as_numpy(tensor.resolve_conj().resolve_neg())
-    # JAX copies: what the tensor holds may change while the copy is used.
+    # JAX copies: the tensor may change while the copy is in use.
     if jax().device_count() == 1:
-        # Said to be on its only device, it would be compiled for anew.
+        # With an explicit placement on the only device, programs would be compiled again.
         return jax().device_put(values, may_alias=False)
     if len(sharding.device_set) == 1:
         return jax().device_put(values, sharding, may_alias=False)

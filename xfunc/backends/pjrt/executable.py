@@ -1,6 +1,6 @@
 """A program that JAX compiles and runs.
 
-NOTE [the way into JAX]: our program is put in place of a trivial one that ``jax.export`` made;
+NOTE [the way into JAX]: our program replaces a trivial one that ``jax.export`` made;
 ``jax.jit`` of the exported function compiles and calls it. JAX's own interface to its compiler
 changes with each release; this way has been the same since 0.7.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 _WITHIN = "jit(call)/call_exported/"
-"""What JAX puts before the names of operations; see NOTE [the way into JAX]."""
+"""JAX's prefix of the names of operations; see NOTE [the way into JAX]."""
 
 _STABLEHLO = "1.9.0"
-"""The version that programs are handed to JAX in: newer releases read older versions."""
+"""The version in which programs are passed to JAX: newer releases read older versions."""
 
 
 class Executable:
@@ -47,7 +47,7 @@ class Executable:
         inputs: the flat input that each parameter takes.
         avals: of the parameters.
         donated: parameters whose buffers the program may reuse.
-        calls_host: whether it calls functions of Python; its last output is then no result.
+        calls_host: whether it calls Python functions; then its last output is not a result.
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
         options: of the compiler, by name.

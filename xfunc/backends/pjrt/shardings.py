@@ -49,7 +49,7 @@ def _mover(to: Placement | None) -> Callable[[Array], Array]:
 
 
 def partitioner() -> contextlib.AbstractContextManager[None]:
-    """In a block, JAX compiles with the partitioner that reads our annotations."""
+    """Make JAX compile with the partitioner that reads our annotations, in a block."""
     jax()
     from jax._src import config
 

@@ -1,8 +1,8 @@
 """The compiler's output for a program: optimised HLO and memory.
 
-NOTE [where compiled programs are found]: torch_xla does not hand out what it compiled. But XLA
-keeps a description of each compiled program for its profiler, and a profiler session of no length
-at all returns those of all programs alive: the optimised HLO, and how its buffers were laid out.
+NOTE [where compiled programs are found]: torch_xla gives no access to compiled programs. But XLA
+keeps a description of each compiled program for its profiler, and a profiler session of zero length
+returns those of all live programs: the optimised HLO, and the layout of its buffers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def optimised(graph: str) -> Optimised | None:
         for name, program in _programs(space):
             if name.rsplit("(", 1)[0].rsplit(".", 1)[0] == graph:
                 return _read(program)
-    except (RuntimeError, DecodeError):  # The user's own session is open; or nothing to be read.
+    except (RuntimeError, DecodeError):  # The user's own session is open, or there is no data.
         return None
     return None
 

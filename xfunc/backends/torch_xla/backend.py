@@ -106,10 +106,10 @@ class TorchXLA:
 
 
 # NOTE [donated buffers]
-# XLA pairs donated parameters with results by their size, in the order of both. With new weights
-# and moments returned in the order in which the old ones were given, each takes the memory of its
-# own: otherwise all of them would be copied in each step. torch_xla numbers the parameters of what
-# it compiles from the last operand of a computation to the first.
+# XLA pairs donated parameters with results by size, in the order of both. If new weights and
+# moments are returned in the order in which the old ones were given, each takes the memory of its
+# predecessor; otherwise all of them would be copied at each step. torch_xla numbers the parameters
+# of a compiled program from the last operand of a computation to the first.
 
 
 _BACKEND: Runtime = TorchXLA()

@@ -1,4 +1,4 @@
-"""`Executable`: a program that XLA has compiled, once, from its HLO, to be run ever after."""
+"""`Executable`: a program that XLA has compiled once from its HLO, to be run many times."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Executable:
 
     Args:
         name: shown by profilers.
-        computation: torch_xla's handle of the HLO.
+        computation: torch_xla's handle to the HLO.
         avals: of the module's parameters, in order.
         donated: parameters whose buffers the program may reuse.
         shardings: the placement of each parameter on the devices, as torch_xla's ``OpSharding``;
             needed if there are several.
-        calls_host: whether it calls functions of Python, and has the output that
+        calls_host: whether it calls Python functions, and has the output that
             `xfunc.backends.host_calls` adds to such programs.
 
     Attributes:
         order: the order in which the compiled program takes the parameters.
         graph: the name under which XLA knows the compiled program.
-        inputs: what `order` means to whoever made it, as its own numbers of the parameters.
+        inputs: `order` in the caller's own numbering of the parameters.
     """
 
     inputs: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ class Executable:
 
 
 def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a program when the one before has ended; see NOTE [virtual devices]."""
+    """Run a program once the previous one has ended; see NOTE [virtual devices]."""
     wait()
     return xla()._run_cached_graph(graph, inputs)
 
@@ -145,7 +145,7 @@ def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.
     try:
         *outputs, end = _run_alone(graph, inputs)
         if device_count() == 1:
-            block()  # Faster than reading: nothing is handed to another thread.
+            block()  # Faster than reading: nothing is passed to another thread.
         else:
             xla()._xla_get_cpu_tensors([end])
     except RuntimeError:
@@ -157,12 +157,12 @@ def _run_to_its_end(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.
 
 
 def _placed(holder: torch.Tensor, sharding: object) -> torch.Tensor:
-    """A placeholder of the same data, which a program takes as an input with this placement.
+    """A placeholder for the same data, which a program takes as an input with this placement.
 
     Also for replicated inputs: XLA chooses a sharding for inputs without one.
 
-    torch_xla 2.9 refuses to mark a placeholder. But a sharding outlives that what it was put on is
-    replaced in place, and goes over to the new data when torch_xla is next asked for it.
+    torch_xla 2.9 refuses to mark a placeholder. But a sharding survives the replacement of its data
+    in place, and passes to the new data when torch_xla is next asked for it.
     """
     X = xla()
     marked = placeholder(Aval(tuple(holder.shape), holder.dtype))

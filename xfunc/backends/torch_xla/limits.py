@@ -1,6 +1,6 @@
-"""How much a process may have: memory maps and memory.
+"""The limits of a process: memory maps and memory.
 
-XLA does not ask: it dies where it gets no more of them.
+XLA does not check them: it crashes when it gets no more of either.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from xfunc.backends.errors import out_of_memory
 from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]
-# A program compiled for the CPU holds 3 to 150 memory maps, by its size, and Linux gives a
-# process 65530: torch_xla's cache of 2048 programs fills up later than that, and XLA dies with
-# SIGSEGV when it gets no more. A smaller cache evicts in time; what it forgot is compiled again.
+# A program compiled for the CPU holds 3 to 150 memory maps, depending on its size, and Linux allows
+# a process 65530: they run out before torch_xla's cache of 2048 programs is full, and XLA dies with
+# SIGSEGV. A smaller cache evicts in time; evicted programs are compiled again.
 MAPS_OF_A_PROGRAM = 200
 _compiles = itertools.count(1)
 
@@ -33,7 +33,7 @@ def map_limit() -> int:
 
 
 def check_maps(name: str) -> None:
-    """Refuse to compile where XLA would die of it; see NOTE [memory maps]."""
+    """Refuse to compile when XLA would crash; see NOTE [memory maps]."""
     if next(_compiles) % 16 or not map_limit() or os.environ["PJRT_DEVICE"] != "CPU":
         return
     with open("/proc/self/maps") as file:
@@ -53,8 +53,8 @@ def check_maps(name: str) -> None:
 def check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:
     """Refuse results that the CPU's memory cannot hold.
 
-    XLA would allocate them later, in a thread of its own: the kernel kills the process for it, or
-    torch_xla 2.9 does, with SIGSEGV, when such a result is next used.
+    XLA would allocate them later, in a thread of its own: the kernel would kill the process, or
+    torch_xla 2.9 would crash it with SIGSEGV at the next use of such a result.
     """
     if os.environ["PJRT_DEVICE"] != "CPU":
         return

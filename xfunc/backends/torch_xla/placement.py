@@ -16,11 +16,11 @@ from xfunc.hlo import Builder, Shape
 from xfunc.hlo import hlo_pb2 as pb
 
 _TILED, _PARTIAL = 3, 5  # torch_xla's numbers of kinds of sharding
-_MOST_DIMS = 5  # that torch_xla 2.9 makes a sharding for from Python
+_MOST_DIMS = 5  # for which torch_xla 2.9 makes a sharding from Python
 
 
 def _arguments(placement: Placement) -> tuple[object, ...]:
-    """What torch_xla makes an ``OpSharding`` of."""
+    """The arguments of torch_xla's ``OpSharding``."""
     tiles, grid = placement.tiles, placement.tiles.grid()
     if tiles.replicated == 1:
         devices = grid[..., 0].tolist()
@@ -52,7 +52,7 @@ def lie(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
 
 
 def placements(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-    """`lie` as an executable is found by: on a single device there is one way only."""
+    """`lie`, as part of an executable's key; () on a single device, where there is only one way."""
     return () if runtime.device_count() == 1 else lie(tensors)
 
 

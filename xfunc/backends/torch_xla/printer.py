@@ -11,12 +11,12 @@ from xfunc.hlo import Builder, Module
 
 
 def _convert(module: Module, portable: bool) -> bytes:
-    if not module.entry.root.operands:  # torch_xla converts no functions without results.
+    if not module.entry.root.operands:  # torch_xla cannot convert functions without results.
         return b"" if portable else b"module {\n}\n"
     X = runtime.xla()
     shapes = [p.shape for p in reversed(module.entry.parameters)]
-    # torch_xla converts the graph of lazy tensors, and numbers inputs as it meets them: the last
-    # operand first.
+    # torch_xla converts the graph of lazy tensors, and numbers inputs in its order of traversal: the
+    # last operand first.
     b = Builder(module.name)
     body = b.computation(module.name)
     parameters = [body.parameter(s) for s in shapes]
@@ -55,7 +55,7 @@ class XLAPrinter:
         return _convert(module, portable=False).decode()
 
     def stablehlo_bytecode(self, module: Module) -> bytes:
-        """A module as a portable artifact of StableHLO."""
+        """A module as a portable StableHLO artifact."""
         return _convert(module, portable=True)
 
 

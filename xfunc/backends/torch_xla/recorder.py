@@ -1,4 +1,4 @@
-"""XLA's recorder of what the device and the host do."""
+"""XLA's profiler, which records the work of the device and the host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Session(Protocol):
     """XLA's profiler session."""
 
     def stop(self) -> bytes:
-        """End it; what was recorded."""
+        """End the session; returns the recording."""
         ...
 
     def export(self, recorded: bytes, folder: str, /) -> None:
-        """Write what was recorded."""
+        """Write a recording."""
         ...
 
 
 def session() -> Session:
-    """Begin to record; ``stop()`` of it ends that and returns an ``XSpace``.
+    """Start recording; ``stop()`` of the session ends it and returns an ``XSpace``.
 
     Raises:
         RuntimeError: something is being recorded already.
@@ -30,5 +30,5 @@ def session() -> Session:
 
 
 def mark(name: str) -> contextlib.AbstractContextManager[object]:
-    """Show what the host does in a ``with`` block under a name."""
+    """Show the host's work in a ``with`` block under a name."""
     return runtime.xla().profiler.TraceMe(name)

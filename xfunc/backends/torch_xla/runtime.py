@@ -36,14 +36,14 @@ def xla() -> ModuleType:
         size = max(limits.map_limit() // limits.MAPS_OF_A_PROGRAM, 64)
         os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
     if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
-        # Where torch_xla reports each reading that is refused; it would do so on stderr.
+        # torch_xla reports each refused read there; by default, on stderr.
         os.environ.setdefault("PT_XLA_DEBUG_FILE", os.devnull)
     _make_room_for_devices()
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
     import torch_xla
 
-    if unpatched:  # It puts slower ones with fewer options in their place, for all of torch.
+    if unpatched:  # It replaces them with slower ones with fewer options, for all of torch.
         torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
     _use_all_devices()
     torch_xla.device()
@@ -56,7 +56,7 @@ _at_start: list[Callable[[], None]] = []
 
 
 def at_start(do: Callable[[], None]) -> None:
-    """Call a function when torch_xla has been loaded, which always happens through `xla`."""
+    """Call a function once torch_xla is loaded, which always happens through `xla`."""
     _at_start.append(do)
 
 
@@ -84,12 +84,12 @@ def _make_room_for_devices() -> None:
                 f"environment variable NPROC={wanted}.",
             )
         os.environ["NPROC"] = str(wanted)
-    # XLA says of every program for several devices that its partitioner will be succeeded.
+    # XLA warns for every program for several devices that its partitioner will be replaced.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def _use_all_devices() -> None:
-    """Have torch_xla run one program on all devices; see NOTE [virtual devices]."""
+    """Make torch_xla run one program on all devices; see NOTE [virtual devices]."""
     from torch_xla import _XLAC as X
     from torch_xla import runtime as xr
 
@@ -101,7 +101,7 @@ def _use_all_devices() -> None:
 
 @functools.cache
 def device_count() -> int:
-    """The number of devices that programs run on, those of other processes among them."""
+    """The number of devices that programs run on, including those of other processes."""
     return xla()._xla_num_global_devices()
 
 
@@ -129,7 +129,7 @@ def builder() -> ModuleType:
 
 @contextlib.contextmanager
 def switched(setting: str, value: bool | str) -> Iterator[None]:
-    """In a block, a process-wide setting of torch_xla has a value."""
+    """Give a process-wide setting of torch_xla a value in a block."""
     X = xla()
     before = getattr(X, f"_get_{setting}")()
     put = getattr(X, f"_set_{setting}")
@@ -141,7 +141,7 @@ def switched(setting: str, value: bool | str) -> Iterator[None]:
 
 
 def computation(name: str, hlo: bytes) -> Computation:
-    """torch_xla's handle of an HLO module."""
+    """torch_xla's handle to an HLO module."""
     return builder().computation_from_module_proto(name, hlo)
 
 
@@ -151,7 +151,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """The number of this process among those that run programs together."""
+    """The index of this process among those that run programs together."""
     return xla()._xla_get_process_index()
 
 
@@ -170,7 +170,7 @@ def local_devices() -> list[int]:
 
 
 def placeholder(aval: Shaped) -> torch.Tensor:
-    """A tensor on the device that has no data."""
+    """A tensor without data on the device."""
     return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
 
 

@@ -11,7 +11,7 @@ from xfunc.backends.torch_xla.runtime import device, xla
 from xfunc.core.types import AutogradContext
 from xfunc.torchlib.functorch import top_level
 
-# Of the unsigned ones torch_xla makes signed ones, unless torch's dispatcher is asked.
+# torch_xla would make these signed, unless torch's dispatcher moves them.
 _BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
@@ -25,7 +25,7 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`to_device` of each; those that autograd watches go together, as one node of its graph."""
+    """`to_device` of each; those that autograd watches move together, as one node of its graph."""
     if not torch.is_grad_enabled() or top_level() is not None:
         return list(map(to_device, tensors))
     watched = {i: t for i, t in enumerate(tensors) if t.requires_grad and is_data(t)}
@@ -54,8 +54,8 @@ def is_data(tensor: torch.Tensor) -> bool:
 
 
 # NOTE [scalars of one's own]
-# torch_xla gives equal 0-d tensors of the CPU one buffer, and remembers it. If that is donated, two
-# of them in one call are a buffer donated twice, and the next one finds a buffer that is gone.
+# torch_xla gives equal 0-d CPU tensors the same buffer, and remembers it. If it were donated, two
+# of them in one call would donate it twice, and the next one would find a buffer that is gone.
 def uploaded(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a CPU tensor on the device, in their own buffer."""
     return _uploaded([tensor])[0]
