@@ -31,7 +31,7 @@ class Builder:
         self._last_id = 0
 
     def new_id(self) -> int:
-        """An id that nothing in the module has yet."""
+        """An id that is unused in the module."""
         self._last_id += 1
         return self._last_id
 
@@ -40,7 +40,7 @@ class Builder:
         return ComputationBuilder(self, name)
 
     def finish(self, proto: pb.HloComputationProto) -> Function:
-        """Take in a computation whose ids are from `new_id`."""
+        """Add a computation whose ids are from `new_id`."""
         self._finished.append(proto)
         signature = proto.program_shape
         return Function(
@@ -52,7 +52,7 @@ class Builder:
         )
 
     def embed(self, module: Module) -> Function:
-        """Copy the computations of another module; a function that does what its entry does.
+        """Copy the computations of another module; returns the function of its entry.
 
         The same `Module` is copied once, however often it is embedded.
         """

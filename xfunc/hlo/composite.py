@@ -1,7 +1,7 @@
-"""Composites: operations that are spelled out, and that a target may have something better for.
+"""Composites: operations that are spelled out, but that a target may have something better for.
 
-A composite is called. Its computation, which any target can run, has a name that tells what it
-computes, so that a pass can put something else in place of the call.
+A composite is a call. The name of its computation, which any target can run, tells what it
+computes, so that a pass can replace the call.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class ComputationBuilder:
             side_effect: keep it even if nothing uses its result.
             attributes: frontend attributes.
             sharding: of the result.
-            config: what else it is told, in a form that depends on the target.
+            config: its configuration, in a form that depends on the target.
         """
         value, proto = self.instruction("custom-call", shape, operands)
         proto.custom_call_target = target

@@ -2,13 +2,13 @@
 
 NOTE [dependencies, element by element]
 Sets of parameters are bit masks: the union of two is ``|``, which costs next to nothing even with
-thousands of parameters. What is known of a value is a `Deps`: one mask, or for a tuple whose
-elements are known apart, one `Deps` for each. A mask stands for a tuple as well: then every element
-has those dependencies.
+thousands of parameters. The dependencies of a value are a `Deps`: one mask, or for a tuple whose
+elements are known separately, one `Deps` for each. A mask may also stand for a tuple: then every
+element has those dependencies.
 
-A computation is studied once, whoever calls it: its *summary* is the `Deps` of its root in terms of
-its *atoms*, the array-shaped leaves of its parameters in order. A call replaces each atom by what
-is known of the argument there.
+A computation is analysed once, whatever calls it: its *summary* is the `Deps` of its root in terms
+of its *atoms*, the array-shaped leaves of its parameters in order. A call replaces each atom by the
+dependencies of the argument.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ class _Summaries:
                 return _mask(tuple(operands))
 
     def loop(self, i: Instruction, init: list[int]) -> Deps:
-        """After any number of rounds, with `init` what the leaves of the carry depend on."""
+        """After any number of rounds; `init` are the dependencies of the leaves of the carry."""
         body, condition = i.called_computations
         # carried[k]: the leaves of the initial carry that leaf k may depend on.
         once = _leaves(self.of(body), i.proto.shape)
         carried = [mask | 1 << k for k, mask in enumerate(once)]
-        # Warshall's closure. A leaf that the body hands on unchanged adds nothing.
+        # Warshall's closure. A leaf that the body passes on unchanged adds nothing.
         for via in range(len(carried)):
             if carried[via] != 1 << via:
                 for k in range(len(carried)):
                     if carried[k] >> via & 1:
                         carried[k] |= carried[via]
-        rounds = 0  # whatever decides on how many rounds there are
+        rounds = 0  # the dependencies of the number of rounds
         for k in _bits(_mask(self.of(condition))):
             rounds |= carried[k]
         masks = [_substitute_mask(mask | rounds, init) for mask in carried]

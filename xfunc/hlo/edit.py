@@ -19,7 +19,7 @@ def entry_of(proto: pb.HloModuleProto) -> pb.HloComputationProto:
 
 
 def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
-    """Ids that nothing in a module has."""
+    """Ids that are unused in a module."""
     return count(
         1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
     )
@@ -32,7 +32,7 @@ def instruction(
     operands: Iterable[int] = (),
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
-    """A new instruction; `of` is the one that it does a part of, and counts as its source."""
+    """A new instruction; `of`, which it is a part of, counts as its source."""
     made = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
     made.name = f"{opcode}.{id}"
     if of is not None:
@@ -62,7 +62,7 @@ def with_id(i: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
 
 
 def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
-    """Remove instructions, and let the users of each use another one instead.
+    """Remove instructions, redirecting the users of each to another one.
 
     Args:
         c: the computation.
@@ -81,14 +81,14 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
 
 
 def origin(k: int, stands_for: Mapping[int, int]) -> int:
-    """The id that stands for an id in the end."""
+    """The id that finally stands for an id."""
     while k in stands_for:
         k = stands_for[k]
     return k
 
 
 def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProto]) -> None:
-    """Let a computation consist of these instructions, which may be its own."""
+    """Replace the instructions of a computation by these, which may be its own."""
     new = pb.HloComputationProto()
     new.instructions.extend(instructions)  # copies, before the old ones go
     del c.instructions[:]
@@ -96,7 +96,7 @@ def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProt
 
 
 def renumber_parameters(proto: pb.HloModuleProto, numbers: Sequence[int]) -> None:
-    """Let parameter ``numbers[k]`` of a module's entry be parameter k."""
+    """Make parameter ``numbers[k]`` of a module's entry parameter k."""
     entry = entry_of(proto)
     new = {old: k for k, old in enumerate(numbers)}
     for i in entry.instructions:
@@ -118,8 +118,8 @@ def copied(
 ) -> pb.HloComputationProto:
     """A copy of a computation with new ids.
 
-    `ids` maps old ids to new ones, and learns those of this copy. Computations that it does not
-    know are called as before.
+    `ids` maps old ids to new ones, and is extended by those of this copy. Computations that are not
+    in it are called as before.
     """
     copy = pb.HloComputationProto()
     copy.CopyFrom(computation)

@@ -1,4 +1,4 @@
-"""Computations that must be called in one place only."""
+"""Computations that must be called in only one place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xfunc.hlo.edit import copied, fresh_ids
 
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
-    """Ids of the computations that hold an instruction that is wanted, or call one that does."""
+    """Ids of the computations that contain a wanted instruction, directly or through calls."""
     found: set[int] = set()
     for c in proto.computations:  # callees come first
         if any(map(wanted, c.instructions)) or (
@@ -20,12 +20,12 @@ def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto],
 
 
 def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
-    """Let each of some computations be called in one place, by copying it; in place.
+    """Copy computations so that each is called in only one place; in place.
 
     Args:
         proto: of the module.
-        which: ids of the computations; whoever calls one of them is among them. It learns those of
-            the copies.
+        which: ids of the computations, including all their callers; the ids of the copies are
+            added to it.
     """
     by_id = {c.id: c for c in proto.computations}
     ids = fresh_ids(proto)

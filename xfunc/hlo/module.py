@@ -65,7 +65,7 @@ class Instruction:
 
     @shape.setter
     def shape(self, shape: Shape) -> None:
-        """Let another shape count as that of its result; `proto` keeps its own."""
+        """Give its result another shape; `proto` keeps its own."""
         self._shape = shape
 
     @property
@@ -178,8 +178,8 @@ class Computation:
 class Module:
     """An HLO module, read; compared by identity.
 
-    The views are made when first asked for, so the protobuf must not change once one has been.
-    Nothing is checked on the way in: that is what `verify` is for.
+    The views are made on first access, so the protobuf must not change afterwards. Nothing is
+    checked when it is read: that is what `verify` is for.
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.

@@ -20,9 +20,9 @@ TRANSCENDENTAL = _set(
 )
 SLOW = TRANSCENDENTAL | _set("divide remainder")
 ELEMENTWISE = CHEAP | SLOW
-"""Of numbers, whose results are other numbers."""
+"""Operations on each element that compute other numbers."""
 ENCODINGS = _set("bitcast-convert convert copy count-leading-zeros popcnt reduce-precision")
-"""Of each element too: the same numbers otherwise, or what is asked of their bits."""
+"""Also on each element: the same number in another encoding, or properties of its bits."""
 COARSE = _set("dot convolution remainder") | TRANSCENDENTAL
 """Operations that XLA computes in a narrow type, with more than a rounding error."""
 

@@ -42,7 +42,7 @@ def fft(body: ComputationBuilder, x: Value, kind: FftKind, sizes: Sequence[int])
 def cholesky(body: ComputationBuilder, a: Value) -> Value:
     """The lower factor of ``[..., n, n]`` matrices, NaN where there is none.
 
-    Only the lower triangle is read; what the result holds above its diagonal is undefined.
+    Only the lower triangle is read; the result above the diagonal is undefined.
     """
     value, proto = body.instruction("cholesky", a.shape, [a])
     proto.cholesky_options.lower = True

@@ -61,7 +61,7 @@ class Shape:
     """The shape of an array, or of a tuple of shapes.
 
     ``Shape(torch.float32, (3, 4))`` is an array and prints as ``f32[3,4]``;
-    ``Shape.of_tuple([...])`` is a tuple. Layouts are no part of it: two shapes that differ only in
+    ``Shape.of_tuple([...])`` is a tuple. Layouts are not part of it: two shapes that differ only in
     layout are equal.
 
     Attributes:

@@ -65,7 +65,7 @@ def mismatch(
 ) -> str | None:
     """The fault in the shapes of an instruction, or None.
 
-    The one place that knows the rules: `verify` and the builder both ask here.
+    The only place with the rules: `verify` and the builder both use it.
     """
     match opcode:
         case "tuple":
@@ -229,8 +229,8 @@ def _check_unique(module: pb.HloModuleProto) -> None:
 
 
 def _check_name(name: str, where: str) -> None:
-    # XLA cuts the number off a name that it wants to make unique, and ends the process if there is
-    # none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
+    # XLA cuts the number off a name that it wants to make unique, and aborts the process if there
+    # is none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
     base, dot, number = name.rpartition(".")
     if not (base and dot and number.isascii() and number.isdigit()):
         raise InvalidHloError(f"{where}: its name does not end in a number, as in 'add.7'")

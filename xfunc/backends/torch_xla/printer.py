@@ -15,8 +15,8 @@ def _convert(module: Module, portable: bool) -> bytes:
         return b"" if portable else b"module {\n}\n"
     X = runtime.xla()
     shapes = [p.shape for p in reversed(module.entry.parameters)]
-    # torch_xla converts the graph of lazy tensors, and numbers inputs in its order of traversal: the
-    # last operand first.
+    # torch_xla converts the graph of lazy tensors, and numbers inputs as it traverses it: the last
+    # operand first.
     b = Builder(module.name)
     body = b.computation(module.name)
     parameters = [body.parameter(s) for s in shapes]

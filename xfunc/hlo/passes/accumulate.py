@@ -2,7 +2,7 @@
 
 torch_xla reduces bfloat16 and float16 in their own type, in which a sum stops growing after a few
 hundred terms: 256 + 1 is 256 in bfloat16. torch and JAX accumulate in float32. XLA fuses the
-    conversion into the reduction; there is no wide copy of the input.
+conversion into the reduction; there is no wide copy of the input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def accumulate_wide(proto: pb.HloModuleProto) -> None:
 def compute_wide(proto: pb.HloModuleProto) -> None:
     """Make operations that would round more than once in float16 use float32, in place.
 
-    On the CPU, XLA accumulates dots of float16 in float16, and makes functions of several steps. It
+    On the CPU, XLA accumulates float16 dots in float16, and computes functions in several steps. It
     widens all of bfloat16 by itself.
     """
     _widen(proto, _is_coarse)
@@ -69,7 +69,7 @@ def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], b
 
 
 class _Widening:
-    """What is needed in a module, in float32.
+    """Creates the float32 instructions that a module needs.
 
     Attributes:
         combiners: the computations of wide numbers, by the id of those of narrow ones.
@@ -83,7 +83,7 @@ class _Widening:
     def instructions(
         self, c: pb.HloComputationProto, which: Callable[[pb.HloInstructionProto], bool]
     ) -> Iterator[pb.HloInstructionProto]:
-        """Those of a computation, widened."""
+        """The instructions of a computation, widened."""
         by_id = {i.id: i for i in c.instructions}
         wide: dict[int, pb.HloInstructionProto] = {}
         for i in c.instructions:
@@ -113,7 +113,7 @@ class _Widening:
         return made
 
     def _combiner(self, narrow: int) -> int:
-        """The id of the same computation of float32."""
+        """The id of the same computation in float32."""
         if narrow not in self.combiners:
             made = copied(self._computations[narrow], {}, lambda: next(self._ids))
             signature = made.program_shape

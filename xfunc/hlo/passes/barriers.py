@@ -1,4 +1,4 @@
-"""Optimisation barriers on targets that do not heed them."""
+"""Optimisation barriers on targets that ignore them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Complex logarithms, roots and powers, for which XLA assumes identities of real numbers.
 
-XLA's algebraic simplifier replaces ``log(exp(z))`` by `z`, ``sqrt(z * z)`` for ``abs(z)`` and
-``exp(z) ** w`` for ``exp(z * w)``, whatever the imaginary part of `z`. Here the imaginary part of a
-logarithm is computed by itself; its real part is right in any case. Roots and powers are those of
-the conjugate, conjugated, which the simplifier does not recognise, and which are the same.
+XLA's algebraic simplifier replaces ``log(exp(z))`` by `z`, ``sqrt(z * z)`` by ``abs(z)`` and
+``exp(z) ** w`` by ``exp(z * w)``, whatever the imaginary part of `z`. Here the imaginary part of a
+logarithm is computed separately; its real part is right in any case. Roots and powers are computed
+as the conjugate of those of the conjugate, which is equal and not recognised by the simplifier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONJUGATED = frozenset(("sqrt", "rsqrt", "power"))
 
 
 def keep_branches(proto: pb.HloModuleProto) -> None:
-    """Let complex logarithms, roots and powers stay on their branch, in place."""
+    """Keep complex logarithms, roots and powers on their branch, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
         made: list[pb.HloInstructionProto] = []
@@ -38,7 +38,7 @@ def keep_branches(proto: pb.HloModuleProto) -> None:
 
 
 class _Steps:
-    """What an instruction becomes; the last step has its id."""
+    """The instructions that replace one; the last has its id."""
 
     def __init__(self, i: pb.HloInstructionProto, ids: Iterator[int]) -> None:
         self._i, self._ids = i, ids

@@ -1,4 +1,4 @@
-"""Passes: modules made of modules, in linear time."""
+"""Passes from modules to modules, in linear time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from xfunc.hlo.verify import verify
 def dead_code_elimination(module: Module) -> Module:
     """Remove dead code.
 
-    Instructions that no root is computed from go, except parameters and those with side effects
-    (and calls of computations with such); then computations that nobody calls.
+    Instructions that no root is computed from are removed, except parameters and those with side
+    effects (and calls of computations with such); then computations that nothing calls.
     """
     known: dict[int, bool] = {}
     live = {c.id: _live(c, known) for c in module.computations}
@@ -48,11 +48,11 @@ def extract(
         outputs: ids of entry instructions; the new entry returns the tuple of them. One may occur
             more than once.
         parameters: ids of entry instructions that become the new parameters, in this order. Each
-            keeps its id and shape, whatever it was before. One that is not needed is a parameter
-            nevertheless.
+            keeps its id and shape, whatever it was before. One that is not needed still becomes a
+            parameter.
         name: of the new module.
-        barrier: send all parameters through one optimisation barrier, so that XLA does not merge
-            what is computed behind it with anything outside.
+        barrier: pass all parameters through one optimisation barrier, so that XLA does not merge
+            the computation with anything outside.
 
     Raises:
         InvalidHloError: an id is unknown or a parameter listed twice, or the outputs need a
@@ -112,7 +112,7 @@ def reachable(
 ) -> set[int]:
     """Ids of the instructions that the roots depend on, not looking past those in `stop`.
 
-    With `and_control`, what must only run before one of them is needed as well.
+    With `and_control`, instructions that only have to run before one of these are included.
     """
     found: set[int] = set()
     todo = list(roots)
@@ -129,7 +129,7 @@ def reachable(
 
 
 def _called(roots: Iterable[Computation], live: dict[int, set[int]]) -> set[int]:
-    """Ids of the computations reached from the roots; `live` says which instructions count."""
+    """Ids of the computations reached from the roots through the instructions in `live`."""
     found: set[int] = set()
     todo = list(roots)
     while todo:
@@ -152,7 +152,7 @@ def _live(c: Computation, known: dict[int, bool]) -> set[int]:
 
 
 def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
-    """Whether an instruction does more than to return a value; `known` tells it of computations."""
+    """Whether an instruction has effects; `known` holds the answers for computations."""
     if i.opcode in opcodes.TRANSFERS or i.proto.custom_call_has_side_effect:
         return True
     for c in i.called_computations:
@@ -177,7 +177,7 @@ def _copy(
 def _without_lost_control(
     proto: pb.HloInstructionProto, kept: Collection[int]
 ) -> pb.HloInstructionProto:
-    """The instruction, not waiting for others that are gone."""
+    """The instruction without control dependencies on removed ones."""
     if all(k in kept for k in proto.control_predecessor_ids):
         return proto
     copy = pb.HloInstructionProto()
@@ -194,8 +194,8 @@ def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
         proto.ClearField("control_predecessor_ids")
     else:
         proto = instruction("parameter", of.id, of.shape.to_proto())
-        # How it is sharded holds for a parameter too; but a tie to the sharding of another value
-        # is between the two instructions that state it.
+        # Its sharding holds for a parameter too; but a tie to the sharding of another value is
+        # between the two instructions that carry it.
         if of.proto.HasField("sharding") and not of.proto.sharding.is_shard_group:
             proto.sharding.CopyFrom(of.proto.sharding)
     proto.parameter_number = number
@@ -205,7 +205,7 @@ def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
 def _barrier(
     parameters: Sequence[pb.HloInstructionProto], ids: Iterator[int]
 ) -> list[pb.HloInstructionProto]:
-    """A barrier behind the parameters: they get new ids, and what leaves it takes the old ones."""
+    """A barrier after the parameters: they get new ids, and its results take the old ones."""
     old = [p.id for p in parameters]
     for p in parameters:
         p.id = next(ids)

@@ -1,4 +1,4 @@
-"""When two instructions compute the same."""
+"""Whether two instructions compute the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Same:
         self._scratch = pb.HloInstructionProto()
 
     def key(self, i: pb.HloInstructionProto, operands: Sequence[int]) -> Hashable:
-        """All that an instruction states, but for its id, its name and where it is from."""
+        """Everything in an instruction except its id, its name and its source."""
         called = [self._representative(k) for k in i.called_computation_ids]
         copy = self._scratch
         copy.CopyFrom(i)

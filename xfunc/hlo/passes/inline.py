@@ -8,8 +8,8 @@ Calls that tie two values (`annotations.tie`) stay: see the note there. So do th
 region (`shard_map`): one device's shard inside it is not a value outside. So do composites, which a
 target may replace as a whole.
 
-Instructions keep all that they state. Only what a parameter of a callee states (how it is divided)
-goes with the parameter, as it does when XLA inlines the call.
+Instructions keep all their attributes. Only those of a callee's parameter (its sharding) are
+dropped with the parameter, as they are when XLA inlines the call.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from xfunc.hlo.spmd.annotations import is_pair, is_region
 def inline_calls(module: Module) -> Module:
     """The module without calls in its entry, and in the loops and branches that it runs.
 
-    What a computation holds itself keeps its ids and its order; what comes from a call gets new
-    ids. Tuples that are made only to be taken apart again go.
+    A computation's own instructions keep their ids and order; those from a call get new ids. Tuples
+    that are only made to be taken apart again are removed.
     """
     computations = {c.id: c for c in module.proto.computations}
     ids = fresh_ids(module.proto)
@@ -86,11 +86,11 @@ class _Caller:
 
         Args:
             c: the computation itself, or one that it calls.
-            arguments: of a call, by the id of the parameter; None: this is the computation itself.
-            after: what must have run before.
+            arguments: of a call, by the id of the parameter; None for the computation itself.
+            after: the instructions that must have run before.
         """
         known = dict(arguments or {})
-        insides: dict[int, list[int]] = {}  # what has become of a call
+        insides: dict[int, list[int]] = {}  # the instructions that replace a call
         for i in c.instructions:
             key = i.id
             if key in known:
@@ -130,7 +130,7 @@ class _Caller:
         return self._add(callee, {p.id: operands[p.parameter_number] for p in parameters}, waits)
 
     def _used(self, root: int) -> list[pb.HloInstructionProto]:
-        """What was added, without the tuples that were only taken apart."""
+        """The added instructions, without tuples that were only taken apart."""
         used = {root}
         kept: list[pb.HloInstructionProto] = []
         for i in reversed(self._made):

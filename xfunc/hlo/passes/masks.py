@@ -1,7 +1,7 @@
 """Conversions of booleans to numbers that XLA does not turn into selects.
 
 XLA turns ``convert(mask) * x`` into ``select(mask, x, 0)``, which is 0 where `x` is infinite or
-NaN, and the product is NaN. By way of an integer, the conversion is not recognised, and costs
+NaN, while the product is NaN. By way of an integer, the conversion is not recognised, and costs
 nothing: it is computed where it is used.
 """
 

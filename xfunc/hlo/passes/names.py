@@ -1,7 +1,7 @@
 """Names that the user gave to values, for policies to refer to.
 
-A name is a ``copy`` with a frontend attribute. Before a policy is asked, names go over to the
-values that were named (`fold_names`); before a program is compiled, they are removed.
+A name is a ``copy`` with a frontend attribute. Before a policy is applied, names are moved to the
+named values (`fold_names`); before a program is compiled, they are removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products of narrow numbers, as narrow numbers.
 
 torch_xla multiplies bfloat16 and float16 in float32 and rounds the result. The product of two such
-numbers is exact in float32, so that rounding it is all that a narrow multiplication does. But XLA
-may leave out a rounding that is followed by a widening, and then keeps large values in float32:
+numbers is exact in float32, so a narrow multiplication gives the same result as rounding it. But
+XLA may omit a rounding that is followed by a widening, and then keeps large values in float32:
 twice the memory.
 """
 
@@ -37,7 +37,7 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
 
 
 def _drop_unused(c: pb.HloComputationProto) -> None:
-    """Remove the widenings, and the products of them, that nothing uses any more."""
+    """Remove widenings, and their products, that nothing uses any more."""
     by_id = {i.id: i for i in c.instructions}
     uses = dict.fromkeys(by_id, 0)
     uses[c.root_id] = 1

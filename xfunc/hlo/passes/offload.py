@@ -1,7 +1,7 @@
-"""Values that wait in the memory of the host.
+"""Values that are kept in host memory.
 
-A value is sent there, and brought back, by a custom call that XLA's host offloader reads. XLA puts
-the values in between (the stack of a loop, a tuple) into that memory.
+A value is sent there, and brought back, by a custom call that XLA's host offloader interprets. XLA
+puts the values in between (the stack of a loop, a tuple) into that memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def brought(module: Module, parameters: Mapping[int, str]) -> Module:
 
 
 def strip_offload(proto: pb.HloModuleProto) -> None:
-    """Keep all values where they are: for targets that have one memory. In place."""
+    """Leave all values where they are, in place: for targets with a single memory."""
     for c in proto.computations:
         sent = [i for i in c.instructions if i.custom_call_target == _TARGET]
         bypass(c, {i.id: i.operand_ids[0] for i in sent})

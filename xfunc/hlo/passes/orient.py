@@ -14,8 +14,8 @@ def orient_products(proto: pb.HloModuleProto) -> None:
     """Transpose the smaller operand of products such as ``g.mT @ x``, in place.
 
     The gradient of every weight is such a product. Eigen, which XLA's CPU target calls, packs its
-    left operand, a transposed one column by column. If rows are a multiple of 1 KiB, the numbers of
-    a column compete for a few sets of the cache, and the product takes up to twice the time.
+    left operand; a transposed one, column by column. If rows are a multiple of 1 KiB, the elements
+    of a column compete for a few sets of the cache, and the product takes up to twice the time.
     ``(x.mT @ g).mT`` has the same terms and packs the smaller operand that way. The barrier keeps
     XLA from folding the outer transposition back into the product.
     """
@@ -61,7 +61,7 @@ def _left(i: pb.HloInstructionProto, by_id: Instructions) -> int | None:
 
 
 def _held(i: pb.HloInstructionProto, ids: Iterator[int]) -> list[pb.HloInstructionProto]:
-    """An instruction behind a barrier, which keeps XLA from turning it."""
+    """An instruction followed by a barrier, which keeps XLA from reorienting it."""
     dot = with_id(i, next(ids))
     return [dot, instruction("opt-barrier", i.id, i.shape, [dot.id], of=i)]
 

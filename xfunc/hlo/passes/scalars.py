@@ -21,7 +21,7 @@ _KINDS: dict[int, tuple[type, str]] = {
     pb.F32: (np.float32, "f32s"),
     pb.F64: (np.float64, "f64s"),
 }
-# Two bytes each. Their numbers are read as float32, which holds them all; none are computed.
+# Two bytes each. They are read as float32, which represents them exactly; none are computed.
 _HALVES: dict[int, str] = {pb.BF16: "bf16s", pb.F16: "f16s"}
 _ARITHMETIC = {
     "add": np.add,
@@ -54,7 +54,7 @@ def read(constant: pb.HloInstructionProto) -> Number | None:
 
 
 def write(number: Number, i: pb.HloInstructionProto) -> None:
-    """Make a constant of an instruction whose result is known."""
+    """Turn an instruction whose result is known into a constant."""
     shape = i.shape
     i.literal.shape.CopyFrom(shape)
     type = shape.element_type
@@ -107,7 +107,7 @@ def compared(direction: str, a: Number, b: Number) -> Number | None:
 
 
 def _sure(x: Number) -> Number | None:
-    """The number, unless it is one of those for which processors have settings."""
+    """The number, unless its treatment depends on processor settings."""
     if not _is_floating(x) or x == 0:
         return x
     least = float(np.finfo(x.dtype).tiny)
@@ -120,7 +120,7 @@ def _is_floating(x: Number) -> TypeGuard[np.floating[Any]]:
 
 # -- types ----------------------------------------------------------------------------------------
 
-# Bits that hold a number's digits, and for floats those of the exponent.
+# Bits of a number's significand, and for floats also of its exponent.
 _SIGNED: dict[int, int] = {pb.S8: 7, pb.S16: 15, pb.S32: 31, pb.S64: 63}
 _UNSIGNED: dict[int, int] = {pb.U8: 8, pb.U16: 16, pb.U32: 32, pb.U64: 64}
 FLOATS: dict[int, tuple[int, int]] = {

@@ -1,15 +1,15 @@
-"""`simplify`: an entry in which each value is there once, and under one form.
+"""`simplify`: an entry in which each value occurs once, in one form.
 
 XLA simplifies far more, and later. But when a joint program is cut in two, a value that is computed
 twice, or in two equivalent forms, would be kept twice or recomputed. So this pass removes no-ops
 and pairs that undo each other, folds constant scalars, merges equal operations, and removes dead
 code.
 
-Results stay the same, bit for bit. Where an operation on floats goes that could touch its operand
-after all (``x * 1`` makes a signalling NaN a quiet one), XLA would have removed it as well.
+Results stay the same, bit for bit. If a removed operation on floats could change its operand after
+all (``x * 1`` makes a signalling NaN a quiet one), XLA would have removed it as well.
 
-NOTE [what is left alone]: instructions that state more than what they compute, such as a sharding,
-a name or an execution order; calls of custom functions; instructions that have effects, communicate
+NOTE [what is left alone]: instructions that carry more than a computation, such as a sharding, a
+name or an execution order; calls of custom functions; instructions that have effects, communicate
 or draw random numbers; and barriers, after which a value counts as a different one.
 """
 
@@ -29,10 +29,10 @@ from xfunc.hlo.passes.equivalence import Same
 
 
 def simplify(module: Module, *, bodies: bool = False) -> Module:
-    """The module with a simpler entry; what is left of it keeps its ids.
+    """The module with a simpler entry; remaining instructions keep their ids.
 
     Args:
-        module: is not changed.
+        module: not changed.
         bodies: whether to simplify the bodies of loops and branches as well.
     """
     proto = pb.HloModuleProto()
@@ -58,7 +58,7 @@ def _bodies(c: pb.HloComputationProto) -> Iterator[int]:
 
 
 class _Value:
-    """What the rules read of an instruction, once."""
+    """The properties of an instruction that the rules use, read once."""
 
     __slots__ = ("dims", "fill", "opcode", "operands", "plain", "proto", "timeless", "type")
 
@@ -74,7 +74,7 @@ class _Value:
         # See NOTE [what is left alone].
         in_order = awaited or proto.control_predecessor_ids
         self.timeless = not (in_order or proto.HasField("sharding"))
-        # Not whether the field is there: torch_xla sets an empty one on all that it makes.
+        # Not whether the field is set: torch_xla sets an empty one on all its instructions.
         self.plain = self.timeless and not proto.frontend_attributes.map
         self.fill: scalars.Number | None = None  # the value of all its elements, if known
 
@@ -108,7 +108,7 @@ class _Simpler:
         self.instructions.append(value.proto)
 
     def _plain(self, value: _Value) -> int | None:
-        """Apply a rule; the id of the value that it is equal to, if there is one."""
+        """Apply a rule; returns the id of a value that it equals, if there is one."""
         rule = _RULES.get(value.opcode)
         if rule is not None:
             other = rule(value, self._values)
