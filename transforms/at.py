@@ -47,7 +47,7 @@ def at(x: ArrayLike) -> At:
 
 
 class At:
-    """What `at` returns."""
+    """The result of `at`."""
 
     def __init__(self, x: Tensor):
         self._x = x
@@ -76,7 +76,7 @@ class Place:
         return Indexed(_unused, self._where, kind, _mode_of(options))(self._x, self._arrays, values)
 
     def set(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
-        """``x[index] = values``; which one counts at a repeated position is not defined."""
+        """``x[index] = values``; which value a repeated position gets is undefined."""
         return self._update("set", values, options)
 
     def add(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
@@ -122,7 +122,7 @@ class Place:
         return Indexed(fun, self._where, kind, _mode_of(options))(self._x, self._arrays, zero)
 
     def get(self, *, fill_value: object = None, **options: Unpack[Options]) -> Tensor:
-        """``x[index]``; indices out of bounds are clipped, or with ``mode="fill"`` filled.
+        """``x[index]``; indices out of bounds are clipped, or filled with ``mode="fill"``.
 
         They are filled with `fill_value`; by default NaN, the smallest signed integer, the largest
         unsigned integer, or True.
@@ -197,9 +197,9 @@ class Indexed(Transform[..., Tensor]):
         return torch.where(mask.reshape((*mask.shape, *(1,) * rest)), new, x)
 
     def _places(self, x: Tensor, arrays: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Positions in the indexed dimensions together, flat, and which are in bounds.
+        """Flat positions in the indexed dimensions together, and which are in bounds.
 
-        None: no dimension is indexed by an array.
+        None if no dimension is indexed by an array.
         """
         if not arrays:
             return None
@@ -290,7 +290,7 @@ class Indexed(Transform[..., Tensor]):
         return part.permute(order).reshape(w.dims).flip(w.flipped)
 
     def _arranged(self, values: Tensor) -> Tensor:
-        """Values in the order of the array: those of index arrays in front."""
+        """Values in the order of the array: the axes of index arrays first."""
         w = self._where
         if values.ndim > len(w.dims) or any(
             n not in (1, d) for n, d in zip(values.shape[::-1], w.dims[::-1], strict=False)

@@ -51,7 +51,7 @@ def pure_callback(
     It has no derivative: give it one with `custom_jvp` or `custom_vjp`.
 
     Args:
-        callback: returns a tree of arrays or numbers, as `result_shape_dtypes` says.
+        callback: returns a tree of arrays or numbers, as described by `result_shape_dtypes`.
         result_shape_dtypes: a tree of `ShapeDtypeStruct`, or of tensors like the results.
         args: trees of tensors and numbers.
         vmap_method: how `vmap` calls it: once for each example (``"sequential"``), or once with
@@ -130,11 +130,13 @@ class HostFunction(Transform[..., PyTree]):
         if self._kind == "io_callback" and not self._outputs:
             _fail(self.__name__, "it has no result", "use xf.debug.callback.")
         identity.let_change(self.fun)  # State that it changes does not lead to another program.
-        given = leaves or as_outputs(self.__name__, [0], tree.structure(0))  # to know the device by
+        given = leaves or as_outputs(
+            self.__name__, [0], tree.structure(0)
+        )  # to determine the device
         call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
         outs = bind(call, given)
         if self._kind == "io_callback":
-            # A result that is used by nobody would take the call with it.
+            # Without an effect, the call would be removed together with an unused result.
             effects.emit(Callback(_seen, tree.structure(((0,), {})), ()), outs[:1])
         return tree.unflatten(self._out_tree, outs)
 

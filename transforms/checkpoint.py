@@ -28,14 +28,14 @@ def checkpoint(
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Checkpoint[P, R]:
-    """`fun`, whose backward pass computes the forward pass again instead of keeping its values.
+    """`fun`, whose backward pass recomputes the forward pass instead of keeping its values.
 
     Args:
         fun: a function of trees of tensors.
         policy: which values may be kept nevertheless: a function of an HLO instruction, such as
             those in `xfunc.checkpoint_policies`; None keeps only the arguments.
         prevent_cse: whether to prevent the compiler from merging the recomputation with the first
-            computation. False is right for the body of a loop, where it cannot.
+            computation. Use False for the body of a loop, where it cannot merge them.
         static_argnums: positions of arguments that count by value, and may be anything. At other
             positions Python numbers become 0-d tensors.
 
@@ -48,7 +48,7 @@ remat = checkpoint
 
 
 class Checkpoint(Transform[P, R]):
-    """What `checkpoint` returns."""
+    """The result of `checkpoint`."""
 
     def __init__(
         self,

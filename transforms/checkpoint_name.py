@@ -31,7 +31,7 @@ def checkpoint_name(x: T, name: str) -> T:
 
     Args:
         x: a tree of tensors and numbers.
-        name: such as is given to `checkpoint_policies.save_only_these_names`.
+        name: as given to `checkpoint_policies.save_only_these_names`.
 
     Raises:
         TypeError: the name is not a string, or is empty; or a leaf is not an array.

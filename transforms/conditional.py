@@ -1,7 +1,7 @@
 """The HLO of a choice between programs that take some of the same inputs.
 
-An *arm* is one of the programs, with the places of its inputs among those of the whole, and for
-each result of the whole which of its own results it is; None stands for zeros.
+An *arm* is one of the programs, with the positions of its inputs among those of the whole, and for
+each result of the whole the index of its own result; None stands for zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Arm:
     Attributes:
         lowering: of the program.
         inputs: for each of its flat inputs, the flat input of the whole that feeds it.
-        results: for each result of the whole, the number of its own result; None: zeros.
+        results: for each result of the whole, the index of its own result; None: zeros.
     """
 
     lowering: Lowering

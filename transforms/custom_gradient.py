@@ -77,7 +77,7 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
 
 
 class Residuals:
-    """What a rule closes over, and its program: a tree."""
+    """The values that a rule closes over, and its program: a tree."""
 
     def __init__(self, tensors: Iterable[Tensor], entry: Entry):
         self.tensors, self.entry = tuple(tensors), entry

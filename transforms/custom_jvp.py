@@ -1,4 +1,4 @@
-# torch declares the rules of a Function with the arguments of its own examples.
+# torch declares the rules of a Function with specific argument lists.
 # pyright: reportIncompatibleMethodOverride=false
 """`custom_jvp`: a function with its own rule for both modes of differentiation."""
 
@@ -54,7 +54,8 @@ def custom_jvp(
     Args:
         fun: a pure function of trees of tensors.
         nondiff_argnums: positions of arguments that are not arrays; the rule receives them first,
-            in their order. nondiff_argnames: names of such arguments.
+            in their order.
+        nondiff_argnames: names of such arguments.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
@@ -67,7 +68,7 @@ def custom_jvp(
 
 
 class CustomJvp(CustomFunction[P, R]):
-    """What `custom_jvp` returns."""
+    """The result of `custom_jvp`."""
 
     kind, define = "custom_jvp", "defjvp"
 
@@ -287,7 +288,7 @@ class _Rule(Rule):
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order: the transpose of the rule; see `Pair`."""
+    """First-order reverse mode: the transpose of the rule; see `Pair`."""
 
     primitive: JvpRule
     pushed: CallPair

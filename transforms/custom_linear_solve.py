@@ -57,7 +57,7 @@ def custom_linear_solve(
 
     Raises:
         TypeError: a leaf of `b` is not floating, or reverse mode has no `transpose_solve`.
-        TreeMismatchError: `matvec` or a solver returns something else than trees like `b`.
+        TreeMismatchError: `matvec` or a solver returns something other than trees like `b`.
 
     Source: ``jax.lax.custom_linear_solve``.
     """
@@ -153,9 +153,9 @@ class Solve(Primitive):
 
     Attributes:
         programs: the linear function, its solver, and the solver of its transpose if there is one.
-        uses: the flat input that feeds each input of each program; of the first, the first `n` are
-            fed otherwise.
-        n: how many flat inputs are the right-hand side; the rest is closed over.
+        uses: the flat input that feeds each input of each program; the first `n` inputs of the
+            first program are fed otherwise.
+        n: how many flat inputs are the right-hand side; the rest are closed over.
         symmetric: whether the linear function is its own transpose.
         avals: of the flat inputs.
     """
@@ -265,7 +265,7 @@ def _transpose(matvec: Program, n: int) -> Program:
 
 @dataclasses.dataclass(eq=False)
 class _SolvePair:
-    """Reverse mode of first order, which keeps `x`; see `Pair` for its methods."""
+    """First-order reverse mode, which keeps `x`; see `Pair` for its methods."""
 
     primitive: Solve
     own: tuple[int, ...]

@@ -1,4 +1,4 @@
-# torch declares the rules of a Function with the arguments of its own examples.
+# torch declares the rules of a Function with specific argument lists.
 # pyright: reportIncompatibleMethodOverride=false
 """`custom_vjp`: a function with its own rule for reverse mode."""
 
@@ -54,12 +54,13 @@ def custom_vjp(
 
         f.defvjp(forward, backward)
 
-    Forward-mode differentiation of the function is refused, as in JAX; of its gradient, it works.
+    Forward-mode differentiation is refused for the function, as in JAX, but works for its gradient.
 
     Args:
         fun: a pure function of trees of tensors.
         nondiff_argnums: positions of arguments that are not arrays; `backward` receives them first,
-            in their order. nondiff_argnames: names of such arguments.
+            in their order.
+        nondiff_argnames: names of such arguments.
 
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
@@ -73,7 +74,7 @@ def custom_vjp(
 
 
 class CustomVjp(CustomFunction[P, R]):
-    """What `custom_vjp` returns."""
+    """The result of `custom_vjp`."""
 
     kind, define = "custom_vjp", "defvjp"
 
@@ -294,7 +295,7 @@ def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
 
 
 class _Rule(Rule):
-    """Outputs and residuals, and what to do then."""
+    """Outputs and residuals, and their derivatives."""
 
     def __init__(self, primitive: VjpRule):
         self._primitive = primitive
@@ -319,7 +320,7 @@ class _Rule(Rule):
 
 @dataclasses.dataclass(eq=False)
 class _RulePair:
-    """Reverse mode of first order; see `Pair` for its methods."""
+    """First-order reverse mode; see `Pair` for its methods."""
 
     primitive: VjpRule
 

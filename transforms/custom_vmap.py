@@ -29,7 +29,7 @@ Batched: TypeAlias = tuple[list[Tensor], list[int | None]]  # and where the batc
 
 
 def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
-    """`fun`, in whose place `vmap` calls a rule that is given with ``def_vmap``.
+    """`fun`, with a rule given by ``def_vmap`` that `vmap` calls in its place.
 
     ::
 
@@ -40,8 +40,8 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
         def rule(axis_size, in_batched, x, y):
             return f_of_many(x, y), True        # the outputs, and which of them are batched
 
-    `in_batched` is a list with, for each argument, a tree of bools like it: whether it has one more
-    axis, the first, of length `axis_size`. The second result is a tree of bools like the output.
+    `in_batched` is a list with a tree of bools for each argument: whether each leaf has an
+    additional first axis of length `axis_size`. The second result is a tree of bools like the output.
     Under nested vmaps the rule is called for the innermost one, and is batched by the others.
 
     Forward mode differentiates `fun`, and the rule in its place under `vmap`. Reverse mode only
@@ -62,7 +62,7 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
 
 
 def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
-    """`f`, which `vmap` calls for one example after the other, in a loop.
+    """`f`, which `vmap` calls for one example after another, in a loop.
 
     For functions without a batching rule, or that need too much memory for all examples at once.
 
@@ -92,7 +92,7 @@ def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
 
 
 class CustomVmap(CustomFunction[P, R]):
-    """What `custom_vmap` returns."""
+    """The result of `custom_vmap`."""
 
     kind, define = "custom_vmap", "def_vmap"
 

@@ -28,7 +28,7 @@ class FlatRule(Protocol):
 
     Attributes:
         name: of the user's function.
-        key: what else determines it, besides the user's functions.
+        key: everything else that determines it, besides the user's functions.
     """
 
     @property
@@ -38,7 +38,7 @@ class FlatRule(Protocol):
     def key(self) -> tuple[Hashable, ...]: ...
 
     def is_capture(self, i: int) -> bool:
-        """Whether input `i` is something that the function closes over."""
+        """Whether input `i` is a value that the function closes over."""
         ...
 
     def __call__(
@@ -54,7 +54,7 @@ class Rule:
 
     Attributes:
         name: of the function.
-        rule: what the user gave.
+        rule: the user's function.
         structure: of the tuple of arguments.
         out_tree: of what the function returns.
         outputs: avals of that.
@@ -115,8 +115,8 @@ class Rule:
 class Pushed:
     """The rule of a pushforward: outputs and tangents, by forward mode through a rule.
 
-    Where a primal is batched and its tangent is not, or the other way round, the missing one is
-        repeated: the rule always has a batch to work on, and its results have one.
+    Where a primal is batched and its tangent is not, or vice versa, the unbatched one is repeated:
+    the rule always has a batch to work on, and its results have one.
 
     Attributes:
         rule: of what is pushed forward.

@@ -93,7 +93,7 @@ def _plain(
 
 
 class ValueAndGrad(Transform[..., PyTree]):
-    """What `grad` and `value_and_grad` return."""
+    """The result of `grad` and `value_and_grad`."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, with_value: bool):
         name = "value_and_grad" if with_value else "grad"

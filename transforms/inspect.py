@@ -34,7 +34,7 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
 def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     """A function that returns the HLO of `fun` for given arguments; ``print`` shows it.
 
-    Arguments with a `Dim` in their shapes give the HLO of all sizes: ``f32[B,S-1,4096]``.
+    Arguments with a `Dim` in their shapes give the HLO for all sizes: ``f32[B,S-1,4096]``.
 
     Raises:
         ShapeError: the function is not one program for all sizes.

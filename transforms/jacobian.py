@@ -67,7 +67,7 @@ def hessian(
 
 
 class Jacobian(Transform[..., PyTree]):
-    """What `jacfwd` and `jacrev` return."""
+    """The result of `jacfwd` and `jacrev`."""
 
     def __init__(self, fun: Fun, argnums: int | Sequence[int], has_aux: bool, forward: bool):
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)

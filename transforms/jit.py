@@ -79,7 +79,7 @@ def jit(
 
     Args:
         fun: a pure function of trees of tensors; without it, `jit` is a decorator with arguments.
-        static_argnums: positions of arguments that count by value and may be any hashable object.
+        static_argnums: positions of arguments that are compared by value; any hashable objects.
         static_argnames: names of such arguments.
         donate_argnums: positions of arguments whose memory the program may reuse for its results;
             they can't be used afterwards.
@@ -95,9 +95,9 @@ def jit(
             dimension. One program is then used for all sizes of a bucket, with exact results.
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
-        compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They are
-            for calls by themselves: not for those inside another traced function, nor for those
-            that autograd watches. Not together with `dynamic_shapes` or `memory_limit`.
+        compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They
+            apply to direct calls only: not to calls inside another traced function, or calls that
+            autograd watches. Not together with `dynamic_shapes` or `memory_limit`.
         memory_limit: bytes that the program may hold on each device, arguments included. The
             fastest policy with which it fits, from keeping everything to keeping nothing, is
             applied to all its checkpoints and scans; a function that has neither is differentiated
@@ -108,7 +108,7 @@ def jit(
         ValueError: a static argument is not hashable.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
-        OutOfMemoryError: nothing fits the memory limit; the error states the smallest limit that
+        OutOfMemoryError: nothing fits the memory limit; the error gives the smallest limit that
             would suffice.
         ShardingError: a sharding does not fit its array, or an argument has another.
         TreeMismatchError: the shardings or the dynamic shapes are not tree prefixes.
@@ -146,7 +146,7 @@ class _Decorator(Protocol):
 
 
 class Jit(Transform[P, R]):
-    """What `jit` returns: call it like the function."""
+    """The result of `jit`: call it like the function."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ class Jit(Transform[P, R]):
         self._staged.cache.clear()
 
     def explain(self) -> str:
-        """Hits, misses, and why the last call that missed did so; the buckets that were used."""
+        """Hits, misses, and the reason for the last miss; the buckets used so far."""
         info, why = self.cache_info(), self._staged.cache.last_miss
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
         text = f"{self._staged.name}: {counts}\nlast miss: {why}"

@@ -91,7 +91,7 @@ class _Flat(Transform[..., PyTree]):
 
 
 class Linear:
-    """What `linearize` returns: the derivative at a point.
+    """The linear function that `linearize` returns: the derivative at a point.
 
     Attributes:
         values: outputs of the function at the point, flat.

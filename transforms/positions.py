@@ -25,11 +25,11 @@ class Positions:
 
     Attributes:
         slices: the dimensions that are cut: ``(dim, start, length, step)``; a single static
-            position is cut to length 1. All that follows is about what remains.
+            position is cut to length 1. The other attributes describe the array after the cuts.
         arrays: the dimensions that an index array selects from, one for each array.
         batch: the shape of the index arrays together.
         dims: the shape of the result, by NumPy's rules.
-        axes: for each dimension of the result what it is: ("batch", k), ("dim", d) or ("new", 0).
+        axes: the origin of each dimension of the result: ("batch", k), ("dim", d) or ("new", 0).
         flipped: dimensions of the result that run backwards.
         mask: whether the index is one traced mask, of the leading dimensions.
     """
@@ -177,7 +177,7 @@ def _places(mask: Tensor) -> list[Tensor]:
 
 
 def _cut(e: slice, n: int) -> tuple[int, int, int]:
-    """``(start, length, step)`` of a slice; of one that runs backwards, as it runs forwards."""
+    """``(start, length, step)`` of a slice; for one that runs backwards, of its reverse."""
     bounds = [e.start, e.stop, e.step]
     for b in bounds:
         if isinstance(b, Tensor):

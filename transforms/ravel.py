@@ -16,7 +16,7 @@ from xfunc.tree import PyTree
 
 
 def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], PyTree]]:
-    """The leaves of a tree in one vector, and the function that makes such trees of vectors.
+    """The leaves of a tree in one vector, and the function that turns such vectors into trees.
 
     Args:
         pytree: a tree of tensors and numbers. Leaves of several dtypes are promoted to one;

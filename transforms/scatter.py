@@ -1,4 +1,4 @@
-"""Combining rows of an array with values at some positions, of which some may be dropped.
+"""Combining rows of an array with values at some positions; some updates may be dropped.
 
 NOTE [dropping]: an update to be dropped goes to the position after the last one, which XLA's
 scatter ignores; its value is neutral, so that no gradient comes back from it.
@@ -37,7 +37,7 @@ def scattered(rows: Tensor, places: Tensor, valid: Tensor, values: Tensor, kind:
     if is_eager():  # torch itself has nothing after the last position
         rows = torch.cat([rows, rows[:1]])
         return rows.index_put((places,), values)[:n]
-    with unseen():  # Tracing would refuse such a place, if it is constant.
+    with unseen():  # Tracing would refuse such a position if it is constant.
         return rows.index_put((places,), values)
 
 

@@ -67,7 +67,7 @@ def vmap(
 
 
 class Vmap(Transform[P, R]):
-    """What `vmap` returns."""
+    """The result of `vmap`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Vmap(Transform[P, R]):
         return tree.unflatten(out_trees[0], placed)
 
     def _named(self, size: int, numbers: Tensor) -> contextlib.AbstractContextManager[None]:
-        """Have the axis by its name."""
+        """Make the axis known by its name in a block."""
         name = self._axis_name
         if name is None:
             return contextlib.nullcontext()

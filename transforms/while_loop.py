@@ -42,8 +42,8 @@ def while_loop(
                 value = body_fun(value)
             return value
 
-    Forward-mode differentiable. Reverse mode would have to keep an unknown number of steps: it is
-    refused where a gradient arrives; use `scan`, or `fori_loop` with Python integers as bounds.
+    Differentiable in forward mode. Reverse mode would have to keep an unknown number of steps: it
+    is refused if a gradient arrives; use `scan`, or `fori_loop` with Python integers as bounds.
     Batched (by `vmap`), the loop runs until every example is done; those done early keep their
     value.
 

@@ -70,7 +70,7 @@ class While(Primitive):
         return self.body.memo(key, self._lowering).apply(args)
 
     def _lowering(self) -> Lowering:
-        """One HLO ``While`` over the carries and all that the two functions read."""
+        """One HLO ``While`` over the carries and everything that the two functions read."""
         n, c = len(self.avals), len(self.outputs)
         test, step = self.cond.lowering, self.body.lowering
         consts = (*test.consts, *step.consts)

@@ -1,11 +1,11 @@
-"""What surrounds a call.
+"""The context of a call.
 
-The mesh in use, the axes that a manual region is manual over, those of vmaps that have a name, and
-a policy in place of the user's.
+The mesh in use, the axes that a manual region is manual over, the named axes of vmaps, and a policy
+in place of the user's.
 """
 
 # pyright: reportPrivateUsage=false
-# torch has no public names for what `modes` asks.
+# torch has no public names for the settings that `modes` reads.
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:  # What is around a call belongs to the folders above.
+if TYPE_CHECKING:  # These classes belong to the folders above.
     from xfunc.program.named_axes import NamedAxis
     from xfunc.remat.policies import Policy
     from xfunc.sharding.manual import Region
@@ -47,7 +47,7 @@ def key() -> Surroundings:
 
 
 def restore(surroundings: Surroundings) -> Surroundings:
-    """Have what `key` told once around from now on; what was before."""
+    """Restore a context that `key` returned; returns the previous one."""
     before = _thread.around
     _thread.around = surroundings
     return before
@@ -59,7 +59,7 @@ def mesh() -> AbstractMesh | None:
 
 
 def set_mesh(new: AbstractMesh | None) -> AbstractMesh | None:
-    """Have this mesh in use from now on; the one before."""
+    """Use this mesh from now on; returns the previous one."""
     return restore(_thread.around._replace(mesh=new)).mesh
 
 
@@ -68,13 +68,13 @@ _MOST_KNOWN = 16
 
 
 def known_meshes() -> list[AbstractMesh]:
-    """The mesh in use, then those that shardings were made for, the latest first."""
+    """The mesh in use, then those that shardings were made for, latest first."""
     current = mesh()
     return [*([] if current is None else [current]), *_known]
 
 
 def note_mesh(new: AbstractMesh) -> None:
-    """A sharding was made for this mesh."""
+    """Record that a sharding was made for this mesh."""
     if not _known or _known[0] is not new:
         _known[:] = [new, *(m for m in _known if m != new)][:_MOST_KNOWN]
 
@@ -85,17 +85,17 @@ def region() -> Region | None:
 
 
 def set_region(new: Region | None) -> Region | None:
-    """Be in this manual region from now on; the one before."""
+    """Enter this manual region; returns the previous one."""
     return restore(_thread.around._replace(region=new)).region
 
 
 def named_axes() -> tuple[NamedAxis, ...]:
-    """The axes of vmaps that have a name and are being traced in this thread, outermost first."""
+    """The named axes of the vmaps being traced in this thread, outermost first."""
     return _thread.around.named_axes
 
 
 def set_named_axes(new: tuple[NamedAxis, ...]) -> None:
-    """Have these named axes from now on."""
+    """Use these named axes from now on."""
     restore(_thread.around._replace(named_axes=new))
 
 
@@ -103,13 +103,13 @@ def set_named_axes(new: tuple[NamedAxis, ...]) -> None:
 class Override:
     """A policy for all checkpoints and scans, whatever policies they were given.
 
-    It is compared by identity: what is traced under one is not found under another, so that each
-    learns whether it was asked for.
+    It is compared by identity: programs traced under one are not found under another, so each
+    override learns whether it was used.
 
     Attributes:
-        policy: which one.
-        whole: whether functions that `grad` differentiates are put into a checkpoint as well.
-        asked: whether a checkpoint or a scan has been met.
+        policy: the policy.
+        whole: whether functions that `grad` differentiates are wrapped in a checkpoint as well.
+        asked: whether a checkpoint or a scan has been found.
     """
 
     policy: Policy
@@ -118,7 +118,7 @@ class Override:
 
 
 def set_override(new: Override | None) -> Override | None:
-    """Have this policy in place of all others from now on; the one before."""
+    """Use this policy in place of all others from now on; returns the previous override."""
     return restore(_thread.around._replace(override=new)).override
 
 
@@ -155,6 +155,6 @@ _backend: str | None = None
 
 
 def note_backend(name: str | None) -> None:
-    """Run programs somewhere else from now on; None: as usual."""
+    """Record that programs run on another backend from now on; None: the default."""
     global _backend
     _backend = name

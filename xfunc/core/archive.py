@@ -1,7 +1,7 @@
 """Files of several parts, which are checked when they are read.
 
-A file is a ZIP archive with the SHA-256 of each part in one more, so that damaged files are never
-used. Nothing is pickled: reading a file never runs code from it.
+A file is a ZIP archive with one more part that holds the SHA-256 of each, so that damaged files are
+never used. Nothing is pickled: reading a file never runs code from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 
 SUMS = "checksums.json"
-_MOST = 1032  # times that DEFLATE can make something smaller
+_MOST = 1032  # DEFLATE's largest compression ratio
 
 
 def packed(parts: Mapping[str, bytes]) -> bytes:
@@ -30,7 +30,7 @@ def unpacked(data: bytes) -> dict[str, bytes]:
     """The parts of a file, and `SUMS`; files written before checksums have none.
 
     Raises:
-        zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError: no archive.
+        zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError: not an archive.
         LookupError, ValueError, TypeError, AttributeError: not what was written.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -25,7 +25,7 @@ class ShapeDtypeStruct:
     dtype: torch.dtype
     sharding: Any = None
 
-    if TYPE_CHECKING:  # It takes any sequence, and sizes that are symbols.
+    if TYPE_CHECKING:  # The constructor takes any sequence, and symbolic sizes.
 
         def __init__(
             self,
@@ -68,14 +68,14 @@ AvalKey: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
 
 def aval_of(x: Shaped) -> Aval:
-    """The aval of a tensor; of an aval, itself."""
+    """The aval of a tensor; an aval unchanged."""
     if isinstance(x, ShapeDtypeStruct):
         return x
     return Aval(tuple(x.shape), x.dtype)
 
 
 def batched(avals: Sequence[Aval], dims: Sequence[int | None], n: int) -> tuple[Aval, ...]:
-    """The avals with a batch dimension of size n at each of the dims; None: without."""
+    """The avals with a batch dimension of size n at each of the dims; None: without one."""
     return tuple(
         a if d is None else Aval((*a.shape[:d], n, *a.shape[d:]), a.dtype)
         for a, d in zip(avals, dims, strict=True)

@@ -26,5 +26,5 @@ def disable_jit(disable: bool = True) -> Generator[None]:
 
 
 def is_eager() -> bool:
-    """Whether `disable_jit` is in force."""
+    """Whether `disable_jit` is active."""
     return _switches.eager

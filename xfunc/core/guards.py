@@ -1,9 +1,9 @@
-"""What a program depends on without its function holding it.
+"""Dependencies of a program on what its function does not hold.
 
 NOTE [guards]: a function may name a module as a global, or reach it through other functions; the
-mode of the module is then no part of the function's value. So it is found out during the trace:
+mode of the module is then not part of the function's value. So it is determined during the trace:
 `depend_on` leaves a guard with every program being traced. A guard is a callable, and the program
-is found again only while it returns the same.
+is found again only as long as it returns the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 Guard = Callable[[], Hashable]
 
-MAX_STATES = 256  # of one guard, and programs for one set of them; the oldest goes
+MAX_STATES = 256  # of one guard, and programs for one set of them; the oldest is dropped
 _MAX_GROUPS = 16  # of programs for one key
 
 
@@ -35,7 +35,7 @@ class State:
 
 @contextlib.contextmanager
 def collect_guards() -> Generator[dict[Guard, None]]:
-    """A set that gets the guards left until the block ends."""
+    """A set that collects the guards left in the block."""
     before, found = _thread.open, {}
     _thread.open = (*before, found)
     try:
@@ -45,16 +45,16 @@ def collect_guards() -> Generator[dict[Guard, None]]:
 
 
 def depend_on(*guards: Guard) -> None:
-    """Let all programs being traced now hold only while these guards return the same."""
+    """Make all programs being traced valid only while these guards return the same."""
     for found in _thread.open:
         found.update(dict.fromkeys(guards))
 
 
 class Guarded:
-    """The programs of one key, each for other values of the guards.
+    """The programs of one key, each for different values of the guards.
 
-    A program depends on the guards that were left while it was traced. Another state of the world
-    may have led its trace past other guards, so there is a group of programs for each such set.
+    A program depends on the guards that were left while it was traced. In another state, the trace
+    may have left other guards, so there is a group of programs for each set of guards.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class Guarded:
 
     @property
     def size(self) -> int:
-        """How many programs there are."""
+        """The number of programs."""
         return sum(map(len, self._groups.values()))
 
     def find(self) -> Any:
-        """The program for the present state, or None."""
+        """The program for the current state, or None."""
         for guards, programs in self._groups.items():
             found = programs.get(tuple([guard() for guard in guards]))
             if found is not None:
@@ -75,7 +75,7 @@ class Guarded:
         return None
 
     def add(self, program: object, guards: Iterable[Guard]) -> None:
-        """Keep a program for the present state."""
+        """Keep a program for the current state."""
         guards = tuple(dict.fromkeys(guards))
         programs = self._groups.setdefault(guards, {})
         programs[_state(guards)] = program
@@ -85,7 +85,7 @@ class Guarded:
             del self._groups[next(iter(self._groups))]
 
     def changed(self) -> tuple[Guard, Hashable, Hashable] | None:
-        """The first guard that differs from the latest program's, what it was, and what it is."""
+        """The first guard that differs from the latest program's, with its old and new values."""
         for guards, programs in reversed(self._groups.items()):
             for before in reversed(programs):
                 for guard, old, new in zip(guards, before, _state(guards), strict=True):

@@ -79,7 +79,7 @@ def line_of(code: types.CodeType, instruction: int) -> int:
 
 
 def user_location(frame: types.FrameType | None = None) -> Location | None:
-    """The innermost frame at or above `frame` (the caller's, if None) that is the user's."""
+    """The user's innermost frame at or above `frame` (by default, the caller's)."""
     frame = frame or sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if in_user_code(frame.f_code):
@@ -89,7 +89,7 @@ def user_location(frame: types.FrameType | None = None) -> Location | None:
 
 
 def in_autograd_function(frame: types.FrameType | None) -> bool:
-    """Whether a rule of a ``torch.autograd.Function`` of the user's is running."""
+    """Whether a rule of a user's ``torch.autograd.Function`` is running."""
     while frame is not None:
         caller = frame.f_back
         rule = caller is not None and caller.f_code.co_filename in _FUNCTIONS
@@ -100,7 +100,7 @@ def in_autograd_function(frame: types.FrameType | None) -> bool:
 
 
 def raised_at(error: BaseException) -> Location | None:
-    """The innermost line of the user's in the traceback of an exception."""
+    """The user's innermost line in the traceback of an exception."""
     found, entry = None, error.__traceback__
     while entry is not None:
         if in_user_code(entry.tb_frame.f_code):
@@ -111,7 +111,7 @@ def raised_at(error: BaseException) -> Location | None:
 
 
 def function_name(fun: object) -> str:
-    """How to call a callable in a message."""
+    """The name of a callable in messages."""
     if isinstance(fun, types.BuiltinFunctionType):
         return fun.__name__
     name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None)
@@ -127,17 +127,17 @@ def _is_installed(file: str) -> bool:
 
 
 def is_of_program(code: types.CodeType) -> bool:
-    """Whether a code object is of the user's program, and not of any package that is installed."""
+    """Whether a code object belongs to the user's program, not to an installed package."""
     return in_user_code(code) and not _is_installed(code.co_filename)
 
 
 def is_of_user(cls: type) -> bool:
-    """Whether a class is of the user's program, and not of any package that is installed."""
+    """Whether a class belongs to the user's program, not to an installed package."""
     return module_is_of_user(sys.modules.get(cls.__module__), cls.__module__)
 
 
 def module_is_of_user(module: object, name: str) -> bool:
-    """Whether a Python module is of the user's program; None: it is not imported as others are."""
+    """Whether a module (None if it was not imported normally) belongs to the user's program."""
     if module is None:
         return name != "builtins"
     file = getattr(module, "__file__", None)

@@ -53,7 +53,7 @@ def _encode(x: PyTree, what: str) -> object:
 
 
 def decode(written: object) -> tree.Structure:
-    """The structure that `encode` wrote; named tuples are of new classes of the same names."""
+    """The structure that `encode` wrote; named tuples get new classes of the same names."""
     return tree.structure(_decode(written))
 
 

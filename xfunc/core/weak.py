@@ -1,4 +1,4 @@
-"""Data about objects, for as long as they live."""
+"""Data attached to objects for as long as they live."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class WeakTable(Generic[T]):
-    """A value for each of some objects, which it does not keep alive.
+    """A value for each of several objects, which it does not keep alive.
 
     By identity: a WeakKeyDictionary asks whether tensors are equal, which reads them.
     """

@@ -1,8 +1,8 @@
-"""The order of NaN; and operations on dtypes on which XLA ends the process, which are refused.
+"""The order of NaN; and operations that are refused on dtypes with which XLA aborts the process.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
 Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuses most of these too;
-    here the error names the operation.
+here the error names the operation.
 """
 
 from __future__ import annotations

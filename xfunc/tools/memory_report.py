@@ -2,8 +2,8 @@
 
 Nothing is compiled and nothing runs. The numbers are read from the HLO of the forward and the
 backward pass together: bytes kept from the residuals of the joint program, operations from
-    `xfunc.hlo.estimate.cost`, the peak from `xfunc.hlo.estimate.liveness`, and the share of each
-    chip of a mesh from `xfunc.hlo.spmd.shard`.
+`xfunc.hlo.estimate.cost`, the peak from `xfunc.hlo.estimate.liveness`, and the share of each chip
+of a mesh from `xfunc.hlo.spmd.shard`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """What `memory_report` returns: ``print`` shows a table.
+    """The result of `memory_report`: ``print`` shows a table.
 
     Attributes:
         name: of the function.
@@ -209,7 +209,7 @@ class _Gradient:
     def of(
         cls, f: Callable[..., object], run: Callable[..., object], args: tuple[object, ...]
     ) -> _Gradient:
-        """That of `run`, which computes the same as `f`."""
+        """The gradient of `run`, which computes the same as `f`."""
         if not args:
             problem = f"memory_report was given no arguments for {function_name(f)}"
             hint = "pass them, as tensors or xf.ShapeDtypeStruct; the first is differentiated."

@@ -180,7 +180,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 now[kind] = now[kind].copy()
             now.pop("_compiled_call_impl", None)  # compiled for other devices
-            # torch_xla replaces torch's GRU by its own, whose scan can't be traced.
+            # torch_xla replaces torch's GRU with its own, whose scan can't be traced.
             replaced = getattr(type(part), "_orig", None)
             if isinstance(part, nn.RNNBase) and replaced is not None:
                 now["forward"] = types.MethodType(replaced.forward, part)
@@ -212,7 +212,7 @@ def _reading_nothing() -> Iterator[None]:
 
     Under torch.compile many models skip checks of their inputs. The fast path of torch's own
     transformer drops padding, and its layers check whether a mask is causal, for speed on other
-        devices: both would need data-dependent shapes or read data.
+    devices: both would need data-dependent shapes or read data.
     """
     if tracing.current() is None:
         with _Replacing():
@@ -285,7 +285,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(module: nn.Module) -> Callable[..., object]:
-    """The code that a module runs, by which caches and messages know it."""
+    """The code that a module runs, which identifies it in caches and messages."""
     forward = inspect.unwrap(type(module).forward)
     return forward if isinstance(forward, types.FunctionType) else nn.Module.__call__
 
@@ -298,7 +298,7 @@ _REFUSED = {
 
 
 def _check_module(module: object) -> str:
-    """Raise unless `functional` can take a module; its name for messages."""
+    """Raise unless `functional` can take a module; returns its name for messages."""
     if not isinstance(module, nn.Module):
         fail(
             TypeError,

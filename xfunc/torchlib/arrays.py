@@ -9,7 +9,7 @@ import torch
 
 
 def from_numpy(x: Any) -> Any:
-    """A NumPy array or scalar as a tensor of the CPU, with data of its own; else `x` itself."""
+    """A NumPy array or scalar as a CPU tensor with data of its own; anything else unchanged."""
     if not isinstance(x, (np.ndarray, np.generic)):
         return x
     array = np.asarray(x)

@@ -2,8 +2,8 @@
 
 A program cannot raise, so an index that is computed from an input is clamped or dropped, as in JAX.
 But a constant index (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)`` and so on) is known
-while the function is traced, and one that eager torch would refuse is a
-mistake: `Known` keeps the values of such tensors, and of values computed only from them.
+while the function is traced, and one that eager torch would refuse is a mistake: `Known` keeps the
+values of such tensors, and of values computed only from them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Known:
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 
     def forget(self, tensor: Tensor) -> None:
-        """Its value may be another one from now on."""
+        """Forget a tensor whose value may change."""
         self._values.pop(id(tensor), None)
 
     def find(self, x: object) -> Tensor | None:

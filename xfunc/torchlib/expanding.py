@@ -1,8 +1,8 @@
 """``x.expand(shape)`` and the like: where nothing is expanded, a view that can be written to.
 
-torch_xla 2.9 writes to what `expand` made by adding the difference to the one element that several
-are, even where each is one by itself: what was infinite becomes NaN. And to write to the windows of
-``x.unfold(dim, size, step)``, it puts zeros wherever there is none.
+torch_xla 2.9 writes to the result of `expand` by adding the difference to the shared element, even
+if no element is shared: infinite values become NaN. And when it writes to the windows of
+``x.unfold(dim, size, step)``, it puts zeros outside all windows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def has_rest(length: int, size: int, step: int) -> bool:
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """``Tensor.unfold``, by views of which each element is one, where they can make it."""
+    """``Tensor.unfold``, by views that share no elements where that is possible."""
     out = x.unfold(dimension, size, step)
     if not x.ndim or step < size or not out.numel():
         return out
@@ -63,7 +63,7 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 _ONE = (torch.Tensor.expand, torch.Tensor.expand_as, torch.Tensor.broadcast_to, torch.broadcast_to)
 ONE_FOR_EACH = frozenset((torch.broadcast_tensors, torch.meshgrid))
-"""Those that give a tensor for each that they are given, of its elements."""
+"""Functions that return a tensor for each one given, with its elements."""
 EXPANDING = ONE_FOR_EACH | frozenset(_ONE)
 """All of them."""
 

@@ -1,4 +1,4 @@
-"""The private parts of torch.func that xfunc rests on, all in one place."""
+"""The private parts of torch.func that xfunc depends on, all in one place."""
 
 # torch does not declare these in its type stubs.
 # pyright: reportAttributeAccessIssue=false
@@ -31,7 +31,7 @@ A = TypeVar("A")
 
 
 class Level(Protocol):
-    """A transform in force."""
+    """An active transform."""
 
     def key(self) -> object: ...
     def level(self) -> int: ...
@@ -45,7 +45,7 @@ class Rule(Protocol):
         ...
 
     def keep(self, args: Sequence[Tensor], outputs: Sequence[Tensor], /) -> Sequence[Tensor]:
-        """What `backward` and `jvp` get as `kept`."""
+        """The values that `backward` and `jvp` get as `kept`."""
         ...
 
     def backward(
@@ -86,7 +86,7 @@ swap_contents: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
 
 
 def bottom_level() -> contextlib.AbstractContextManager[object]:
-    """Below all transforms in force."""
+    """A block below all active transforms."""
     return _NOTHING if top_level() is None else temporarily_clear_interpreter_stack()
 
 
@@ -107,12 +107,12 @@ def never_compile(fun: types.FunctionType) -> None:
 
 
 def levels() -> list[object]:
-    """The kinds of the transforms in force, outermost first."""
+    """The kinds of the active transforms, outermost first."""
     return [level.key() for level in _functorch.get_interpreter_stack() or ()]
 
 
 def level() -> int:
-    """The number of the innermost transform, which is in force."""
+    """The number of the innermost active transform."""
     top = top_level()
     assert top is not None
     return top.level()
@@ -182,7 +182,7 @@ def vjp(
 
 @contextlib.contextmanager
 def own_gradient() -> Iterator[None]:
-    """While a gradient is taken that the user's code did not ask torch for."""
+    """A block in which xfunc takes a gradient itself, not the user's code."""
     before = takes_own_gradient()
     _thread.own_gradient = True
     try:
@@ -340,7 +340,7 @@ def has_tangent(t: Tensor) -> bool:
 
 
 def differentiates_pushes(args: Sequence[object]) -> bool:
-    """Whether forward mode in force is differentiated again, or differentiates something else."""
+    """Whether active forward mode is differentiated again, or differentiates something else."""
     return JVP in levels() and differentiates_twice(args)
 
 
@@ -353,7 +353,7 @@ def differentiates_twice(args: Sequence[object]) -> bool:
 
 
 def level_numbers() -> list[int]:
-    """The numbers of the transforms in force, outermost first."""
+    """The numbers of the active transforms, outermost first."""
     return [level.level() for level in _functorch.get_interpreter_stack() or ()]
 
 
@@ -366,7 +366,7 @@ def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
 
 
 def levels_of(t: Tensor) -> set[int]:
-    """The numbers of the transforms, in force or not, that have wrapped a tensor."""
+    """The numbers of the transforms, active or not, that have wrapped a tensor."""
     found = set()
     while is_wrapped(t):
         found.add(_functorch.maybe_get_level(t))

@@ -1,13 +1,13 @@
 """Changes in place that torch or torch_xla cannot make under a transform.
 
-NOTE [shapes changed in place]: ``x.t_()`` gives the tensor itself another shape. torch keeps, of a
-view of something that is differentiated, how to make it again from its base; on the CPU that is a
-list of strides, elsewhere the operation that made it, which does not know of the new shape. After
-the base is changed in place, gradients would be those of the old shape.
+NOTE [shapes changed in place]: ``x.t_()`` gives the tensor itself another shape. For a view of a
+differentiated value, torch records how to make it again from its base: on the CPU a list of
+strides, elsewhere the operation that made it, which does not include the new shape. After the base
+is changed in place, gradients would be those of the old shape.
 
-NOTE [copies of views]: in forward mode, as torch has it, the tangent of `torch.diagonal_copy(x)` is
-a view of the tangent of x, so that changing the copy in place changes both. torch copies a tangent
-whose strides are not those of its primal, which hides this where a view has other strides; those of
+NOTE [copies of views]: in torch's forward mode, the tangent of `torch.diagonal_copy(x)` is a view
+of the tangent of x, so changing the copy in place changes both. torch copies a tangent whose
+strides differ from those of its primal, which hides this where a view has other strides; views in
 torch_xla do not.
 """
 
@@ -30,7 +30,7 @@ REPLACED = (
     "Tensor.set_ or Tensor.resize_ gives a tensor other memory, which a transform cannot follow",
     "make a new tensor: x = y.clone(), or x = x.reshape(...).",
 )
-"""What is wrong with it, and a hint."""
+"""The problem and the hint."""
 
 
 def _by_copy(name: str) -> Callable[..., Tensor]:
@@ -132,7 +132,7 @@ def write_into(
 
 
 _COMPUTED_IN = frozenset(f"torch.{n}" for n in "sum nansum prod cumsum cumprod".split())
-"""What is computed in the dtype of `out`, unless one is given."""
+"""Functions that compute in the dtype of `out`, unless a dtype is given."""
 
 
 def _in_dtype_of(

@@ -4,12 +4,12 @@ A constraint states the sharding of a value. A tie states that two values have t
 whatever it is: both are members of one *shard group*, and the partitioner gives the sharding that
 it finds for one member to the other.
 
-NOTE [ties have side effects]: a tie concerns both its members even where only one of them is used
-any further, as a gradient that leaves the program while the weight does not. XLA would remove the
-other as dead code, and with it the tie. So ties are marked as having side effects; they are gone
-when the partitioner is done.
+NOTE [ties have side effects]: a tie concerns both its members even if only one of them is used
+afterwards, such as a gradient that leaves the program while the weight does not. XLA would remove
+the other as dead code, and with it the tie. So ties are marked as having side effects; the
+partitioner removes them when it is done.
 
-NOTE [ties come in pairs]: passes of xfunc keep what results are computed from, and would take a
+NOTE [ties come in pairs]: xfunc's passes keep only what results are computed from, and would take a
 pair apart. So both members of a group are in a separate computation that takes two values and
 returns them, and is called.
 """
@@ -29,7 +29,7 @@ _AUTOMATIC = "xfunc_automatic"
 def constrain(
     body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
 ) -> Value:
-    """The same value with a sharding; XLA chooses that of the dimensions in `free`."""
+    """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
     return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
 
 
@@ -60,7 +60,7 @@ def tie(
 def tied(body: ComputationBuilder, a: Value, b: Value, *, automatic: bool) -> tuple[Value, Value]:
     """The two parameters of a computation that does nothing else, sharded alike."""
     if a.shape.dims != b.shape.dims or a.shape.is_tuple or b.shape.is_tuple:
-        raise InvalidHloError(  # XLA would end the process.
+        raise InvalidHloError(  # XLA would abort the process.
             f"computation {body.name!r}: {a.shape} and {b.shape} cannot be sharded alike"
         )
     sharding = pb.OpSharding(

@@ -26,7 +26,7 @@ from xfunc.hlo.spmd.tiles import Order
 AXES = "xfunc_axes"
 """Frontend attribute of a collective: the mesh axes along which its groups extend.
 
-Of another instruction: the axes along which its result differs from device to device.
+On another instruction: the axes along which its result differs from device to device.
 """
 DEVICES = "xfunc_devices"
 """Frontend attribute of values leaving a manual region: the number of devices of its mesh."""
@@ -40,7 +40,7 @@ class Groups:
         size: of a group.
         order: of the devices, group by group.
         axes: the mesh axes along which a group extends.
-        partly: whether the region is manual over some axes only.
+        partly: whether the region is manual over only some axes.
     """
 
     size: int
@@ -57,7 +57,7 @@ class Groups:
         proto.frontend_attributes.map[AXES] = ",".join(self.axes)
 
     def write(self, proto: pb.HloInstructionProto) -> None:
-        """Let an instruction communicate in these groups."""
+        """Make an instruction communicate in these groups."""
         self.mark(proto)
         proto.channel_id = 1  # `renumber_channels` gives the final one.
         proto.use_global_device_ids = proto.opcode != "all-to-all"  # which has no other numbers
@@ -84,10 +84,10 @@ def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) 
 
 
 def without_sums(module: Module, equal: Collection[int]) -> Module:
-    """The module with products in place of those sums over devices that add equal values.
+    """The module with products in place of sums over devices that add equal values.
 
     Args:
-        module: is not changed.
+        module: not changed.
         equal: ids of collectives.
     """
     adds = {c.id for c in module.computations if c.root.opcode == "add"}
@@ -117,10 +117,10 @@ def _as_product(i: pb.HloInstructionProto, new: Iterator[int]) -> list[pb.HloIns
 
 
 def all_max(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-    """The greatest of the arrays of a group; NaN, where one has NaN.
+    """The elementwise maximum of the arrays of a group; NaN where one has NaN.
 
-    XLA's CPU target loses NaN when it reduces among devices. Of integers in the order of the
-    numbers, those of NaN being the greatest, it loses nothing.
+    XLA's CPU target loses NaN when it reduces among devices. So the maximum is taken of integers in
+    the order of the numbers, with NaN as the greatest.
     """
     dtype = x.shape.dtype
     if groups.size == 1 or not dtype.is_floating_point:
@@ -163,7 +163,7 @@ def all_gather(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
 
 
 def reduce_scatter(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-    """The sum of the arrays of a group; each device keeps the row of its place in the group."""
+    """The sum of the arrays of a group; each device keeps the row of its position in the group."""
     value = x
     if groups.size > 1:
         shape = Shape(x.shape.dtype, (1, *x.shape.dims[1:]))
@@ -175,7 +175,7 @@ def reduce_scatter(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
 
 
 def all_to_all(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-    """Row k goes to device k of the group; what comes from there becomes row k."""
+    """Row k goes to device k of the group; the row received from there becomes row k."""
     if groups.size == 1:
         return x
     if groups.partly:  # See NOTE [partly manual regions].
@@ -194,9 +194,9 @@ def all_to_all(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
 def collective_permute(
     body: ComputationBuilder, x: Value, groups: Groups, places: Sequence[tuple[int, int]]
 ) -> Value:
-    """Who is at the first of a pair of places in its group sends to who is at the second.
+    """In each pair of positions in a group, the first device sends to the second.
 
-    Who gets nothing has zeros.
+    Devices that receive nothing get zeros.
     """
     if not places:
         return body.zeros(x.shape)
@@ -212,7 +212,7 @@ def collective_permute(
 
 
 def place_in_group(body: ComputationBuilder, groups: Groups) -> Value:
-    """Which of its group the device is, from 0, as an int64 scalar."""
+    """The position of the device in its group, from 0, as an int64 scalar."""
     if groups.size == 1:
         return body.constant(0, torch.int64)
     n = groups.size
@@ -243,7 +243,7 @@ def _number(body: ComputationBuilder) -> Value:
 
 
 def _numbers(body: ComputationBuilder, numbers: np.ndarray) -> Value:
-    # No concern of a trace or transform that this happens in.
+    # Independent of any trace or transform that this happens in.
     with plain_tensors():
         return body.literal(torch.as_tensor(numbers))
 
@@ -255,7 +255,7 @@ def _arithmetic(
 
 
 def _at_own_place(body: ComputationBuilder, row: Value, groups: Groups) -> Value:
-    """Zeros, but for a row at the device's place in the group."""
+    """Zeros, except for a row at the device's position in the group."""
     stack = body.zeros(Shape(row.shape.dtype, (groups.size, *row.shape.dims[1:])))
     zero = body.constant(0, torch.int64)
     start = [place_in_group(body, groups), *(zero for _ in row.shape.dims[1:])]

@@ -1,9 +1,9 @@
 """Shard groups of a whole module: members of one group are sharded alike (`annotations.tie`).
 
-A group is two instructions of one computation that state the same number. Modules are put together
-of parts that know nothing of each other, and XLA copies a computation to wherever it is called; so
-the numbers are settled at the end. If two groups had one number, XLA would tie unrelated values; if
-these differ in dimensions, it would end the process.
+A group is two instructions of one computation that carry the same number. Modules are assembled
+from independent parts, and XLA copies a computation to wherever it is called; so the numbers are
+assigned at the end. If two groups had the same number, XLA would tie unrelated values; if these
+differed in dimensions, it would abort the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
 
     Args:
         proto: of the module; it is changed.
-        automatic: whether to keep groups that xfunc made by itself.
+        automatic: whether to keep groups that xfunc made automatically.
     """
     if not any(map(is_pair, proto.computations)):
         return
@@ -51,7 +51,7 @@ def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Mo
     """The module without some of the automatic ties that its entry calls.
 
     Args:
-        module: is not changed.
+        module: not changed.
         leave_out: whether to omit such a tie.
     """
     stands_for: dict[int, int] = {}
@@ -77,7 +77,7 @@ def calls_automatic_tie(i: Instruction) -> bool:
 
 
 def _divides(proto: pb.HloModuleProto) -> bool:
-    """Whether anything states the sharding of a value."""
+    """Whether any instruction specifies a sharding."""
     return any(
         i.HasField("sharding") and _is_divided(i.sharding)
         for c in proto.computations
@@ -92,7 +92,7 @@ def _is_divided(sharding: pb.OpSharding) -> bool:
 
 
 def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
-    """Put its operand in place of each tie that is `which`; in place."""
+    """Replace each tie that fits `which` with its operand, in place."""
     gone = {c.id for c in proto.computations if is_pair(c) and any(map(which, c.instructions))}
     for c in proto.computations:
         if c.id in gone:
@@ -116,7 +116,7 @@ def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], 
 
 def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:
     """Replace some values by the results of calls on them, instead of their elements."""
-    whole = {c.root_id}  # what is used as it is, and not element by element
+    whole = {c.root_id}  # values that are used whole, not element by element
     stands_for: dict[int, int] = {}
     for i in c.instructions:
         if i.opcode == "get-tuple-element" and i.operand_ids[0] in calls:

@@ -1,4 +1,4 @@
-"""`per_chip`: the module that one chip of a mesh runs, as to shapes: an estimate.
+"""`per_chip`: an estimate of the module that one chip of a mesh runs, as far as shapes go.
 
 Parameters state their shardings. These are propagated forward, operation by operation, through
 calls, loops and branches: elementwise operations keep the shardings of their operands, and a matrix
@@ -35,7 +35,7 @@ Division: TypeAlias = "tuple[Axes, ...] | list[Division] | None"
 
 
 def per_chip(module: Module) -> Module:
-    """The module with the shapes that one chip sees; good for measuring only.
+    """The module with the shapes that one chip sees; suitable only for measuring.
 
     Args:
         module: without calls except those of ties and manual regions; its parameters state their
@@ -66,7 +66,7 @@ def _size(axes: Axes) -> int:
     return math.prod(n for _, n in axes)
 
 
-# -- what a sharding says -------------------------------------------------------------------------
+# -- the axes of a sharding -----------------------------------------------------------------------
 
 
 def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
@@ -77,7 +77,7 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
         return whole
     if sharding.iota_reshape_dims:
         order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
-    else:  # Of a list only the sizes are used: devices are numbered as it has them.
+    else:  # Only the sizes of a list are used: devices are numbered in its order.
         order = Order((math.prod(tiles),), (0,))
     left = [axis for d in order.perm for axis in _primes(order.reshape, d)]
     found: list[Axes] = []
@@ -109,7 +109,7 @@ def _primes(sizes: Sequence[int], d: int) -> list[Axis]:
 
 
 def merged(parts: Sequence[Division], dims: Sequence[int]) -> Division:
-    """One division for values of the same dimensions: the first goes before the others."""
+    """One division for values of the same dimensions: earlier ones take precedence."""
     arrays = [p for p in parts if isinstance(p, tuple)]
     if not arrays:
         return None
@@ -134,7 +134,7 @@ def _fitting(axes: Sequence[Axes], dims: Sequence[int]) -> tuple[Axes, ...]:
 
 
 def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> list[Axes]:
-    """The leading one of dimensions that are merged, or split off, keeps the axes."""
+    """When dimensions are merged or split, the leading one keeps the axes."""
     found: list[Axes] = [() for _ in new]
     if 0 in old:
         return found
@@ -159,7 +159,7 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
 
 
 class _Walk:
-    """What has been found, by the id of an instruction."""
+    """The divisions found so far, by the id of an instruction."""
 
     def __init__(self) -> None:
         self.found: dict[int, Division] = {}
@@ -206,7 +206,7 @@ class _Walk:
     def _loop(self, i: Instruction, start: Division) -> Division:
         body, condition = i.called_computations
         state = start
-        for _ in range(3):  # A division moves on through the state by one place at each step.
+        for _ in range(3):  # A division moves through the state by one position at each step.
             before, state = state, _refined(state, self.run(body, [state]), i.shape)
             if state == before:
                 break
@@ -224,7 +224,7 @@ class _Walk:
             return [both, both]
         return self.run(called[0], of)
 
-    # -- what has no division yet gets that of its users -------------------------------------------
+    # -- values without a division get that of their users -----------------------------------------
 
     def settle(self, module: Module) -> None:
         """Shard values computed from constants like their users."""
@@ -259,7 +259,7 @@ def _first(a: Division, b: Division) -> Division:
 
 
 def _refined(a: Division, b: Division, shape: Shape) -> Division:
-    """The sharding of a loop's state: the body's, if it is replicated before."""
+    """The sharding of a loop's state: the body's, if the initial one is replicated."""
     if isinstance(a, list) and isinstance(b, list):
         return [_refined(*each) for each in zip(a, b, shape.elements, strict=True)]
     return merged([a, b], shape.dims)
@@ -296,7 +296,7 @@ def _whole(i: Instruction, of: _Of) -> list[Axes] | None:
 def _kept(i: Instruction, of: list[Division], dims: tuple[int, ...]) -> Sequence[Axes] | None:
     parts: list[Division] = []
     operands = list(zip(i.operands, of, strict=True))
-    # What is repeated along other dimensions fits in with the rest, not the rest with it.
+    # Broadcast values adapt to the others, not the others to them.
     for o, d in sorted(operands, key=lambda operand: operand[0].opcode == "broadcast"):
         if isinstance(d, tuple) and len(d) == len(dims):
             same = zip(o.shape.dims, d, dims, strict=True)
@@ -340,7 +340,7 @@ def _dot(i: Instruction, of: _Of) -> list[Axes]:
 
 
 def _gather(i: Instruction, of: _Of) -> list[Axes]:
-    """Rows of a table: what it has in a row, and axes of the indices that the table has not."""
+    """Rows of a table: its axes within a row, and the axes of the indices that it does not use."""
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 33)
     offset, collapsed = wire.integers(numbers, 1), wire.integers(numbers, 2)
     table, indices = _axes(i, of, 0), list(_axes(i, of, 1))
@@ -357,7 +357,7 @@ def _gather(i: Instruction, of: _Of) -> list[Axes]:
 
 
 def _scatter(i: Instruction, of: _Of) -> list[Axes] | None:
-    """What is updated; and if that has no division, what the updates have in a row."""
+    """The axes of the updated array; if it has no division, those of the updates within a row."""
     if of[0] is not None:
         return list(of[0])
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 48)

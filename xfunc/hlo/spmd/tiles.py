@@ -24,7 +24,7 @@ from xfunc.hlo import hlo_pb2 as pb
 class Order:
     """An order of devices: ``arange(prod(reshape)).reshape(reshape).transpose(perm).ravel()``.
 
-    `Order.of` makes the only one of its value. Where `listed` is set it is the order itself.
+    `Order.of` makes the canonical one. If `listed` is set, it is the order itself.
     """
 
     reshape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Order:
 
     @classmethod
     def of(cls, reshape: Sequence[int], perm: Sequence[int]) -> Order:
-        """The order, without dimensions of size 1, neighbours that stay neighbours merged."""
+        """The order without dimensions of size 1, with neighbours that stay together merged."""
         kept = [p for p in perm if reshape[p] != 1]
         runs: list[list[int]] = []
         real = sorted(kept)

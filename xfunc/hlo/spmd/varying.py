@@ -21,7 +21,7 @@ from xfunc.hlo.spmd.collectives import AXES
 
 Axes = frozenset[str]
 Varying: TypeAlias = "Axes | tuple[Varying, ...]"
-"""Of an array, the axes; of a tuple, those of each element, or one set for all of them."""
+"""The axes of an array; for a tuple, those of each element, or one set for all of them."""
 
 _SAME: Axes = frozenset()
 
@@ -30,7 +30,7 @@ class DivergenceError(Exception):
     """A collective that some devices of a group may reach and others not.
 
     Attributes:
-        opcode: of the collective; empty for those that XLA might put there.
+        opcode: of the collective; empty for those that XLA might insert there.
         axes: along which its devices communicate.
         choice: the opcode of the branch or loop that it is in.
         varies: the axes along which the devices choose differently there.
@@ -65,7 +65,7 @@ def varying(
         module: returns a tuple.
         parameters: for each parameter, the axes along which it differs.
         every: all axes of the region.
-        partly: whether the region is manual over some axes only: then XLA may put collectives
+        partly: whether the region is manual over only some axes: then XLA may insert collectives
             anywhere.
 
     Raises:
@@ -86,8 +86,8 @@ class Walk:
     """Analyses each computation once for each way in which its arguments differ.
 
     Attributes:
-        differ: of a collective, whether its operands do in any run.
-        values: of what was looked at, how each instruction differs.
+        differ: by collective, whether its operands differ in any run.
+        values: by examined instruction, how its result differs.
     """
 
     def __init__(self, every: Axes, partly: bool):
@@ -149,7 +149,7 @@ class Walk:
 
     def _loop(self, i: Instruction, carry: Varying, around: Choice) -> Varying:
         body, condition = i.called_computations
-        rounds = _SAME  # whatever decides on how many rounds there are
+        rounds = _SAME  # how the number of rounds differs
         while True:
             inside = ("while", around[1] | rounds)
             again = all_axes(self.run(condition, (carry,), inside))

@@ -40,11 +40,11 @@ _NOWHERE: Choice = ("", frozenset())
 
 
 class VaryingTypeError(Exception):
-    """A cotangent that varies where the value that it is of does not.
+    """A cotangent that varies where its value does not.
 
     Attributes:
         axes: along which.
-        at: what the mark tells about it.
+        at: the text of the mark about it.
     """
 
     def __init__(self, axes: Axes, at: str):
@@ -67,10 +67,10 @@ def mark(
         body: the computation to add to.
         which: see `marks`.
         operands: see above.
-        axes: those that it is about.
-        weak: of a cast: where the values are known to be equal, they stay so.
-        at: of a share: raise `VaryingTypeError` with this text if the last operand varies where the
-            other witness does not.
+        axes: the axes of the mark.
+        weak: for a cast: values known to be equal still count as equal.
+        at: for a share: raise `VaryingTypeError` with this text if the last operand varies where
+            the other witness does not.
     """
     told = {_AXES: ",".join(axes), _WEAK: "true" if weak else "", _AT: at}
     attributes = {k: v for k, v in told.items() if v}
@@ -101,7 +101,7 @@ def settled(
     """The module with the marks of some axes replaced by the operations they represent.
 
     Args:
-        module: is not changed.
+        module: not changed.
         parameters: the type of each parameter.
         sizes: the number of devices along each of the axes.
         total: writes the sum of a value over axes.
@@ -118,7 +118,7 @@ def _axes(i: pb.HloInstructionProto) -> Axes:
 
 
 class _Types(Walk):
-    """Finds types. What way devices take through the program does not matter to them."""
+    """Finds types, for which the paths of devices through the program do not matter."""
 
     def __init__(self, every: Axes):
         super().__init__(every, partly=False)
@@ -270,7 +270,7 @@ class _Settling:
 
 
 def _lies_like(scalar: pb.HloInstructionProto, i: pb.HloInstructionProto) -> None:
-    """Let the partitioner take a scalar for one of the region that a mark is in."""
+    """Make the partitioner treat a scalar as part of the region that a mark is in."""
     if i.HasField("sharding"):
         scalar.sharding.CopyFrom(i.sharding)
         n = len(i.shape.dimensions)
