@@ -58,13 +58,11 @@ def custom_vjp(
 
     Args:
         fun: a pure function of trees of tensors.
-        nondiff_argnums: positions of arguments that are not arrays; `backward` receives them first,
-            in their order.
+        nondiff_argnums: positions of arguments that are not arrays; `backward` receives them first.
         nondiff_argnames: names of such arguments.
 
     Raises:
-        TypeError: the function is called without a rule, or closes over a value that is being
-            differentiated.
+        TypeError: it is called without a rule, or closes over a value being differentiated.
         TreeMismatchError: the rule's results do not fit those of `fun`, or its arguments.
         UnsupportedOpError: forward mode is asked for.
 

@@ -41,8 +41,9 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
             return f_of_many(x, y), True        # the outputs, and which of them are batched
 
     `in_batched` is a list with a tree of bools for each argument: whether each leaf has an
-    additional first axis of length `axis_size`. The second result is a tree of bools like the output.
-    Under nested vmaps the rule is called for the innermost one, and is batched by the others.
+    additional first axis of length `axis_size`. The second result is a tree of bools like the
+    output. Under nested vmaps the rule is called for the innermost one, and is batched by the
+    others.
 
     Forward mode differentiates `fun`, and the rule in its place under `vmap`. Reverse mode only
     differentiates rules that `vmap` has applied, as in JAX; for more, decorate the function with
