@@ -3,8 +3,8 @@
     xf.distributed.initialize()
     mesh = xf.make_mesh((xf.device_count(),), ("data",))  # of the devices of all processes
 
-Every process runs the same program: the same functions in the same order. Each holds the parts of
-sharded tensors that lie on its devices.
+Every process runs the same program, calling the same functions in the same order. Each holds the
+shards on its own devices.
 
 Source: ``jax.distributed``, ``jax.experimental.multihost_utils``.
 """
@@ -41,23 +41,23 @@ def initialize(
     *,
     initialization_timeout: int = 300,
 ) -> None:
-    """Join the processes that run this program; choose the backend ``"pjrt"``.
+    """Connect the processes that run this program, and select the backend ``"pjrt"``.
 
-    Each process calls it once, before anything else of xfunc. What is not given is found out: from
-    the variables of ``torchrun``, or as JAX does on a Cloud TPU, under SLURM, Open MPI and
-    Kubernetes. ``torch.distributed`` has the same processes from then on (with gloo, unless it was
-    initialized before), which is how checkpoints are written together.
+    Call it once in each process, before any other function of xfunc. Missing arguments are taken
+    from the environment variables of ``torchrun``, or detected as JAX does on Cloud TPUs and under
+    SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
+    that has been done), which coordinates the writing of checkpoints.
 
     Args:
-        coordinator_address: ``"host:port"`` of the first process, at a port that is free there.
-        num_processes: how many there are.
-        process_id: the number of this one.
-        local_device_ids: the GPUs of this process; all that it sees, if not given.
-        initialization_timeout: seconds to wait for the others.
+        coordinator_address: ``"host:port"`` of process 0, with a free port.
+        num_processes: the number of processes.
+        process_id: the number of this process.
+        local_device_ids: the GPUs of this process; by default all that are visible.
+        initialization_timeout: seconds to wait for the other processes.
 
     Raises:
-        RuntimeError: it was called before, or too late, or the others did not come.
-        ValueError: something is neither given nor found, or makes no sense.
+        RuntimeError: it was called twice or too late, or the other processes did not connect.
+        ValueError: an argument is invalid, or missing and cannot be detected.
         ImportError: JAX is not installed.
 
     Source: ``jax.distributed.initialize``.
@@ -76,7 +76,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the other processes. At the end of a program that happens by itself.
+    """Disconnect from the other processes. This happens automatically when the program exits.
 
     Source: ``jax.distributed.shutdown``.
     """
@@ -84,13 +84,13 @@ def shutdown() -> None:
 
 
 def sync_global_devices(name: str) -> None:
-    """Wait until all processes have come here, and what they launched has run.
+    """Wait until all processes have reached this call and finished the work they launched.
 
     Args:
-        name: of the place, which must be the same in all processes.
+        name: identifies the call; it must be the same in all processes.
 
     Raises:
-        ValueError: the processes are at different places.
+        ValueError: the names differ.
 
     Source: ``jax.experimental.multihost_utils.sync_global_devices``.
     """
@@ -105,14 +105,14 @@ def sync_global_devices(name: str) -> None:
 
 
 def process_allgather(x: object, tiled: bool = False) -> Any:
-    """The values of all processes, on the host of each.
+    """Gather values from all processes onto the host of each.
 
-    Of a tensor on the devices of several processes: its whole value. Of one on the host, which each
-    process has one of: these, stacked along a new first axis.
+    A tensor on the devices of several processes is returned whole. Tensors on the host, one in each
+    process, are stacked along a new first axis.
 
     Args:
-        x: a tree of tensors and numbers, of the same shapes in all processes.
-        tiled: whether the others are concatenated along their first axis, and not stacked.
+        x: a tree of tensors and numbers, with the same shapes in all processes.
+        tiled: concatenate host tensors along their first axis instead of stacking them.
 
     Raises:
         TreeMismatchError: the trees differ.
@@ -131,15 +131,15 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
 
 
 def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
-    """The values of one process, on the host of each.
+    """Send the values of one process to the hosts of all.
 
     Args:
-        x: a tree of tensors and numbers, of the same shapes in all processes.
-        is_source: whether this is the process; None: the first one is.
+        x: a tree of tensors and numbers, with the same shapes in all processes.
+        is_source: whether this process is the source; by default process 0 is.
 
     Raises:
         TreeMismatchError: the trees differ.
-        ValueError: not just one process is the source.
+        ValueError: there is not exactly one source.
 
     Source: ``jax.experimental.multihost_utils.broadcast_one_to_all``.
     """
@@ -165,7 +165,7 @@ def _on_host(leaf: object) -> torch.Tensor:
 
 
 def _is_of_all(leaf: object) -> bool:
-    """Whether a leaf is a tensor that lies on devices of other processes too."""
+    """Whether a leaf is a tensor on the devices of several processes."""
     several = runtime().process_count() > 1
     return several and isinstance(leaf, torch.Tensor) and is_on_devices(leaf)
 
@@ -175,7 +175,7 @@ def _whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, in the dtype that gloo knows."""
+    """A tensor's memory as bytes, which gloo can send."""
     return x.reshape(-1).view(torch.uint8)
 
 
@@ -191,7 +191,7 @@ def _gathered(x: torch.Tensor, tiled: bool) -> torch.Tensor:
 def _check_alike(
     name: str, structure: tree.Structure, leaves: Sequence[torch.Tensor | None]
 ) -> None:
-    """Raise, in all processes, unless all have the same tree: else they would wait for ever."""
+    """Raise in all processes unless their trees agree; otherwise they would wait forever."""
     said = [str(structure), [x if x is None else (tuple(x.shape), str(x.dtype)) for x in leaves]]
     for k, other in enumerate(processes.gathered(said)):
         if other != said:
