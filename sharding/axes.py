@@ -1,4 +1,4 @@
-"""The axes that the collectives of a function are about: of a region, and of vmaps."""
+"""The axes of the collectives in a function: those of a region, and those of vmaps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxes:
-    """Axes of a mesh, which the region that is being traced is manual over."""
+    """Axes of a mesh that the region being traced is manual over."""
 
     region: Region
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Axes:
     """The axes of one collective.
 
     Attributes:
-        parts: adjacent axes of a mesh together, axes of vmaps one by one. The first is the slowest.
+        parts: adjacent axes of a mesh together, axes of vmaps individually; the slowest first.
     """
 
     parts: tuple[MeshAxes | NamedAxis, ...]
@@ -57,13 +57,13 @@ class Axes:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """Those along which types are kept track of."""
+        """The axes along which types are tracked."""
         known = vma.checked()
         meshes = [p for p in self.parts if isinstance(p, MeshAxes)]
         return tuple(n for p in meshes for n in p.names if n in known)
 
     def place(self) -> Tensor:
-        """The place of the device, or the example, among all of them."""
+        """The position of the device, or the example, among all of them."""
         first, *rest = self.parts
         found = first.place()
         for p in rest:
@@ -84,7 +84,7 @@ class Axes:
         return x.flatten(0, x.ndim - ndim - 1) if len(self.parts) > 1 else x
 
     def scatter(self, rows: Tensor) -> Tensor:
-        """The row, of the sum of all, of one's own place."""
+        """The row of the sum at one's own position."""
         for p in self.parts[:-1]:
             rows = p.apply(Scatter(), rows.unflatten(0, (p.size, rows.shape[0] // p.size)))
         return self.parts[-1].apply(Scatter(), rows)

@@ -25,11 +25,11 @@ class Port:
 
     Attributes:
         spec: the sharding of the array outside.
-        is_row: inside it is without a first axis, along which each device has one row outside.
-        differs: of such a one, the axes along which it may differ from device to device.
-        varies: of such a one, the axes along which it is of a varying type.
+        is_row: outside it has an additional first axis, along which each device has one row.
+        differs: for such a value, the axes along which it may differ from device to device.
+        varies: for such a value, the axes along which its type is varying.
         share: inside, it is divided by this number.
-        sum_over: inside it is summed over these axes before it leaves.
+        sum_over: inside, it is summed over these axes before it leaves.
 
     NOTE [sums of equal values]: cotangents of values that are equal on all devices are equal too,
     and the transpose of a sum adds them up. Such a sum is a product with the number of devices.
@@ -75,7 +75,8 @@ def across(
 
     Args:
         name: of the function.
-        local: one device's program. region: where it runs.
+        local: one device's program.
+        region: where it runs.
         ins: for each flat input; values that `local` itself holds are the same on all devices.
         outs: for each output.
 
@@ -183,7 +184,7 @@ def _check_operations(local: Lowering) -> None:
 def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
     """Annotate values without operands as manual; the partitioner infers the rest.
 
-    It ends the process where manual values meet others in the state of a loop.
+    It aborts the process if manual values meet others in the state of a loop.
     """
     by_id = {c.id: c for c in proto.computations}
     todo, seen = [proto.entry_computation_id], set[int]()

@@ -40,8 +40,8 @@ def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = Non
     """Write a tree of tensors to a new folder.
 
     Each part of a sharded tensor is written once, by a process that holds it; the tensor is never
-    put together. Files are written to a folder ``<path>.partial``, which gets its name at the end:
-    a folder of the name `path` is complete, and on the disk.
+    put together. Files are written to a folder ``<path>.partial``, which is renamed at the end: a
+    folder named `path` is complete, and on the disk.
 
     Args:
         path: the folder, which must not exist.
@@ -63,9 +63,9 @@ def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = Non
 def save_checkpoint_async(
     path: str | os.PathLike[str], x: object, extra: object = None
 ) -> Future[None]:
-    """Do as `save_checkpoint`, but write the files in a thread.
+    """Like `save_checkpoint`, but write the files in a thread.
 
-    It returns when the tensors are copied to the host, which waits for the program that computes
+    It returns once the tensors are copied to the host, which waits for the program that computes
     them: from then on they may be donated or changed. One checkpoint is written at a time: a call
     waits for the previous one. At exit, Python waits for the last one.
 
@@ -174,7 +174,7 @@ class _Job:
 def _job(
     name: str, path: str | os.PathLike[str], x: object, extra: object
 ) -> tuple[_Job, dict[str, torch.Tensor]]:
-    """Look at everything that a save is given, and wait for the one before."""
+    """Check the arguments of a save, and wait for the previous one."""
     folder = _folder(path)
     check_outside(name, x)
     leaves = {leaf.name: leaf for leaf in leaves_of(x, "x")}

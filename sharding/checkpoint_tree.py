@@ -1,4 +1,4 @@
-"""The leaves of a tree as a checkpoint holds them: by name, as tensors."""
+"""The leaves of a tree as stored in a checkpoint: by name, as tensors."""
 
 from __future__ import annotations
 

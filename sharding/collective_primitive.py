@@ -61,7 +61,7 @@ class Collective(Communication):
         return [out.movedim(after, 0).clone(memory_format=torch.contiguous_format)], [0]
 
     def mapped(self, dims: Dims, n: int) -> tuple[Collective, tuple[int], tuple[int]]:
-        """The primitive of a batch, and where the batch is before and after."""
+        """The primitive of a batch, and the batch dimensions of its argument and result."""
         if shared := set(axes_of(n)) & set(self.axes):
             fail(
                 ShardingError,
@@ -95,7 +95,7 @@ class Total(Collective):
 
 
 def place(region: Region, axes: tuple[str, ...]) -> Tensor:
-    """Which of its group a device is, as an int64 scalar."""
+    """The position of a device in its group, as an int64 scalar."""
     trace = tracing.current()
     assert trace is not None
     with functorch.bottom_level():

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def psum(x: T, axis_name: AxisName) -> T:
-    """The sum over devices. Booleans are counted, as int64; of a Python number, a number.
+    """The sum over devices. Booleans are counted, as int64; a Python number gives a number.
 
     Source: ``jax.lax.psum``.
     """
@@ -135,15 +135,15 @@ def _cast(t: Tensor, axes: Axes, cast: Callable[[Tensor, Sequence[str]], Tensor]
 
 
 def psum_scatter(x: T, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False) -> T:
-    """The sum over devices, of which each device keeps the part at its index.
+    """The sum over devices; each device keeps the part at its index.
 
     Args:
         x: a tree.
         axis_name: see above.
-        scatter_dimension: along which it is cut into parts. Its size is the number of devices, and
-            the result is without it; if `tiled`, a multiple of that number, and the result has the
-            part.
-        tiled: see there.
+        scatter_dimension: along which the sum is cut into parts. Its size is the number of devices,
+            and the result does not have it; if `tiled`, it is a multiple of that number, and the
+            result keeps it.
+        tiled: see `scatter_dimension`.
 
     Source: ``jax.lax.psum_scatter``.
     """
@@ -179,7 +179,7 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
 def all_to_all(
     x: T, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False
 ) -> T:
-    """Each device sends each other one a part.
+    """Each device sends a part to every device.
 
     Args:
         x: a tree.
@@ -188,7 +188,7 @@ def all_to_all(
             number of devices; if `tiled`, a multiple of that.
         concat_axis: of the result, along which the received parts are stacked; if `tiled`,
             concatenated.
-        tiled: see there.
+        tiled: see `split_axis`.
 
     Source: ``jax.lax.all_to_all``.
     """
@@ -208,7 +208,7 @@ def all_to_all(
 
 
 def axis_index(axis_name: AxisName) -> Tensor:
-    """The place of the device along an axis, from 0: an int64 scalar.
+    """The index of the device along an axis, from 0: an int64 scalar.
 
     Source: ``jax.lax.axis_index``.
     """

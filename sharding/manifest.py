@@ -29,8 +29,8 @@ class Sum(NamedTuple):
 class SummedFile(io.BufferedWriter):
     """A new file that computes the checksum of what is written to it.
 
-    The checksum is computed from the bytes as they are written, not read back from disk, so that it
-    also detects faults on the way there.
+    The checksum is computed from the bytes as they are written, not read back from disk, so it also
+    detects faults on the way there.
     """
 
     def __init__(self, path: Path):
@@ -43,7 +43,7 @@ class SummedFile(io.BufferedWriter):
         return super().write(data)
 
     def finish(self) -> Sum:
-        """Wait until all of it is on the disk."""
+        """Wait until the whole file is on the disk."""
         self.flush()
         os.fsync(self.fileno())
         return Sum(self.tell(), self._hash.hexdigest())

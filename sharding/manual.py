@@ -30,8 +30,8 @@ class Region:
     Attributes:
         mesh: of the devices.
         axes: the mesh axes that it is manual over: its own, and those of the region around it.
-        own: its own.
-        checked: those along which the types of values are tracked (see `xfunc.program.vma`).
+        own: its own axes.
+        checked: the axes along which the types of values are tracked (see `xfunc.program.vma`).
     """
 
     mesh: AbstractMesh
@@ -40,7 +40,7 @@ class Region:
     checked: tuple[str, ...] = ()
 
     def size(self, names: Sequence[str]) -> int:
-        """How many devices there are along these axes."""
+        """The number of devices along these axes."""
         return math.prod(self.mesh.shape[n] for n in names)
 
     @property
@@ -125,7 +125,7 @@ def _groups(mesh: AbstractMesh, names: tuple[str, ...], partly: bool) -> Groups:
 
 @contextlib.contextmanager
 def inside(region: Region) -> Iterator[None]:
-    """Be in a region, in a block."""
+    """A block inside a region."""
     before = ambient.set_region(region)
     try:
         yield

@@ -19,7 +19,7 @@ from xfunc.hlo.spmd.tiles import Order
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which device is where in a mesh.
+    """The positions of the devices in a mesh.
 
     Devices are numbered; ``arange(n).reshape(factors)`` is transposed so that the factors of each
     axis come together. A mesh whose order is not such a transposition lists its devices.
@@ -51,7 +51,7 @@ class AbstractMesh:
 
     Args:
         axis_shapes: the number of devices along each axis.
-        axis_names: a name for each axis, each one once.
+        axis_names: a different name for each axis.
 
     Raises:
         ShardingError: sizes and names do not fit together.
@@ -114,7 +114,7 @@ class AbstractMesh:
 
     @property
     def layout(self) -> Layout:
-        """Which device is where."""
+        """The positions of the devices."""
         return self._layout
 
     @functools.cached_property
@@ -170,7 +170,7 @@ class Mesh(AbstractMesh):
     Args:
         devices: the numbers of the devices, an array with one dimension for each axis. All devices
             take part: XLA runs a program on every one of them.
-        axis_names: a name for each axis, each one once.
+        axis_names: a different name for each axis.
 
     Raises:
         ShardingError: names and dimensions do not fit together, or these are not the devices.
@@ -232,13 +232,13 @@ def make_mesh(
         axis_shapes: the number of devices along each axis.
         axis_names: a name for each axis.
         devices: the numbers of the devices in order, if not 0, 1, 2, ...
-        dcn_axes: for a pod of several slices, over how many slices each axis of these names
-            extends: ``make_mesh((4, 8), ("data", "tensor"), dcn_axes={"data": 2})`` has 2 slices
-            of 2 x 8 devices. Along an axis the slices, between which the network (DCN) is slow,
-            are the slow part. Devices are numbered slice by slice.
+        dcn_axes: for a pod of several slices, the number of slices that each of these axes spans:
+            ``make_mesh((4, 8), ("data", "tensor"), dcn_axes={"data": 2})`` has 2 slices of 2 x 8
+            devices. Slices, between which the network (DCN) is slow, are the slowest part of an
+            axis. Devices are numbered slice by slice.
 
     Raises:
-        ShardingError: the devices are more or fewer than those of the mesh.
+        ShardingError: there are more or fewer devices than the mesh has.
 
     Source: ``jax.make_mesh``, ``jax.experimental.mesh_utils.create_hybrid_device_mesh``.
     """
@@ -286,7 +286,7 @@ def abstract_mesh(
 
 @contextlib.contextmanager
 def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
-    """Let specs without a mesh mean this one, in a block.
+    """Use this mesh for specs without a mesh, in a block.
 
     Raises:
         ShardingError: `mesh` is not a mesh.

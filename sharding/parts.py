@@ -35,7 +35,7 @@ class Target:
     sharding: NamedSharding | None = None
 
     def boxes(self) -> list[tuple[Start, tuple[int, ...]]]:
-        """For each device of this process, where its part starts, and the size of the part.
+        """For each device of this process, the start and the size of its part.
 
         Devices that hold the same part have the same box. torch_xla pads arrays that cannot be
         sharded evenly; the padding is not in the box.
@@ -90,7 +90,7 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
 
 
 def copy(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
-    """Parts as of `fetch` that no later change of the tensor reaches."""
+    """Parts as from `fetch` that are independent of later changes to the tensor."""
     found = fetch(tensor, target)
     return {start: part.clone() for start, part in found.items()} if target.on_host else found
 
@@ -101,7 +101,7 @@ def _compact(part: torch.Tensor) -> torch.Tensor:
 
 
 def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tensor:
-    """A tensor of its parts, which have their padding."""
+    """A tensor assembled from its parts, which include their padding."""
     boxes = target.boxes()
     if target.on_host:
         return parts[boxes[0][0]]

@@ -44,7 +44,7 @@ class Save(dcp.DefaultSavePlanner):
     Args:
         targets: the tensors by name.
         parts: the parts of a tensor that this process holds.
-        keys: the places of the tensors in the tree, for torch's tools that build it again.
+        keys: the positions of the tensors in the tree, for torch's tools that rebuild it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def _writes(name: str, target: Target) -> list[WriteItem]:
 
 
 class Load(dcp.DefaultLoadPlanner):
-    """Reads the parts that this process holds, and puts each tensor together when it has all.
+    """Reads the parts that this process holds, and assembles each tensor once it has all of them.
 
     Attributes:
         loaded: the tensors by name.
@@ -119,7 +119,7 @@ class Load(dcp.DefaultLoadPlanner):
                 continue
             chunks = [_chunk(start, size) for start, size in boxes.items()]
             stored = self.metadata.state_dict_metadata[name]
-            assert isinstance(stored, TensorStorageMetadata)  # `check_fits` has seen to it.
+            assert isinstance(stored, TensorStorageMetadata)  # `check_fits` ensures this.
             reads += create_read_items_for_chunk_list(name, stored, chunks)
         return LoadPlan(reads)
 

@@ -1,4 +1,4 @@
-"""Arrays of which each process has a part: one array made of them, and which part is whose."""
+"""Arrays of which each process has a part: assembling them, and finding a process's part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def make_array_from_process_local_data(
     local_data: object,
     global_shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """A sharded tensor, of which each process gives the part that its devices hold.
+    """A sharded tensor, to which each process contributes the part that its devices hold.
 
     Args:
         sharding: of the whole, or a spec on the mesh in use.
-        local_data: the rows (columns, ...) of this process, in their order: a tensor or an array.
-        global_shape: of the whole; by default, what the parts make up. Along a dimension in which
-            it equals that of `local_data`, this is the whole.
+        local_data: the rows (columns, ...) of this process, in order: a tensor or an array.
+        global_shape: of the whole; by default, that of all parts together. Along a dimension in
+            which it equals that of `local_data`, `local_data` is the whole.
 
     Raises:
         ShardingError: the shapes do not fit the sharding.
@@ -34,7 +34,7 @@ def make_array_from_process_local_data(
     given = resolve_sharding(sharding, "the sharding of make_array_from_process_local_data")
     data = torch.as_tensor(local_data).detach().cpu().contiguous()
     placement = placement_of(given.tiles(data.ndim))
-    # The tiles that this process holds, as places along each dimension.
+    # The tiles that this process holds, as positions along each dimension.
     dims = (1,) * data.ndim if placement is None else placement.tiles.dims
     unit = Target(dims, data.dtype, placement=placement)
     starts = [start for start, _ in unit.boxes()]
@@ -75,17 +75,17 @@ def make_array_from_process_local_data(
 def process_local_indices(
     sharding: NamedSharding | PartitionSpec, global_shape: Sequence[int]
 ) -> tuple[torch.Tensor, ...]:
-    """Which part of a sharded array the devices of this process hold.
+    """The part of a sharded array that the devices of this process hold.
 
     ``make_array_from_process_local_data(s, x[torch.meshgrid(*indices, indexing="ij")])`` is
-    ``device_put(x, s)``: what a process need not have of `x` it need not read.
+    ``device_put(x, s)``: a process only has to read its own part of `x`.
 
     Args:
         sharding: of the whole, or a spec on the mesh in use.
         global_shape: of the whole.
 
     Returns:
-        For each dimension the places of which it holds something, in ascending order.
+        For each dimension, the indices at which it holds something, in ascending order.
 
     Raises:
         ShardingError: the shape does not fit the sharding.

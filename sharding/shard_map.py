@@ -87,7 +87,7 @@ def shard_map(
         check_vma: whether to track the axes along which each value varies: those in an input's
             spec, minus those that a `psum` or the like sums over. Then an output that may vary
             along an axis that its spec does not name is an error, and gradients taken inside take
-            the types into account. If False, such an output is that of one of the devices, and a
+            the types into account. If False, such an output is one of the devices' outputs, and a
             gradient is that of the sum of all devices' results with respect to a device's argument.
         check_rep: an older name of `check_vma`.
 
@@ -130,7 +130,7 @@ class _Decorator(Protocol):
 
 
 class ShardMapped(Transform[P, R]):
-    """What `shard_map` returns."""
+    """The result of `shard_map`."""
 
     def __init__(
         self,

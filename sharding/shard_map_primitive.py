@@ -149,7 +149,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 @dataclasses.dataclass(eq=False)
 class ShardMapPair:
-    """Reverse mode of first order: see `Pair` and NOTE [residuals of a region].
+    """First-order reverse mode: see `Pair` and NOTE [residuals of a region].
 
     Attributes:
         forwards: the primitive.

@@ -33,12 +33,12 @@ from xfunc.sharding.metadata_file import METADATA, read_metadata
 from xfunc.sharding.parts import Target
 from xfunc.sharding.planners import Load, Save
 
-FULL = 1 << 26  # bytes of a file, from which on another one may begin
+FULL = 1 << 26  # bytes after which another file may begin
 _SAVER = "xfunc"  # in the metadata: there is a manifest
 
 
 def write(folder: Path, name: str, planner: Save, extra: bytes, group: ProcessGroup | None) -> None:
-    """Write tensors into a new folder, which gets its name when all of it is on the disk.
+    """Write tensors into a new folder, which gets its name once everything is on the disk.
 
     Args:
         folder: where to write.
@@ -88,9 +88,9 @@ def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
 def silence() -> None:
     """Suppress torch's warning about each save and load without a process group.
 
-    For good: `warnings.catch_warnings` would change what other threads see, and put it back when
-    they do not expect it. For the same reason a thread that is about to save has this called before
-    it starts: what it does itself is undone when the main thread leaves a `catch_warnings`.
+    For good: `warnings.catch_warnings` would affect other threads, and restore the filters when
+    they do not expect it. For the same reason this is called before a saving thread starts: a
+    filter that the thread sets is undone when the main thread leaves a `catch_warnings`.
     """
     warnings.filterwarnings(
         "ignore", "torch.distributed is disabled", UserWarning, r"torch\.distributed\.checkpoint"
@@ -141,7 +141,7 @@ class _Writer(dcp.FileSystemWriter):
     def _write_file(
         self, name: str, waiting: collections.deque[WriteItem], planner: SavePlanner
     ) -> list[_Written]:
-        """Write tensors to a file until it is full, and say what became of them."""
+        """Write tensors to a file until it is full; returns their write results."""
         infos: list[tuple[WriteItem, _StorageInfo]] = []
         with manifest.SummedFile(self._folder / name) as file:
             while waiting:

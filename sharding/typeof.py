@@ -23,7 +23,7 @@ from xfunc.trace.lowering import lower
 
 @dataclasses.dataclass(frozen=True)
 class ArrayType(ShapeDtypeStruct):
-    """What `typeof` returns.
+    """The result of `typeof`.
 
     Attributes:
         vma: the manual axes, of several devices, along which the value varies.

@@ -18,7 +18,7 @@ from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.arrays import sharding_of
 from xfunc.sharding.spec import NamedSharding, check_shape, resolve_sharding
 
-_ROWS, _COLUMNS, _TABLES = 12, 8, 8  # More tiles than these are left out in the middle.
+_ROWS, _COLUMNS, _TABLES = 12, 8, 8  # Beyond these, tiles in the middle are left out.
 _CELL = 22  # characters at most
 _GAP = "..."
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ def visualize_sharding(x: Shaped | Sequence[int] | int, sharding: object = None)
 
     Each cell is a part, with the numbers of the devices that hold it. Dimensions that are not
     sharded are left out; where more than two are sharded, there is a table for each part of the
-    first ones. Of very many parts, some are left out and shown as ``...``.
+    first ones. If there are very many parts, some are left out and shown as ``...``.
 
     Args:
         x: a tensor on the devices; or, with `sharding`, a shape, or a tensor or `ShapeDtypeStruct`

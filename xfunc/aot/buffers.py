@@ -1,4 +1,4 @@
-"""The buffers of a program on one chip, from XLA's description of how it lies in memory."""
+"""The buffers of a program on one chip, from XLA's description of its memory layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_TEMPORARY = (3, 5, 7, 12)  # fields: of a thread, a parameter, a result, a 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A piece of memory that one chip uses, and the largest value that lies there.
+    """A piece of memory that one chip uses, and the largest value in it.
 
     Attributes:
         bytes: its size.
@@ -42,7 +42,7 @@ class Buffer:
 
 
 def temporary_bytes(assignment: bytes) -> int:
-    """How much of the chip's HBM holds what lives only while the program runs.
+    """The bytes of the chip's HBM that hold temporaries.
 
     Args:
         assignment: XLA's ``BufferAssignmentProto`` of the program.
@@ -60,7 +60,7 @@ def largest_buffers(
 ) -> list[Buffer]:
     """The n largest buffers, the largest first.
 
-    Values that lie in the same memory one after the other count once, as the largest of them.
+    Values that use the same memory one after another count once, as the largest of them.
 
     Args:
         module: the optimised program.

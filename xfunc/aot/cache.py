@@ -1,4 +1,4 @@
-"""Results of compiling, kept on disk: one file each, under a hash of all that it depends on."""
+"""Results of compiling, kept on disk: one file each, named by a hash of all its inputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 LIMIT = 4 * 2**30
-"""Bytes that all results together may take; the ones not used for longest go first."""
+"""Bytes that all results together may take; the least recently used are removed first."""
 
 
 def folder() -> Path:
-    """Where results are kept.
+    """The folder where results are kept.
 
     In ``$XFUNC_CACHE_DIR``, or ``xfunc`` in the user's folder for caches (``$XDG_CACHE_HOME``, or
     ``~/.cache``).
@@ -24,12 +24,12 @@ def folder() -> Path:
 
 
 def path_of(key: str) -> Path:
-    """The file of a result, whether or not it is there."""
+    """The file of a result, whether or not it exists."""
     return folder() / f"{key}.zip"
 
 
 def keep(key: str, result: Path) -> None:
-    """Copy a result into the cache; a full or read-only disk is no error."""
+    """Copy a result into the cache; a full or read-only disk is not an error."""
     path = path_of(key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def keep(key: str, result: Path) -> None:
 
 
 def used(key: str) -> None:
-    """Note that a result is wanted, so that it stays longer than others."""
+    """Record the use of a result, so that it is kept longer than others."""
     with contextlib.suppress(OSError):
         os.utime(path_of(key))
 

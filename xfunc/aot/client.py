@@ -1,4 +1,4 @@
-"""The process that compiles: how it is started, watched, and what became of it."""
+"""The process that compiles: starting it, watching it, and reading its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # no metadata server to ask what machine this is
     "TPU_WORKER_HOSTNAMES": "localhost",  # libtpu complains if it is missing
 }
-# What torch_xla 2.9 gives libtpu on a machine with TPUs, where the user says nothing else.
+# The defaults that torch_xla 2.9 gives libtpu on a machine with TPUs.
 _FLAGS = {
     "xla_tpu_use_enhanced_launch_barrier": "false",
     "xla_latency_hiding_scheduler_rerun": "1",
@@ -38,12 +38,12 @@ _FLAGS = {
 _FLAGS_V5 = {"xla_enable_async_all_gather": "true", "xla_enable_async_collective_permute": "true"}
 
 _FATAL = re.compile(r"F\d{4} ")
-# How a crash came about, and complaints of a machine without a TPU.
+# Stack traces of a crash, and complaints about a machine without a TPU.
 _NOISE = re.compile(r"RAW: |^\s*@ |^PC: @|^\*\*\* Check|https://symbolize|could not determine TPU")
 
 
 def result_of(request: Request, name: str) -> Result:
-    """What libtpu made of a program, or said about it; from the cache if it is known.
+    """The result of libtpu for a program, or its refusal; from the cache if it is known.
 
     Args:
         request: what to compile.
@@ -67,7 +67,7 @@ def result_of(request: Request, name: str) -> Result:
 
 
 def _versions() -> list[str]:
-    """The versions of what compiles, checked."""
+    """The versions of the compiler's packages, checked."""
     found = []
     for package, version in _NEEDED.items():
         try:
@@ -139,7 +139,7 @@ def _died(name: str, status: int, log: str) -> CompileError:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[], None]]:
-    """A line on a terminal that says what takes so long; nothing where there is none."""
+    """A line on a terminal that shows what takes so long; nothing without a terminal."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

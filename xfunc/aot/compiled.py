@@ -1,4 +1,4 @@
-"""A function compiled for a TPU that is not there."""
+"""A function compiled for an absent TPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xfunc.stages.stages import Lowered
 
 
 class _Ahead:
-    """What libtpu made; see `xfunc.stages.compiled.Program`."""
+    """libtpu's program; see `xfunc.stages.compiled.Program`."""
 
     def __init__(self, name: str, topology: Topology, result: Result):
         self.topology, self.result, self._name = topology, result, name
@@ -99,7 +99,7 @@ def _check_options(options: dict[str, object]) -> None:
 
 
 def _refusal(name: str, result: Result) -> CompileError:
-    """What libtpu says of a program that it does not compile, as an error."""
+    """libtpu's refusal to compile a program, as an error."""
     said, _, _ = result.report["refusal"].partition("\n\n")
     if "No such compile option" in said or "Failed to parse flag" in said:
         hint = "leave the compiler option out, or write it as libtpu knows it."

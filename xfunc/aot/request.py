@@ -1,8 +1,8 @@
 """What is compiled: a module in a form that depends on nothing but its meaning, and how.
 
-NOTE [lines are numbers]: the lines of the user's files stand in a table beside the module, and the
-module has their numbers. So the same program has the same bytes after a line was added above it,
-its result is found in the cache, and buffers are shown with the lines of today.
+NOTE [lines are numbers]: the lines of the user's files are in a table beside the module, and the
+module holds indices into it. So the same program has the same bytes after a line was added above
+it, its result is found in the cache, and buffers are shown with the current lines.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -P worker.py FOLDER
 
 reads ``request.json`` and ``module.pb`` in the folder, and writes ``result.zip`` there. The process
-ends when its standard input does, so that it does not outlive who asked.
+ends when its standard input does, so that it does not outlive its client.
 """
 
 from __future__ import annotations

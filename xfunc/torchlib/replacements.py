@@ -2,8 +2,8 @@
 
 NOTE [batch normalisation of torch_xla 2.9]: in training mode it puts the biased variance into
 `running_var`, where torch puts the unbiased one; and in evaluation mode its backward pass fails,
-for it asks for the statistics of the batch. Written in plain operations, both are right, and both
-differentiate to any order.
+because it asks for the statistics of the batch. Written in plain operations, both are right, and
+both can be differentiated to any order.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import torch
 
 @contextlib.contextmanager
 def young_garbage_only() -> Iterator[None]:
-    """Let the garbage collector look only at objects made from now on.
+    """Make the garbage collector look only at objects made from now on.
 
-    Half of all traces leave reference cycles behind. Collecting them takes 4 ms then; with all the
-    objects of torch and its friends to look through it takes 260.
+    Half of all traces leave reference cycles behind. Collecting them then takes 4 ms; if all the
+    objects of torch and other libraries are examined, it takes 260.
     """
     if gc.get_freeze_count():  # Someone else has frozen objects, and may not want them back.
         yield
@@ -47,9 +47,9 @@ NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
 
 @contextlib.contextmanager
 def no_saved_tensors_hooks() -> Iterator[None]:
-    """Without the user's hooks on what autograd saves (`torch.autograd.graph.save_on_cpu`).
+    """Disable the user's hooks on values that autograd saves (`torch.autograd.graph.save_on_cpu`).
 
-    What a trace saves are placeholders; what a call of its program saves goes through the hooks.
+    A trace saves placeholders; values that a call of its program saves do go through the hooks.
     """
     hooks = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     taken = []
@@ -65,7 +65,7 @@ def no_saved_tensors_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_validation_of_distributions() -> Iterator[None]:
-    """Let torch.distributions not look whether traced parameters are valid, unless it is told to.
+    """Keep torch.distributions from checking traced parameters, unless it is told to.
 
     Their values are unknown; torch would read them.
     """

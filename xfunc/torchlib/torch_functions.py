@@ -161,7 +161,7 @@ KEYED = (
     "draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: "
     "`with xf.random.implicit(key):`."
 )
-"""How to mend a draw from the global generator."""
+"""How to fix a draw from the global generator."""
 
 
 def is_random_call(
@@ -202,7 +202,7 @@ def _argument(
 
 
 def reads_sizes(func: object) -> bool:
-    """Whether a function takes sizes or indices, as which a tensor must be read."""
+    """Whether a function takes sizes or indices; a tensor given as one must be read."""
     kinds = (Kind.FACTORY, Kind.INDEX, Kind.READ)
     return kind_of(func) in kinds or getattr(func, "__name__", "") in _SIZED
 
@@ -266,7 +266,7 @@ def is_masked_fill(args: tuple[Any, ...]) -> bool:
 
 
 def operation_name(func: object) -> str:
-    """How to call a torch function in a message."""
+    """The name of a torch function in messages."""
     if func is None:
         return "an input"
     name = getattr(func, "__name__", repr(func))

@@ -35,7 +35,7 @@ def covariance(
     fweights: Tensor | None = None,
     aweights: Tensor | None = None,
 ) -> Tensor:
-    """``torch.cov``, which looks whether the weights are positive."""
+    """``torch.cov``, which checks that the weights are positive."""
     x = input.reshape(1, -1) if input.ndim < 2 else input
     if not x.shape[1]:
         return x.new_full((x.shape[0],) * 2, torch.nan).squeeze()

@@ -1,4 +1,4 @@
-"""Small questions about tensors that tracing asks."""
+"""Small predicates and checks of tensors that tracing needs."""
 
 from __future__ import annotations
 
