@@ -137,6 +137,48 @@ def test_nothing_is_written_beside_the_results_whatever_the_values(
             a, _ = operands_of(dtype, (), n)
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("batch", [(0,), (2, 0), (3,)])
+@pytest.mark.parametrize(("n", "columns"), [(3, 2), (3, 0), (0, 2), (0, 0)])
+def test_of_nothing(batch: tuple[int, ...], n: int, columns: int) -> None:
+    a = torch.eye(n).expand(*batch, n, n).contiguous()
+    b = torch.ones(*batch, columns, n)
+    pivots = torch.arange(1, n + 1, dtype=torch.int32).expand(*batch, n).contiguous()
+    check("potrf lower", [a], [a])
+    check("getrf", [a], [a, pivots])
+    check("getrs", [a, pivots, b], [b])
+    check("gesv", [a, b], [b, a, pivots])
+    check("trsm lower", [a, b], [b])
+
+
+MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cholesky": lambda a, b: torch.linalg.cholesky(a),
+    "inv": lambda a, b: torch.linalg.inv(a),
+    "det": lambda a, b: torch.linalg.det(a),
+    "slogdet": lambda a, b: torch.linalg.slogdet(a)[1],
+    "lu": lambda a, b: torch.linalg.lu(a)[2],
+    "solve": torch.linalg.solve,
+    "lu_solve": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "solve_triangular": lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", MATRICES)
+def test_functions_of_nothing(name: str, dtype: torch.dtype) -> None:
+    f = MATRICES[name]
+    for batch, n, columns in (((0,), 3, 2), ((2,), 0, 2), ((), 3, 0), ((), 0, 0)):
+        a = torch.eye(n, dtype=dtype).expand(*batch, n, n).contiguous()
+        b = torch.ones(*batch, n, columns, dtype=dtype)
+        assert_close(xf.device_get(xf.jit(f)(a, b)), f(a, b))
+        if batch and batch[0]:
+            assert_close(xf.device_get(xf.vmap(f)(a, b)), f(a, b))
+        if not dtype.is_complex:
+            want = torch.func.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1))(a, b)
+            got = xf.jit(xf.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1)))(a, b)
+            assert_close(xf.device_get(got), want)
+
+
 def test_pivots_that_are_none_are_refused() -> None:
     def f(packed: Tensor, pivots: Tensor) -> Tensor:
         return torch.linalg.lu_solve(packed, pivots, torch.ones(3, 1))

@@ -174,6 +174,8 @@ def _trsm(operands: list[Memory], results: list[Memory], said: tuple[str, ...]) 
 
 def _run(operands: list[Memory], results: list[Memory], direct: Direct) -> None:
     """Run small problems on one thread; see NOTE [threads of OpenBLAS]."""
+    if not any(r.size for r in results):  # an empty batch, or empty matrices
+        return
     if max(operands[0].dims[-2:]) < _ROWS_FOR_THREADS:
         with one_thread:
             direct(operands, results)

@@ -139,13 +139,30 @@ class Batching:
                 missing -= functorch.mapped_levels(target)
                 if missing:
                     self._batch(func, target, [t for t, _ in sources], missing)
+        if functorch.JVP in functorch.levels() and isinstance(written, Tensor):
+            self._batch_tangent(func, written, [*tensors_in(args, dict(kwargs))])
+
+    def _batch_tangent(self, func: object, target: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Likewise, where only the tangents that are written differ between examples."""
+        own = functorch.tangents(target)
+        if not own:  # torch makes one.
+            return
+        dots = [d for d in functorch.tangents(*tensors) if functorch.is_batched(d)]
+        missing = set().union(*map(functorch.mapped_levels, dots))
+        missing -= set().union(*map(functorch.mapped_levels, own))
+        if missing and all(self._is_made_inside(self._root(target), k) for k in missing):
+            self._batch(func, target, dots, missing)
+
+    def _root(self, target: Tensor) -> Tensor:
+        """The tensor of which this is a view, of a view, and so on."""
+        while (view := self._views.get(id(target))) is not None and view.ref() is target:
+            target = view.of
+        return target
 
     def _batch(
         self, func: object, target: Tensor, sources: Sequence[Tensor], levels: set[int]
     ) -> None:
-        root = target
-        while (view := self._views.get(id(root))) is not None and view.ref() is root:
-            root = view.of
+        root = self._root(target)
         if not all(self._is_made_inside(root, level) for level in levels):
             self._trace.refuse(
                 PurityError,

@@ -339,6 +339,22 @@ def has_tangent(t: Tensor) -> bool:
         return has_tangent(t)
 
 
+def tangents(*given: Tensor) -> list[Tensor]:
+    """The tangents of tensors, and theirs, in the jvps in force."""
+    top = top_level()
+    if top is None:
+        return []
+    found, lower = list[Tensor](), [*given]
+    for k, t in enumerate(given):
+        if is_wrapped(t) and _functorch.maybe_get_level(t) == top.level():
+            if top.key() == JVP and (dot := forward_ad.unpack_dual(t, level=0).tangent) is not None:
+                found.append(dot)
+                lower.append(peel(dot, top.level())[0])
+            lower[k] = unwrapped(t)
+    with retrieve_current_functorch_interpreter().lower():
+        return found + tangents(*lower)
+
+
 def differentiates_pushes(args: Sequence[object]) -> bool:
     """Whether active forward mode is differentiated again, or differentiates something else."""
     return JVP in levels() and differentiates_twice(args)

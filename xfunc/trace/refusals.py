@@ -48,6 +48,11 @@ _CHANGES = {
         "changed in place, which torch does not follow",
         "change a part by its index: x[0] -= 1, or write x.select(0, 0).sub_(1).",
     ),
+    "vmap: inplace arithmetic(self, *extra_args) is not possible": (
+        "values, or tangents, that differ between the examples of a vmap are written into a tensor "
+        "that they share (hessian and jacfwd map over tangents)",
+        "compute a new tensor: x = x * y instead of x *= y.",
+    ),
     "cannot mutate tensors with frozen storage": REPLACED,
     "cannot resize variables": REPLACED,
     "aten::set_(self": REPLACED,
