@@ -249,3 +249,10 @@ def test_slopes_of_sums_of_exponentials_beside_infinity(name: str, dtype: torch.
     want = slopes(SUMS[name], x, y)
     for found in modes(SUMS[name], x, y):
         torch.testing.assert_close(found, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("eps", [0.2, 0.5, 0.75, 1.0])
+def test_logit_of_crossed_bounds(eps: float) -> None:
+    x = torch.tensor([-1.0, 0.3, 0.6, 0.9, 2.0, NAN])
+    found = xf.jit(lambda x: torch.logit(x, eps))(x).cpu()
+    torch.testing.assert_close(found, torch.logit(x, eps), equal_nan=True)

@@ -183,7 +183,8 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
 @kernel("logit")
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    x = x if eps is None else x.clamp(eps, 1 - eps)
+    if eps is not None:  # Of crossed bounds, the lower one counts first.
+        x = torch.where(x < eps, eps, x.clamp(max=1 - eps))
     return torch.log(x / (1 - x))
 
 
