@@ -1,1 +1,1 @@
-"""torch's own functions, transforms and private parts, as tracing needs them."""
+"""torch's own functions, transforms and private APIs, as tracing needs them."""

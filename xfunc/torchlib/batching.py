@@ -3,13 +3,12 @@
 NOTE [tensors that become batched]: torch.func.vmap cannot write values that differ from example to
 example into a tensor that all examples share. But if the mapped function made that tensor itself,
 ``y = torch.zeros(3)``, it is merely not batched yet: each example has its own. Before such a write,
-the contents of `y` are replaced by a batched tensor of the same values, and those of its views by
-views of that.
+the contents of `y` are replaced with a batched tensor of the same values, and those of its views
+with views of that tensor.
 
 NOTE [examples that a mesh shards]: the size of a vmap with ``spmd_axis_name`` is a `Size`, which
-knows the axes of the mesh. Whatever is derived from it, such as the batched program of a body,
-knows them too; and any primitive's rule can get them with `axes_of` from the batch size it is
-given.
+knows the mesh axes. Whatever is derived from it, such as the batched program of a body,
+knows them too, and any primitive's rule can get them by passing its batch size to `axes_of`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def size_below(trace: Trace | None, n: int) -> int:
 
 @dataclasses.dataclass
 class _View:
-    """How a view was made, and of which result it is which."""
+    """How a view was made, and its position if that call returned several."""
 
     ref: weakref.ref[Tensor]
     of: Tensor
@@ -72,9 +71,9 @@ class Batching:
 
     def __init__(self, trace: Trace):
         self._trace = trace
-        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # by level: what there was
+        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # by level: the tensors made before it
         self._views: dict[int, _View] = {}
-        self._axes: dict[int, tuple[str, ...]] = {}  # of a mesh, by level
+        self._axes: dict[int, tuple[str, ...]] = {}  # mesh axes, by level
 
     def axes_at(self, level: int) -> tuple[str, ...]:
         """The mesh axes that shard the examples of a level's vmap."""
@@ -82,14 +81,14 @@ class Batching:
 
     @property
     def is_open(self) -> bool:
-        """Whether a vmap is."""
+        """Whether any vmap is open."""
         return bool(self._before)
 
     @contextlib.contextmanager
     def level(self, axes: tuple[str, ...]) -> Iterator[None]:
-        """While the function of the innermost vmap runs, whose examples the mesh `axes` shard."""
+        """A block that runs the innermost vmap's function, whose examples the mesh `axes` shard."""
         number = functorch.level()
-        # Below all levels (`functorch.bottom_level`) they are counted from the beginning again.
+        # Below all levels (`functorch.bottom_level`) the count starts again.
         hidden = self._before.get(number)
         self._before[number] = self._trace.made.so_far()
         others = self._axes
@@ -124,7 +123,7 @@ class Batching:
                 )
 
     def prepare(self, func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Make a tensor that is about to be written to batched wherever the written values are."""
+        """Batch a tensor about to be written to, at every level where the new values are batched."""
         if functorch.VMAP not in functorch.levels():
             return
         written = kwargs.get("out", args[0] if args else None)
@@ -143,7 +142,7 @@ class Batching:
             self._batch_tangent(func, written, [*tensors_in(args, dict(kwargs))])
 
     def _batch_tangent(self, func: object, target: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Likewise, where only the tangents that are written differ between examples."""
+        """Likewise, where only the written tangents differ between examples."""
         own = functorch.tangents(target)
         if not own:  # torch makes one.
             return
@@ -154,7 +153,7 @@ class Batching:
             self._batch(func, target, dots, missing)
 
     def _root(self, target: Tensor) -> Tensor:
-        """The tensor of which this is a view, of a view, and so on."""
+        """The tensor at the end of a chain of views."""
         while (view := self._views.get(id(target))) is not None and view.ref() is target:
             target = view.of
         return target

@@ -1,4 +1,4 @@
-"""Indices that are out of bounds: refused, as in eager torch, where tracing knows them.
+"""Out-of-bounds indices, refused as in eager torch where they are known during tracing.
 
 A program cannot raise, so an index that is computed from an input is clamped or dropped, as in JAX.
 But a constant index (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)`` and so on) is known
@@ -22,10 +22,10 @@ from xfunc.torchlib.torch_functions import Kind, operation_name
 
 Tensor = torch.Tensor
 Found = Iterator[tuple[Tensor, int, int, bool]]
-Args = Sequence[Any]  # of a torch function
+Args = Sequence[Any]  # the arguments of a torch function
 Kwargs = Mapping[str, object]
 
-_LARGEST = 4096  # elements of a tensor whose values are kept
+_LARGEST = 4096  # the most elements a tensor may have for its values to be kept
 _COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
 _FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
 
@@ -65,7 +65,7 @@ class Known:
         kwargs: Kwargs,
         out: Tensor,
     ) -> None:
-        """Keep the value of a result, if the arguments of the call are known."""
+        """Keep the value of a result if the arguments of the call are known."""
         if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
             return
         made = func in _FACTORIES
@@ -91,7 +91,7 @@ class Known:
                 self.put(out, value)
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
-        """The arguments with values for tensors, and how many there are; raises for an unknown."""
+        """The arguments with tensors replaced by their values, and how many; raises if one is unknown."""
         out, n = [], 0
         for a in args:
             if isinstance(a, Tensor):
@@ -133,7 +133,7 @@ def checks(func: object) -> bool:
     return func in _READS
 
 
-# -- which indices a call has: their values, the dimension (-1: all), its size, may they be negative
+# -- the indices of a call: values, dimension (-1: all), its size, whether they may be negative
 
 
 def _argument(
@@ -145,7 +145,7 @@ def _argument(
 def _along(
     dim_at: int, index_at: int, index: str = "index", negative: bool = False
 ) -> Callable[..., Found]:
-    """Of ``f(x, dim, index, ...)``."""
+    """For ``f(x, dim, index, ...)``."""
 
     def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         dim = _argument(args, kwargs, dim_at, "dim")
@@ -168,7 +168,7 @@ def _flat(known: Known, args: Args, kwargs: Kwargs) -> Found:
 
 
 def _entries(known: Known, args: Args, kwargs: Kwargs) -> Found:
-    """Of ``x[index]``, ``x[index] = y`` and ``x.index_put(indices, y)``."""
+    """For ``x[index]``, ``x[index] = y`` and ``x.index_put(indices, y)``."""
     x, index = args[0], _argument(args, kwargs, 1, "indices")
     entries = index if isinstance(index, tuple) else (index,)
     used = [dimensions(e) for e in entries]
@@ -181,7 +181,7 @@ def _entries(known: Known, args: Args, kwargs: Kwargs) -> Found:
 
 
 def _rows(index_at: int, weight_at: int) -> Callable[..., Found]:
-    """Of an embedding."""
+    """For an embedding."""
 
     def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         value = known.find(_argument(args, kwargs, index_at, "input"))
@@ -193,7 +193,7 @@ def _rows(index_at: int, weight_at: int) -> Callable[..., Found]:
 
 
 def _classes(ignore_at: int) -> Callable[..., Found]:
-    """Of ``nll_loss(x, target, ..., ignore_index)``."""
+    """For ``nll_loss(x, target, ..., ignore_index)``."""
 
     def read(known: Known, args: Args, kwargs: Kwargs) -> Found:
         value = known.find(_argument(args, kwargs, 1, "target"))

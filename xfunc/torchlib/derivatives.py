@@ -1,9 +1,9 @@
 """Whether torch can differentiate an operation.
 
-NOTE [composites that have a kernel]: torch differentiates an operation either by a formula or, if
-it is composed of others in C++, by theirs. A kernel for the key XLA rules out the second way: torch
-then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero, with no
-more than a warning in reverse mode, and without one in forward mode. So every composite torch
+NOTE [composites that have a kernel]: torch differentiates an operation by its own formula or, if it
+is composed of others in C++, by theirs. A kernel for the key XLA rules out the second way: torch
+then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero, with only
+a warning in reverse mode and none in forward mode. So every composite torch
 operation with a kernel gets its composition back, under AutogradXLA (`ops.registry`); and
 differentiating a third-party operator without a rule is an error.
 """
@@ -55,7 +55,7 @@ def check_derivative(
 
 
 def no_derivative(operation: str, name: str, at: Location | None) -> UnsupportedOpError:
-    """The error of a derivative that torch would take for zero."""
+    """The error for a derivative that torch would take to be zero."""
     return UnsupportedOpError(
         report(
             f"{operation} has no derivative, and its arguments are being differentiated",

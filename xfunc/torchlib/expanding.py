@@ -1,4 +1,4 @@
-"""``x.expand(shape)`` and the like: where nothing is expanded, a view that can be written to.
+"""``x.expand(shape)`` and the like: where nothing is expanded, a writable view.
 
 torch_xla 2.9 writes to the result of `expand` by adding the difference to the shared element, even
 if no element is shared: infinite values become NaN. And when it writes to the windows of
@@ -39,13 +39,13 @@ def _each(func: Callable[..., Tensors]) -> Callable[..., Tensors]:
 
 
 def has_rest(length: int, size: int, step: int) -> bool:
-    """Whether windows that do not overlap, of several elements, stop short of another step."""
+    """Whether disjoint windows of several elements stop short of another full step."""
     n = (length - size) // step + 1
     return step > size > 1 and n > 1 and n * step > length
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """``Tensor.unfold``, by views that share no elements where that is possible."""
+    """``Tensor.unfold``, as views that share no elements where possible."""
     out = x.unfold(dimension, size, step)
     if not x.ndim or step < size or not out.numel():
         return out
@@ -63,9 +63,9 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 _ONE = (torch.Tensor.expand, torch.Tensor.expand_as, torch.Tensor.broadcast_to, torch.broadcast_to)
 ONE_FOR_EACH = frozenset((torch.broadcast_tensors, torch.meshgrid))
-"""Functions that return a tensor for each one given, with its elements."""
+"""Functions that return an expanded tensor for each argument."""
 EXPANDING = ONE_FOR_EACH | frozenset(_ONE)
-"""All of them."""
+"""All functions that expand."""
 
 EXPANSIONS: dict[object, Callable[..., object]] = {
     **{f: _one(f) for f in _ONE},

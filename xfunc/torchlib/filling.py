@@ -1,6 +1,6 @@
-"""Filling with a traced number, which torch would read: ``torch.full(shape, x)``, ``y.fill_(x)``.
+"""Filling with a traced number, which torch would try to read: ``torch.full(shape, x)``, ``y.fill_(x)``.
 
-NOTE [what torch.full refuses]: torch's parser of arguments, which runs before any mode, rejects
+NOTE [what torch.full refuses]: torch's argument parser, which runs before any mode, rejects
 numbers that require grad. `fill` and `expand` are used when such a number is differentiated.
 """
 
@@ -59,7 +59,7 @@ def linspace(
     step = (end - start) / max(steps - 1, 1)
     rising, falling = start + step * place, end - step * (steps - 1 - place)
     found = torch.where(place < max(steps // 2, 1), rising, falling).to(dtype)
-    return found.requires_grad_() if requires_grad else found  # A transform refuses to be asked.
+    return found.requires_grad_() if requires_grad else found  # Transforms refuse this call.
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
@@ -80,7 +80,7 @@ def fill_(x: Tensor, value: Tensor | float) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
-    """``torch.masked_fill``, whose vmap torch 2.9 runs one example at a time."""
+    """``torch.masked_fill``, for which torch 2.9's vmap runs one example at a time."""
     if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
         return torch.masked_fill(x, mask, value)
     return torch.where(mask, value.to(x.dtype), x)
@@ -94,7 +94,7 @@ def masked_fill_(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
-    """``torch.index_fill``, whose vmap of torch 2.9 puts a batched value into some examples."""
+    """``torch.index_fill``; torch 2.9's vmap puts a batched value into only some examples."""
     if not _is_number(value) or index.ndim > 1:
         return torch.index_fill(x, dim, index, value)
     hit = torch.zeros(x.shape[dim] if x.ndim else 1, dtype=torch.bool, device=x.device)
@@ -109,7 +109,7 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Te
 
 
 def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
-    """``Tensor.fill_diagonal_``, which torch 2.9 writes with strides: those of the whole array."""
+    """``Tensor.fill_diagonal_``, which torch 2.9 writes with the strides of the whole array."""
     if x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
         return x.fill_diagonal_(fill_value, wrap)  # torch's error
     step = sum(math.prod(x.shape[d + 1 :]) for d in range(x.ndim))

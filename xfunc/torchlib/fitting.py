@@ -1,8 +1,8 @@
-"""Numbers, and results in place, that the dtype of a tensor cannot take, refused as in torch.
+"""Refuses, as torch does, numbers and in-place results that a tensor's dtype cannot hold.
 
 NOTE [numbers that do not fit]: where torch converts a number to the dtype of a tensor, it refuses
-numbers that the dtype cannot hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps it, or
-makes it infinite. In the same way torch refuses `x += 1.5` for integers, an integer divided by the
+numbers that the dtype cannot hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps them or
+makes them infinite. Likewise, torch refuses `x += 1.5` for integers, an integer divided by the
 number 0, and a dimension that does not exist, where torch_xla computes something.
 """
 
@@ -43,7 +43,7 @@ def _holds(dtype: torch.dtype, number: complex) -> bool:
 
 
 def check_number(func: Call, number: object, dtype: torch.dtype) -> None:
-    """Refuse a number that a dtype does not hold; anything but a number is right."""
+    """Refuse a number that a dtype cannot hold; anything but a number passes."""
     if type(number) in _NUMBERS and not _holds(dtype, number):
         name = str(dtype).removeprefix("torch.")
         fail(
@@ -58,7 +58,7 @@ def _given(name: str, place: int, args: Sequence[object], kwargs: Mapping[str, o
     return kwargs.get(name, args[place] if place < len(args) else None)
 
 
-# Of each operation the numbers that it converts, by name and place: to the dtype of the tensor,
+# The numbers that each operation converts, by name and position: to the dtype of the tensor,
 _OWN = {
     "fill": [("value", 1)],
     "fill_diagonal": [("fill_value", 1)],
@@ -73,7 +73,7 @@ _OWN = {
     "hardtanh": [("min_val", 1), ("max_val", 2)],
     "__setitem__": [("value", 2)],
 }
-# and to that of the result,
+# to that of the result,
 _BOUNDS = [("min", 1), ("max", 2)]
 _SCALES = [("beta", 9), ("alpha", 9)]  # by name only
 _OF_RESULT = {
@@ -88,7 +88,7 @@ _OF_RESULT = {
     "addmv": _SCALES,
     "addr": _SCALES,
 }
-# or to that in which it is computed: float32 for float16.
+# or to that of the computation: float32 for float16.
 _FACTORS = {
     "addmm": _SCALES,
     "addbmm": _SCALES,
@@ -101,7 +101,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _with_numbers(func: Call, run: Call, name: str) -> Call:
-    """`run`, for which numbers that do not fit are refused."""
+    """`run`, but refusing numbers that do not fit."""
     plain = name if name.startswith("__") else name.removesuffix("_")
     own = plain in _OWN or plain != name
     places = (_OWN | _OF_RESULT | _FACTORS)[plain]
@@ -116,7 +116,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
                 return run(*args, **kwargs)
             first = args[0] if args else kwargs["input"]
             dtype = first.dtype if own else _dtype(args, kwargs)
-        if plain == "pad":  # which takes any number for a floating one
+        if plain == "pad":  # which treats any number as floating
             numbers = [float(n) if isinstance(n, int) else n for n in numbers]
         rounded = plain in _ROUNDED and any(_is_floating(a) for a in args)
         if not rounded:
@@ -127,13 +127,13 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
             _check_real(func, dtype)
         real = not dtype.is_complex
         if places is _BOUNDS and real and None in numbers and any(n != n for n in numbers):
-            # As its only bound torch 2.9 ignores NaN, but for derivatives, which are zero.
+            # torch 2.9 ignores NaN as the only bound, except in derivatives, which are zero.
             x: Tensor = args[0] if args else kwargs["input"]
             if plain == name:
                 return x.detach().to(dtype, copy=True)
             if x.dtype == dtype or x.dtype.is_floating_point:
                 return x.copy_(x.detach().clone())
-        if dtype.is_floating_point:  # torch_xla takes no integer beyond int64.
+        if dtype.is_floating_point:  # torch_xla rejects integers beyond int64.
             args = tuple(wrapped(a, dtype) for a in args)
             kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
         return run(*args, **kwargs)
@@ -160,7 +160,7 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
 
 
 def _power(func: Call, run: Call) -> Call:
-    """`run`, for which exponents that do not fit are refused."""
+    """`run`, but refusing exponents that do not fit."""
 
     def call(*args: object, **kwargs: object) -> Tensor:
         values = _operands((*args, *kwargs.values()))
@@ -205,7 +205,7 @@ def _divided(func: Call, run: Call) -> Call:
 
 
 def _in_place(func: Call, run: Call) -> Call:
-    """`run`, for which results that the tensor cannot take are refused."""
+    """`run`, but refusing results that the tensor cannot hold."""
     true = "div" in func.__name__
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -255,7 +255,7 @@ def _copied(func: Call, run: Call) -> Call:
 
 
 def _along(func: Call, run: Call) -> Call:
-    """`run`, for which a dimension that there is not is refused."""
+    """`run`, but refusing a dimension that does not exist."""
 
     def call(*args: Tensor, **kwargs: object) -> Tensor:
         x = args[0] if args else kwargs.get("input")

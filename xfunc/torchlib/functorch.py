@@ -1,4 +1,4 @@
-"""The private parts of torch.func that xfunc depends on, all in one place."""
+"""The private APIs of torch.func that xfunc depends on, all in one place."""
 
 # torch does not declare these in its type stubs.
 # pyright: reportAttributeAccessIssue=false
@@ -51,7 +51,7 @@ class Rule(Protocol):
     def backward(
         self, n: int, kept: Sequence[Tensor], cts: Sequence[Tensor | None], /
     ) -> Sequence[Tensor | None]:
-        """The cotangents of the arguments, of which there are n."""
+        """The cotangents of the n arguments."""
         ...
 
     def jvp(
@@ -65,7 +65,7 @@ Batched = Callable[
     [tuple[int | None, ...], int, list[Tensor]],
     tuple[Sequence[Tensor], Sequence[int | None]],
 ]
-"""A function of batch dimensions, their size and batched tensors; its results, and theirs."""
+"""Takes batch dimensions, their size and batched tensors; returns results and their dimensions."""
 
 
 class _Thread(threading.local):
@@ -103,7 +103,7 @@ def never_compile(fun: types.FunctionType) -> None:
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
     dynamo.set_code_exec_strategy(fun.__code__, dynamo._FrameExecStrategy(skip, skip))
-    vars(fun)["_torchdynamo_disable"] = True  # nor to inline it
+    vars(fun)["_torchdynamo_disable"] = True  # and from inlining it
 
 
 def levels() -> list[object]:
@@ -158,9 +158,9 @@ def is_batched(t: Tensor) -> bool:
 
 
 def vmap(fun: Callable[..., T], dims: Sequence[int | None], args: Sequence[Tensor]) -> T:
-    """``torch.func.vmap(fun, dims)(*args)``; one of the dims at least is not None."""
+    """``torch.func.vmap(fun, dims)(*args)``; at least one of the dims is not None."""
     # A batch dimension that is not the first gives each example its own strides, and forward mode
-    # copies a tangent whose strides differ by an operation that has no lowering.
+    # copies a tangent with other strides by an operation that has no lowering.
     moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
     in_dims = tuple(None if d is None else 0 for d in dims)
     return torch.func.vmap(fun, in_dims=in_dims)(*moved)
@@ -182,7 +182,7 @@ def vjp(
 
 @contextlib.contextmanager
 def own_gradient() -> Iterator[None]:
-    """A block in which xfunc takes a gradient itself, not the user's code."""
+    """A block in which xfunc itself, not the user's code, takes a gradient."""
     before = takes_own_gradient()
     _thread.own_gradient = True
     try:
@@ -192,7 +192,7 @@ def own_gradient() -> Iterator[None]:
 
 
 def takes_own_gradient() -> bool:
-    """Whether that is so in this thread."""
+    """Whether this thread is in such a block."""
     return _thread.own_gradient
 
 
@@ -202,7 +202,7 @@ def jvp(
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
     made: Any = torch.func.jvp(fun, primals, tangents, has_aux=True)
     out, dots, aux = made
-    # Some of torch's rules give narrow numbers tangents of float32 (renorm, frexp).
+    # Some of torch's rules (renorm, frexp) give narrow dtypes float32 tangents.
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
@@ -215,7 +215,7 @@ def custom_function_call(
 
 
 def zero_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The value that torch treats as no tangent."""
+    """The value that torch treats as the absence of a tangent."""
     return torch._efficientzerotensor(shape, dtype=dtype, device=device)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -230,7 +230,7 @@ def watched_here(t: Tensor) -> bool:
 
 
 def is_watched_at_this_level(t: Tensor) -> bool:
-    """Likewise, as an autograd rule sees it that is being applied."""
+    """Likewise, as seen by the autograd rule being applied."""
     return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None
 
 
@@ -238,8 +238,8 @@ def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Apply a function with custom rules at the innermost level, a grad or jvp.
 
     Args:
-        rule: its `forward` is run below the level.
-        args: of the innermost level.
+        rule: its `forward` runs below the level.
+        args: tensors of the innermost level.
 
     Unlike with torch's ``custom_function_call``, lower levels see the operations of `forward`, not
     the function itself.
@@ -276,7 +276,7 @@ def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         "jvp": staticmethod(jvp),
     }
     here: Any = type("CustomRule", (torch.autograd.function._SingleLevelFunction,), members)
-    # torch would see the tangent of an argument of a level further down.
+    # torch would see the tangent that an argument has at a lower level.
     own = [
         a if _functorch.maybe_get_level(a) == level else _functorch._wrap_for_grad(a, level)
         for a in args
@@ -292,8 +292,8 @@ def below_jvp(
 ) -> Sequence[Tensor | None]:
     """``push(kept, tangents)``, run below the innermost level if that is a jvp.
 
-    The rule of forward mode of an autograd.Function: at its own level torch 2.9 drops the tangents
-    of jvps further down, and derivatives of second order would be zero.
+    For the forward-mode rule of an autograd.Function: at its own level torch 2.9 drops the tangents
+    of jvps at lower levels, and second-order derivatives would be zero.
     """
     top = top_level()
     if top is None or top.key() != JVP:
@@ -340,7 +340,7 @@ def has_tangent(t: Tensor) -> bool:
 
 
 def tangents(*given: Tensor) -> list[Tensor]:
-    """The tangents of tensors, and theirs, in the jvps in force."""
+    """The tangents of tensors, and the tangents of those, in the active jvps."""
     top = top_level()
     if top is None:
         return []
@@ -363,7 +363,7 @@ def differentiates_pushes(args: Sequence[object]) -> bool:
 def differentiates_twice(args: Sequence[object]) -> bool:
     """Whether there is differentiation within differentiation here."""
     found = levels()
-    # Outside all levels, the gradient of a program's first order is plain autograd's.
+    # Outside all levels, a program's first-order gradient is plain autograd's.
     tensors = (innermost(a) for a in args if isinstance(a, Tensor))
     return found.count(JVP) + found.count(GRAD) + any(t.requires_grad for t in tensors) > 1
 

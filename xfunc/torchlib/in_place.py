@@ -1,7 +1,7 @@
-"""Changes in place that torch or torch_xla cannot make under a transform.
+"""In-place changes that torch or torch_xla cannot make under a transform.
 
 NOTE [shapes changed in place]: ``x.t_()`` gives the tensor itself another shape. For a view of a
-differentiated value, torch records how to make it again from its base: on the CPU a list of
+differentiated value, torch records how to recreate it from its base: on the CPU a list of
 strides, elsewhere the operation that made it, which does not include the new shape. After the base
 is changed in place, gradients would be those of the old shape.
 
@@ -65,7 +65,7 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
     func = getattr(torch.Tensor, name)
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        if name == "squeeze_" and not x.ndim:  # torch's rule of vmap squeezes the dimension -1.
+        if name == "squeeze_" and not x.ndim:  # torch's vmap rule squeezes dimension -1.
             return x
         if x._is_view() and (x.requires_grad or functorch.levels()):
             fail(
@@ -100,7 +100,7 @@ IN_PLACE: dict[object, Callable[..., object]] = {
 def write_into(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Several:
-    """A function called with ``out=``, which no transform has a rule for: a call, and a copy."""
+    """A call with ``out=``, for which no transform has a rule, as a call and a copy."""
     out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
     outs = [out] if isinstance(out, Tensor) else list(out)
     name = operation_name(func)

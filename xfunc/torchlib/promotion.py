@@ -1,14 +1,14 @@
-"""Operands of different dtypes, brought to one before torch_xla sees them.
+"""Operands of different dtypes, promoted to one before torch_xla sees them.
 
 NOTE [dtypes of torch_xla 2.9]: for a tensor and a 0-d tensor of another dtype of the same kind
 (bfloat16[2] + float32[]), and for `where` and `xlogy` of any two dtypes, torch_xla computes in a
 dtype other than the one torch declares for the result, or declares a different one. Reading the
-result of a lazy operation hides that; a program would return it. And it rounds the product of `add`
-and `sub` with an `alpha` in narrow numbers, before it adds it.
+result of a lazy operation hides that; a program would return it. And for `add` and `sub` with an
+`alpha`, it rounds the product to a narrow dtype before adding it.
 
 NOTE [factors that are tensors]: torch reads the `alpha` of a sum, and the `value` of `addcmul` and
 `addcdiv`, if it is a tensor; a traced one, such as a `torch.optim` learning rate, has no value to
-read. So it is multiplied with its operand instead.
+read, so its operand is multiplied by it instead.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _kind(dtype: torch.dtype) -> int:
 
 
 def _promoting(func: Function, condition: int | None = None) -> Function:
-    """`func`, its tensors (but not the condition, at that position) of one dtype."""
+    """`func` with its tensors (except that at position `condition`) promoted to one dtype."""
 
     @functools.wraps(func)
     def call(*args: object, **kwargs: object) -> Tensor:
@@ -104,7 +104,7 @@ def _multiplied(func: Function, args: Sequence[object], kwargs: Mapping[str, obj
         return func(*args, **kwargs)
     if not torch.can_cast(factor.dtype, dtype):
         raise RuntimeError(f"{name} is of {factor.dtype}, which can't be cast to {dtype}")
-    given: list[Any]  # what torch adds
+    given: list[Any]  # the terms that torch adds
     given, factor = [*args], factor.to(dtype)
     if dtype in (torch.bfloat16, torch.float16):
         given, factor = [_wide(a) for a in args], factor.float()
@@ -113,13 +113,13 @@ def _multiplied(func: Function, args: Sequence[object], kwargs: Mapping[str, obj
 
 
 def number(x: complex, dtype: torch.dtype) -> complex:
-    """A number, rounded to one that a dtype has."""
+    """A number, rounded to a value that a dtype can represent."""
     with torch._C._DisableFuncTorch():  # Inside grad even a new tensor is wrapped.
         return torch.tensor(x, dtype=dtype, device="cpu").item()
 
 
 def _scaled(func: Function, args: Sequence[object], kwargs: Mapping[str, Any]) -> Tensor:
-    """A sum with an `alpha`, which torch rounds; but not the product with it."""
+    """A sum with an `alpha`: torch rounds the `alpha`, but not its product."""
     dtype = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
     if dtype not in (torch.bfloat16, torch.float16):
         return func(*args, **kwargs)
@@ -150,7 +150,7 @@ def _in_place(func: Function) -> Function:
 
 
 def _in_place_by(plain: Function, func: Function) -> Function:
-    """`func`, which changes its first argument; by `plain` where a factor is a tensor."""
+    """`func`, which changes its first argument, by way of `plain` where a factor is a tensor."""
 
     def call(x: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
         if isinstance(kwargs.get("value"), torch.Tensor):
@@ -168,8 +168,8 @@ def _find(names: Iterable[str]) -> Iterator[Function]:
 def _reducing(func: Function) -> Function:
     """A reduction with a `dtype`, to which torch converts before it reduces.
 
-    For integers, torch_xla 2.9 reduces first; and torch differentiates the result as if it were of
-    floating numbers, and fails.
+    For integers, torch_xla 2.9 reduces first; and torch differentiates the result as if it were
+    floating, and fails.
     """
 
     @functools.wraps(func)
@@ -198,7 +198,7 @@ def _putting(func: Function) -> Function:
 
 
 def _wrapping(func: Function) -> Function:
-    """`func`, whose numbers wrap in the dtype of narrow integers; torch_xla 2.9 refuses them."""
+    """`func`, whose numbers wrap around in narrow integer dtypes; torch_xla 2.9 refuses them."""
 
     @functools.wraps(func)
     def call(*args: object, **kwargs: object) -> Tensor:
@@ -215,7 +215,7 @@ def _wrapping(func: Function) -> Function:
 
 def wrapped(x: T, dtype: torch.dtype) -> T | int | float:
     """A number as used with tensors of a dtype; anything else unchanged."""
-    if type(x) is not int or not -(2**63) <= x < 2**64:  # torch takes no others
+    if type(x) is not int or not -(2**63) <= x < 2**64:  # torch accepts no others
         return x
     if dtype not in _NARROW:  # torch_xla makes an int64 of it
         return float(x) if x >= 2**63 and dtype.is_floating_point else x

@@ -1,4 +1,4 @@
-"""Quantiles in plain operations: torch's own write in place, which forward mode cannot follow."""
+"""Quantiles in plain operations: torch's write in place, which forward mode cannot follow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``torch.arange`` and ``torch.linspace`` in the precision of their dtype.
 
-torch_xla 2.9 computes them, and how many numbers a range has, in float32.
+torch_xla 2.9 computes both the numbers and their count in float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def linspace(
         return filling.linspace(start, end, steps, **kwargs)
     step = (end - start) / max(steps - 1, 1)
     at = _counted(steps, kwargs)
-    # From both ends, as torch does it: the last number is the end.
+    # From both ends, as in torch, so that the last number is exactly the end.
     values = torch.where(at < steps / 2, at * step + start, end - (steps - 1 - at) * step)
     return _made(values, dtype, kwargs)
 

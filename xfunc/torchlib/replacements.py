@@ -1,7 +1,7 @@
 """Replacements for torch functions that traced code calls.
 
-NOTE [batch normalisation of torch_xla 2.9]: in training mode it puts the biased variance into
-`running_var`, where torch puts the unbiased one; and in evaluation mode its backward pass fails,
+NOTE [batch normalisation of torch_xla 2.9]: in training mode it stores the biased variance in
+`running_var`, where torch stores the unbiased one; and in evaluation mode its backward pass fails,
 because it asks for the statistics of the batch. Written in plain operations, both are right, and
 both can be differentiated to any order.
 """
@@ -62,7 +62,7 @@ def _normalise(
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In the precision in which torch computes statistics."""
+    """The tensor in the precision in which torch computes statistics."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

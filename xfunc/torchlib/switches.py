@@ -12,10 +12,10 @@ import torch
 
 @contextlib.contextmanager
 def young_garbage_only() -> Iterator[None]:
-    """Make the garbage collector look only at objects made from now on.
+    """Restrict garbage collection to objects created from now on.
 
-    Half of all traces leave reference cycles behind. Collecting them then takes 4 ms; if all the
-    objects of torch and other libraries are examined, it takes 260.
+    Half of all traces leave reference cycles behind. Collecting them takes 4 ms this way, and 260 ms
+    if all the objects of torch and other libraries are examined.
     """
     if gc.get_freeze_count():  # Someone else has frozen objects, and may not want them back.
         yield
@@ -35,7 +35,7 @@ def derivatives_or_errors() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", NO_RULE, UserWarning)
-        # vmap of an operation without a rule takes one example at a time. In a program that need
+        # vmap runs an operation without a rule one example at a time. In a program that need
         # not be slower, and users could not avoid it.
         warnings.filterwarnings("ignore", "There is a performance drop because", UserWarning)
         yield
@@ -47,9 +47,9 @@ NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
 
 @contextlib.contextmanager
 def no_saved_tensors_hooks() -> Iterator[None]:
-    """Disable the user's hooks on values that autograd saves (`torch.autograd.graph.save_on_cpu`).
+    """Disable the user's hooks on tensors saved by autograd (`torch.autograd.graph.save_on_cpu`).
 
-    A trace saves placeholders; values that a call of its program saves do go through the hooks.
+    A trace saves placeholders; values saved by a call of its program do go through the hooks.
     """
     hooks = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     taken = []

@@ -1,7 +1,7 @@
-"""What each torch function may do while a function is traced.
+"""How each torch function is treated during tracing.
 
-Tables from torch functions to what the tracer does about them; the tracer consults them with one
-dictionary look-up per call.
+Tables from torch functions to their treatment; the tracer consults them with one dictionary look-up
+per call.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Kind(enum.Enum):
     DATA_SHAPED = enum.auto()  # the shape of the result depends on data
     RANDOM = enum.auto()  # draws from the global generator
     FACTORY = enum.auto()  # makes a tensor: on the device, unless told otherwise
-    LITERAL = enum.auto()  # makes a tensor of Python data
+    LITERAL = enum.auto()  # makes a tensor from Python data
     MOVE = enum.auto()  # moves a tensor: off the device is a read
     INDEX = enum.auto()  # reads if it indexes with a boolean mask
     SIZED = enum.auto()  # reads a tensor among its sizes
     IN_PLACE = enum.auto()  # changes its first argument, or `out`
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
-    GRAPH = enum.auto()  # looks at the autograd graph, or around it
+    GRAPH = enum.auto()  # inspects the autograd graph or bypasses it
     FOREIGN = enum.auto()  # is not part of torch: may have no derivative
     PLAIN = enum.auto()
 
@@ -177,11 +177,11 @@ def is_random_call(
     if "dropout" in name:
         default = 0.0 if name == "native_dropout" else 0.5
         rate = _argument(args, kwargs, 1, "p", default)
-        # Written in Python the argument is `training`, else `train`, where None means True.
+        # In Python functions the argument is `training`, otherwise `train`, where None is True.
         training = _argument(args, kwargs, 2, "train", kwargs.get("training", True))
         return (training is None or bool(training)) and rate > 0.0
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        first = 3 if isinstance(args[2], (tuple, list)) else 4  # Packed sequences come as two.
+        first = 3 if isinstance(args[2], (tuple, list)) else 4  # A packed sequence is two arguments.
         layers, rate, training = args[first + 1 : first + 4]
         return bool(training) and layers > 1 and rate > 0.0
     if name in ("rrelu", "rrelu_"):
@@ -214,7 +214,7 @@ _SIZED = frozenset(
 
 
 def sizes_read(func: object, args: tuple[object, ...]) -> int:
-    """How many leading arguments of a factory it reads: they are sizes and bounds."""
+    """How many leading arguments a factory reads, as sizes or bounds."""
     if func is torch.full:
         return 1
     return len(args) if getattr(func, "__name__", "") in _READING_FACTORIES else 0
@@ -236,11 +236,11 @@ def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> boo
 
 
 def has_mask(index: object) -> bool:
-    """Whether an index holds a boolean tensor, or a tensor as a bound: without a fixed shape."""
+    """Whether an index has a boolean tensor or a tensor bound, so that no shape is fixed."""
     if type(index) is slice:
         return bound_of(index) is not None
     if isinstance(index, torch.Tensor):
-        if type(index) is not torch.Tensor:  # It may be a token, which does not know its dtype.
+        if type(index) is not torch.Tensor:  # It may be a token, which has no dtype.
             return True
         return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)

@@ -1,7 +1,6 @@
-"""Functions that torch 2.9 cannot batch, or not for every operand, in operations that it can.
+"""Functions that torch 2.9 cannot batch for all operands, written in operations that it can.
 
-They are written with others in C++, where `vmap` meets a part without a rule, or one that reads a
-value.
+torch composes them in C++ from operations, some of which have no `vmap` rule or read a value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Tensor = torch.Tensor
 def _where_mapped(
     func: Callable[..., object], rule: Callable[..., object]
 ) -> Callable[..., object]:
-    """`rule` inside a vmap, and torch's own elsewhere."""
+    """`rule` inside a vmap, and torch's own function elsewhere."""
 
     def call(*args: object, **kwargs: object) -> object:
         mapped = functorch.VMAP in functorch.levels()
@@ -72,7 +71,7 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: object = Non
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if p != 2:
         return torch.linalg.vector_norm(difference, p, -1)
-    # The slope of the root at zero is taken as zero.
+    # The slope of the root at zero is taken to be zero.
     square = difference.square().sum(-1)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

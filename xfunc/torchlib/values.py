@@ -1,4 +1,4 @@
-"""Small predicates and checks of tensors that tracing needs."""
+"""Small predicates and checks on tensors for tracing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_array(x: Shaped, name: str, label: str = "a captured tensor") -> None:
 
 def check_dtype(dtype: torch.dtype, others: Iterable[object], name: str) -> None:
     """Raise unless XLA supports a dtype that an operation was given, or it is one of `others`."""
-    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it occurs
+    known = dtype in SUPPORTED or dtype is torch.complex32  # refused where it is used
     if known or any(_is_of_host(v) for v in others):
         return
     raise _not_an_array(f"{dtype} is not supported", name)
@@ -82,7 +82,7 @@ def tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator
 
 
 def find_traced(data: object) -> torch.Tensor | None:
-    """A tensor of the device somewhere in Python data, if there is one."""
+    """A tensor on the device somewhere in Python data, if there is one."""
     return next((t for t in tensors_in([data], {}) if t.device.type == "xla"), None)
 
 
