@@ -132,7 +132,7 @@ class Switch(Primitive):
 
     @property
     def reads(self) -> list[set[int]]:
-        """For each output, the flat inputs that a branch computes it from."""
+        """For each output, the flat inputs that any branch computes it from."""
         pairs = list(zip(self.branches, self.uses, strict=True))
         return [
             {u[k] for b, u in pairs for k in b.lowering.dependencies[i]}
@@ -201,7 +201,7 @@ def _mask(index: Tensor, k: int, like: Tensor) -> Tensor:
 
 
 def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """For each example, the results of the branch that its index names."""
+    """For each example, the results of the branch that its index selects."""
     chosen = list(found[-1])
     for k in reversed(range(len(found) - 1)):
         chosen = [
@@ -212,7 +212,7 @@ def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SwitchPair:
-    """Reverse mode of first order: see `Pair` and NOTE [residuals of a switch]."""
+    """First-order reverse mode: see `Pair` and NOTE [residuals of a switch]."""
 
     name: str
     joints: tuple[Joint, ...]
@@ -312,7 +312,7 @@ class SwitchPair:
 
 @dataclasses.dataclass(eq=False)
 class SelectPair:
-    """A `SwitchPair` whose index is batched: all branches, and each example selects.
+    """A `SwitchPair` whose index is batched: all branches run, and each example selects.
 
     Attributes:
         joined: see NOTE [branches that communicate].
@@ -358,7 +358,7 @@ class SelectPair:
             for p, u in zip(self.pairs, self.uses, strict=True)
         )
         inner = dataclasses.replace(self, pairs=pairs)
-        # Examples of both batches need their index.
+        # Examples of both batches need an index.
         arg_dims = (0, *dims[1:])
         return inner, arg_dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 

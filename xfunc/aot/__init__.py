@@ -1,4 +1,4 @@
-"""Compiling for a TPU without one: libtpu, in a process of its own."""
+"""Compiling for a TPU without one: libtpu, in its own process."""
 
 from xfunc.aot import compiled as _compiled  # noqa: F401 (it makes the target known)
 from xfunc.aot.buffers import Buffer as Buffer

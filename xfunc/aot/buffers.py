@@ -10,7 +10,7 @@ from xfunc.hlo import Module, wire
 from xfunc.hlo.module import Instruction
 
 _HBM, _HOST = 0, 5  # the numbers of memory spaces, in XLA's layouts
-_NOT_TEMPORARY = (3, 5, 7, 12)  # fields: of a thread, a parameter, a result, a constant
+_NOT_TEMPORARY = (3, 5, 7, 12)  # fields: thread-local, parameter, result, constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Buffer:
     Attributes:
         bytes: its size.
         kind: ``"argument"``, ``"result"``, ``"temporary"``, or ``"host"`` for the host's memory.
-        shape: of the value, as HLO writes it: ``bf16[8,128]``.
-        name: of an argument, or of the instruction that makes the value.
-        op_name: the scopes and the operation that the value comes from; empty if not known.
-        file: the user's; empty if not known.
+        shape: the value's, as HLO writes it: ``bf16[8,128]``.
+        name: the argument's, or that of the instruction that makes the value.
+        op_name: the scopes and the operation that the value comes from; empty if unknown.
+        file: the user's; empty if unknown.
         line: in this file.
     """
 
@@ -107,7 +107,7 @@ def _values(
         shape = maker.shape
         for k in index:
             shape = shape.elements[k]
-        # One value in several steps: where it is made, passed on as a loop's, updated.
+        # The same value may be made, become part of a loop's state, and be updated.
         same = [i for at, m, i, _ in lying if (at, m) == (start, n)]
         said = next(_with_a_line(same), maker).proto.metadata
         at = said.op_name, said.source_file, said.source_line
@@ -115,7 +115,7 @@ def _values(
 
 
 def _with_a_line(makers: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Instructions whose line is known: of some, and of those next to them."""
+    """Those of the given instructions, then of their neighbours, whose line is known."""
     makers = list(makers)
     near = [j for i in makers for j in (*i.users, *i.operands)]
     return (i for i in (*makers, *near) if i.proto.metadata.source_file)

@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 LIMIT = 4 * 2**30
-"""Bytes that all results together may take; the least recently used are removed first."""
+"""Bytes that all results may take together; the least recently used are removed first."""
 
 
 def folder() -> Path:
     """The folder where results are kept.
 
-    In ``$XFUNC_CACHE_DIR``, or ``xfunc`` in the user's folder for caches (``$XDG_CACHE_HOME``, or
+    In ``$XFUNC_CACHE_DIR``, or ``xfunc`` in the user's cache folder (``$XDG_CACHE_HOME``, or
     ``~/.cache``).
     """
     given = os.environ.get("XFUNC_CACHE_DIR")

@@ -23,9 +23,9 @@ from xfunc.errors import CompileError, fail, report
 _WORKER = Path(__file__).with_name("worker.py")
 _NEEDED = {"jax": "0.7.1", "jaxlib": "0.7.1", "libtpu": "0.0.21"}
 _ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or a second process dies of a lock file
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or a lock file kills a second process
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server to ask what machine this is
+    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server to query about this machine
     "TPU_WORKER_HOSTNAMES": "localhost",  # libtpu complains if it is missing
 }
 # The defaults that torch_xla 2.9 gives libtpu on a machine with TPUs.
@@ -43,14 +43,14 @@ _NOISE = re.compile(r"RAW: |^\s*@ |^PC: @|^\*\*\* Check|https://symbolize|could 
 
 
 def result_of(request: Request, name: str) -> Result:
-    """The result of libtpu for a program, or its refusal; from the cache if it is known.
+    """libtpu's result for a program, or its refusal; from the cache if it is there.
 
     Args:
         request: what to compile.
-        name: of the program, for messages.
+        name: the program's, for messages.
 
     Raises:
-        CompileError: libtpu is missing, of another version, or ended without an answer.
+        CompileError: libtpu is missing, has the wrong version, or ended without an answer.
     """
     flags = _flags(request.topology.kind)
     key = request.key(*_versions(), flags, _WORKER.read_text())
@@ -67,7 +67,7 @@ def result_of(request: Request, name: str) -> Result:
 
 
 def _versions() -> list[str]:
-    """The versions of the compiler's packages, checked."""
+    """The versions of the compiler's packages, after checking them."""
     found = []
     for package, version in _NEEDED.items():
         try:
@@ -91,15 +91,15 @@ def _flags(kind: str) -> str:
 
 
 def _run(request: Request, folder: Path, name: str, flags: str) -> Path:
-    """Have the worker answer a request; the file of its answer."""
+    """Have the worker answer a request; returns the file with the answer."""
     (folder / "module.pb").write_bytes(request.module)
     (folder / "request.json").write_text(json.dumps(request.settings))
-    # What is set for the running device, XLA_FLAGS above all, would change the program.
+    # Settings for the running device, above all XLA_FLAGS, would change the program.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPU_", "XLA_"))}
     with (folder / "log").open("w") as log:
         worker = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER), str(folder)],
-            stdin=subprocess.PIPE,  # which closes if this process dies: see the worker
+            stdin=subprocess.PIPE,  # closes if this process dies: see the worker
             stdout=log,
             stderr=log,
             env=kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
@@ -111,7 +111,7 @@ def _run(request: Request, folder: Path, name: str, flags: str) -> Path:
                         worker.wait(timeout=0.2)
                     tick()
         finally:
-            worker.kill()  # nothing, if it has ended
+            worker.kill()  # no effect if it has ended
             worker.communicate()
     result = folder / "result.zip"
     if worker.returncode or not result.exists():
@@ -139,7 +139,7 @@ def _died(name: str, status: int, log: str) -> CompileError:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[], None]]:
-    """A line on a terminal that shows what takes so long; nothing without a terminal."""
+    """On a terminal, a line that shows the progress of a long step; elsewhere nothing."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

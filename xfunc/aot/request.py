@@ -1,7 +1,7 @@
-"""What is compiled: a module in a form that depends on nothing but its meaning, and how.
+"""Requests to compile: a module, in a form that depends only on its meaning, and options.
 
 NOTE [lines are numbers]: the lines of the user's files are in a table beside the module, and the
-module holds indices into it. So the same program has the same bytes after a line was added above
+module holds indices into it. So the same program keeps the same bytes when a line is added above
 it, its result is found in the cache, and buffers are shown with the current lines.
 """
 
@@ -24,15 +24,15 @@ Lines = tuple[tuple[str, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A program, and what to compile it for and how.
+    """A program, the target to compile it for, and the options.
 
     Attributes:
         module: the serialised ``HloModuleProto``; see NOTE [lines are numbers].
         arguments: names of the module's parameters.
         lines: the files and lines that the module's numbers stand for.
         donated: parameters whose buffers the program may take over.
-        topology: what it is compiled for.
-        options: of the compiler.
+        topology: the target.
+        options: the compiler's.
     """
 
     module: bytes
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What the worker is told beside the module."""
+        """What the worker is told besides the module."""
         return {
             "topology": self.topology.name,
             "topology_options": self.topology.options,
@@ -53,7 +53,7 @@ class Request:
         }
 
     def key(self, *others: str) -> str:
-        """A hash of all that the result depends on; `others` are versions and environment."""
+        """A hash of everything the result depends on; `others` are versions and environment."""
         said = json.dumps([self.settings, others], sort_keys=True)
         return hashlib.sha256(said.encode() + b"\n" + self.module).hexdigest()
 
@@ -66,19 +66,19 @@ def request_for(
     topology: Topology,
     options: dict[str, object],
 ) -> Request:
-    """The request to compile a module; what is compiled takes flat inputs in their order.
+    """The request to compile a module; the compiled program takes flat inputs in order.
 
     Args:
         module: is not changed.
-        inputs: the flat input that each parameter of the module is.
-        labels: names of the flat inputs that are arguments; the others are held by the function.
+        inputs: for each parameter of the module, the flat input it takes.
+        labels: names of the flat inputs that are arguments; the function holds the others.
         donated: flat inputs whose buffers the program may take over.
-        topology: what to compile for.
-        options: of the compiler.
+        topology: the target.
+        options: the compiler's.
     """
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
-    # XLA pairs donated parameters with results in the order of both.
+    # XLA pairs donated parameters with results, both in order.
     numbers = sorted(range(len(inputs)), key=lambda k: inputs[k])
     renumber_parameters(proto, numbers)
     lines = _number_lines(proto)
@@ -90,8 +90,8 @@ def request_for(
 
 def _number_lines(proto: pb.HloModuleProto) -> Lines:
     numbers: dict[tuple[str, int], int] = {}
-    callers: dict[int, tuple[str, int]] = {}  # the line of what calls a computation
-    for c in reversed(proto.computations):  # callees stand before their callers
+    callers: dict[int, tuple[str, int]] = {}  # the line that calls a computation
+    for c in reversed(proto.computations):  # callees come before their callers
         for i in c.instructions:
             line = (i.metadata.source_file, i.metadata.source_line)
             if not i.metadata.source_file:
@@ -100,7 +100,7 @@ def _number_lines(proto: pb.HloModuleProto) -> Lines:
                 continue
             for k in i.called_computation_ids:
                 callers.setdefault(k, line)
-            i.metadata.op_name = i.metadata.op_name or i.opcode  # MLIR drops the line of no name
+            i.metadata.op_name = i.metadata.op_name or i.opcode  # MLIR drops a nameless line.
             i.metadata.source_file = _FILE
             i.metadata.source_line = numbers.setdefault(line, len(numbers) + 1)
     return tuple(numbers)

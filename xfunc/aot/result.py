@@ -1,4 +1,4 @@
-"""What libtpu made of a program: the file that the worker writes and the cache keeps."""
+"""The result of compiling a program: the file that the worker writes and the cache keeps."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ UNREADABLE = (
     zlib.error,
     EOFError,
     NotImplementedError,
-    RuntimeError,  # It says that it is encrypted.
+    RuntimeError,  # a zip file that claims to be encrypted
     LookupError,
     ValueError,
 )
-"""What reading a result raises if it is missing, damaged or something else."""
+"""What reading raises if the file is missing, damaged or not a result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What libtpu made of a program, or said about it.
+    """The program that libtpu made, or its refusal.
 
     Attributes:
         report: figures and refusals.
         executable: libtpu's own form of the program; empty if it made none.
-        description: the optimised program and its buffers, as an ``HloProto``; empty if libtpu came
-            not so far.
-        request: what was asked.
+        description: the optimised program and its buffers, as an ``HloProto``; empty if libtpu
+            did not get that far.
+        request: the request answered.
     """
 
     report: dict[str, Any]
@@ -60,10 +60,10 @@ class Result:
     def memory(self) -> MemoryAnalysis:
         """The memory of one chip.
 
-        NOTE [holes count once]: what libtpu 0.0.21 calls the size of temporaries is the size of the
-        space that they lie in plus that of the holes in it, which are in it already. By that figure
-        programs are too large that it compiles, and when it refuses one it counts the space alone.
-        So the figure here is the space, as XLA assigned it.
+        NOTE [holes count once]: libtpu 0.0.21 reports as the size of temporaries the size of
+        the space they occupy plus that of the holes in it, which it already includes. By that
+        figure some programs that it compiles are too large, and when it refuses one it counts the
+        space alone. So the figure here is the space, as XLA assigned it.
         """
         said = dict(self.report["memory"])
         assignment = wire.fields(self.description).get(3)
@@ -87,7 +87,7 @@ class Result:
         return module
 
     def largest_buffers(self, n: int) -> list[Buffer]:
-        """See `largest_buffers`; none if libtpu came not so far."""
+        """See `largest_buffers`; none if libtpu did not get that far."""
         found, module = wire.fields(self.description), self.module
         if module is None or 3 not in found:
             return []

@@ -1,4 +1,4 @@
-"""The names of topologies: kinds of TPU, and how many chips of it stand in which grid."""
+"""The names of topologies: a kind of TPU, and the grid of its chips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CUBE = {
     2048: "8x16x16",
 }
 _LARGE = {3072: "12x16x16", 4096: "16x16x16", 6144: "16x16x24"}
-# By kind: grids, and what a short name counts for each chip (tensor cores, for v4 and v5p).
+# By kind: grids, and how many a short name counts per chip (tensor cores for v4 and v5p).
 _SLICES = {
     "v4": (_CUBE, 2),
     "v5e": (_FLAT, 1),
@@ -36,7 +36,7 @@ _SLICES = {
     "v6e": (_FLAT, 1),
 }
 
-# What libtpu 0.0.21 lets a program use, by its own refusals of programs that are too large.
+# The GiB that libtpu 0.0.21 lets a program use, as its refusals of larger programs say.
 _MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}
 
 
@@ -46,8 +46,8 @@ class Topology:
 
     Attributes:
         name: as libtpu calls it, ``v6e:16x16``.
-        kind: of the chips, ``v6e``.
-        grid: of the chips, ``(16, 16)``.
+        kind: the kind of chip, ``v6e``.
+        grid: the grid of chips, ``(16, 16)``.
     """
 
     name: str
@@ -56,22 +56,22 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """The number of devices: a chip, or one of the two cores of a chip of v2 and v3."""
+        """The number of devices: chips, or cores for v2 and v3, two to a chip."""
         return math.prod(self.grid) * (2 if self.kind in ("v2", "v3") else 1)
 
     @property
     def memory(self) -> int | None:
-        """Bytes of a chip's memory that a program may use, if that is known."""
+        """Bytes of a chip's memory that a program may use, if known."""
         gib = _MEMORY.get(self.kind)
         return None if gib is None else int(gib * 2**30)
 
     @property
     def options(self) -> dict[str, object]:
-        """What libtpu must be told beside the name."""
+        """What libtpu must be told besides the name."""
         options: dict[str, object] = {}
-        if self.kind == "v4":  # Two cores that are one device, as PyTorch/XLA and JAX run it.
+        if self.kind == "v4":  # Two cores form one device, as in PyTorch/XLA and JAX.
             options["chip_config_name"] = "megacore"
-        if math.prod(self.grid) < 4:  # libtpu takes a host to have 2x2 chips.
+        if math.prod(self.grid) < 4:  # libtpu assumes that a host has 2x2 chips.
             options["chips_per_host_bounds"] = [*self.grid, 1, 1][:3]
         return options
 
@@ -81,11 +81,10 @@ def topology_of(target: str) -> Topology:
 
     Args:
         target: ``tpu:v6e:16x16``, ``tpu:v6e-256``, or the same without ``tpu:``. The number in a
-            short name is that of Cloud TPU's: chips, and for v4 and v5p cores, of which a chip has
-            two.
+            short name is Cloud TPU's: chips, or cores for v4 and v5p, two to a chip.
 
     Raises:
-        ValueError: it is no such name.
+        ValueError: the name is not valid.
     """
     name = target.removeprefix("tpu:") if isinstance(target, str) else ""
     if found := _FULL.fullmatch(name):
@@ -105,7 +104,7 @@ def topology_of(target: str) -> Topology:
 
 
 def unknown(target: object, why: str = "", hint: str = "") -> ValueError:
-    """The error of a target that does not exist."""
+    """The error for a target that does not exist."""
     problem = f"unknown target {shown(target)}{why and f': {why}'}"
     usual = f"leave it out, to compile for the running device, or name a TPU: {_EXAMPLES}."
     return ValueError(report(problem, hint or usual))

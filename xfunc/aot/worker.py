@@ -1,4 +1,4 @@
-"""Compiles one program with libtpu: a script of its own, which knows neither xfunc nor torch.
+"""Compiles one program with libtpu: a standalone script that imports neither xfunc nor torch.
 
     python -P worker.py FOLDER
 
@@ -28,7 +28,7 @@ def main(folder: str) -> None:
     dump = os.path.join(folder, "dump")
     report: dict[str, object] = {}
     executable = b""
-    # This takes a while: not before somebody looks at the standard input.
+    # This takes a while, so the standard input must be watched already.
     from jax.errors import JaxRuntimeError
 
     try:
@@ -48,7 +48,7 @@ def main(folder: str) -> None:
 
 
 def _end_with_input() -> None:
-    os.read(0, 1)  # Not sys.stdin, which Python locks when it ends.
+    os.read(0, 1)  # Not sys.stdin, which Python locks at exit.
     os._exit(1)
 
 
@@ -68,7 +68,7 @@ def _compile(
     from jax._src.lib.mlir import ir
 
     n = len(devices)
-    # The one way to learn how libtpu lays out the memory, also of a program that is too large.
+    # The only way to see how libtpu lays out memory, even for a program that is too large.
     options = {**options, "xla_dump_to": dump, "xla_dump_hlo_as_proto": True}
     given = compiler.get_compile_options(
         num_replicas=1,
@@ -91,7 +91,7 @@ def _compile(
 
 
 def _donate(module: Any, donated: list[int], ir: Any) -> None:
-    """Let the program take over the buffers of parameters, which the way to MLIR forgets."""
+    """Let the program take over the buffers of parameters; conversion to MLIR drops this."""
     main = next(op for op in module.body.operations if op.sym_name.value == "main")
     attributes = list(main.arg_attrs)
     for k in donated:

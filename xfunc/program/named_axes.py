@@ -1,10 +1,10 @@
-"""Axes of `vmap` that have a name, and the primitives by which the examples of a batch communicate.
+"""Named `vmap` axes, and the primitives by which the examples of a batch communicate.
 
-NOTE [which vmap it is]: whoever maps over a named axis maps over the numbers of the examples too,
-and each primitive takes them as an operand. So at each level of vmap its rule can tell whether this
-is the one: exactly there the numbers are batched. It holds wherever the call is written, in a loop,
-a branch or a custom rule inside the vmap, since what these close over becomes their argument.
-They are traced for one example first, where the primitive has a shape and no meaning.
+NOTE [which vmap it is]: a vmap with a named axis also maps over the numbers of its examples, and
+each primitive takes them as an operand. So at each level of vmap its rule can tell whether that is
+the axis's own: only there are the numbers batched. This holds wherever the call is written, in a
+loop, a branch or a custom rule inside the vmap, since values these close over become arguments.
+They are traced for one example first, where the primitive has a shape but no meaning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 
 ONE_EXAMPLE = "xfunc_named_axis"
-"""The call in the HLO of one example: it has a shape, and no meaning."""
+"""The call in the HLO of one example: it has a shape but no meaning."""
 
 _NOTHING = torch.empty(0)
 
@@ -38,9 +38,9 @@ class NamedAxis:
     """The axis of a vmap that is being traced. It holds no value, so it can be part of a key.
 
     Attributes:
-        name: of the axis.
+        name: the axis's name.
         size: the number of examples.
-        numbers: gives the tensor of the number of the example.
+        numbers: a reference to the tensor that holds the example's number.
     """
 
     name: str
@@ -52,7 +52,7 @@ class NamedAxis:
         return (self.name,)
 
     def held(self) -> Tensor:
-        """The number of the example, or nothing, if what is being traced does not need it."""
+        """The number of the example, or an empty tensor if the traced function does not need it."""
         found = self.numbers()
         return _NOTHING if found is None else found
 
@@ -63,13 +63,13 @@ class NamedAxis:
         return found
 
     def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
-        """What `x` of all examples makes."""
+        """The exchange applied to `x` of all examples."""
         return bind(Among(exchange, aval_of(x), self.size), [x, self.place()])[0]
 
 
 @contextlib.contextmanager
 def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
-    """Have an axis of this name, in a block."""
+    """A block in which an axis of this name exists."""
     before = ambient.named_axes()
     ambient.set_named_axes((*before, NamedAxis(name, size, weakref.ref(numbers))))
     try:
@@ -80,9 +80,9 @@ def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Among(Communication):
-    """The primitive of the examples of a batch; it takes their numbers as well.
+    """The primitive for examples of a batch; it also takes their numbers.
 
-    It has no pair: at a vmap whose numbers are batched, that would be one of all examples.
+    It has no pair: at the vmap where the numbers are batched, a pair would span all examples.
     """
 
     examples: int
@@ -99,7 +99,7 @@ class Among(Communication):
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
         exchange = self.exchange
-        if dims[1] is not None:  # This is the one.
+        if dims[1] is not None:  # This is the axis's own vmap.
             every = at_dim(args[0], dims[0], 0, n)
             return [exchange.of_all(every)], [None if exchange.is_shared else 0]
         (out,) = bind(self.of_batch(n), [at_dim(args[0], dims[0], exchange.before, n), args[1]])

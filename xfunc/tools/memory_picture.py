@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "the arguments"
 
-# One for each of the lines that are told apart.
+# One for each line drawn separately.
 _COLOURS = [f"tab:{c}" for c in "blue orange green red purple brown pink cyan".split()]
 _OTHER = "other"
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))

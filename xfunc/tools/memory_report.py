@@ -47,7 +47,7 @@ DEFAULT: dict[str, Policy] = {
     "dots": cp.dots_saveable,
     "min_cut()": cp.min_cut(),
 }
-_SHOWN = 4  # of the lines whose arrays are held at the peak
+_SHOWN = 4  # how many of the lines whose arrays are held at the peak
 _ARGUMENT = ("parameter", "xla__device_data")
 
 
@@ -89,7 +89,7 @@ class MemoryReport:
     """The result of `memory_report`: ``print`` shows a table.
 
     Attributes:
-        name: of the function.
+        name: the function's name.
         rows: one for each policy.
     """
 
@@ -181,7 +181,7 @@ def _name_of(policy: object) -> str:
 
 
 def _under(f: Callable[..., object], args: tuple[object, ...], policy: Policy) -> _Gradient:
-    """The gradient where every checkpoint and scan has one policy."""
+    """The gradient with one policy for every checkpoint and scan."""
     override = ambient.Override(policy)
     before = ambient.set_override(override)
     try:
@@ -196,7 +196,7 @@ class _Gradient:
     """Value and gradient of a function, as HLO.
 
     Attributes:
-        joint: of the function.
+        joint: the function's joint program.
         tiles: the sharding of each of its flat inputs; () if none has one.
         module: the HLO, flat.
     """
@@ -300,7 +300,7 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _largest(held: Sequence[Held]) -> list[str]:
-    """The lines whose arrays need most."""
+    """The lines whose arrays take the most memory."""
     sums: dict[str, int] = {}
     for h in held:
         what = ARGUMENTS if h.name in _ARGUMENT else shown_line(h.line) or h.name

@@ -7,7 +7,7 @@ module: bound methods, hooks, parametrizations, plain lists of layers.
 NOTE [what a trace depends on]: besides its tensors, a module depends on its attributes: its mode, a
 dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It compares
 the attributes with their previous values by identity (see `xfunc.cache.watch`); only if one differs
-does it compute the value of them all.
+are they all evaluated.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
             now = vars(part)
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 now[kind] = now[kind].copy()
-            now.pop("_compiled_call_impl", None)  # compiled for other devices
+            now.pop("_compiled_call_impl", None)  # it is compiled for other devices
             # torch_xla replaces torch's GRU with its own, whose scan can't be traced.
             replaced = getattr(type(part), "_orig", None)
             if isinstance(part, nn.RNNBase) and replaced is not None:
@@ -194,7 +194,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
 
 
 class _Replacing(TorchFunctionMode):
-    """Calls outside a trace also run the versions that are right for the device."""
+    """Makes calls outside a trace also run the versions that suit the device."""
 
     def __torch_function__(
         self,
@@ -210,9 +210,9 @@ class _Replacing(TorchFunctionMode):
 def _reading_nothing() -> Iterator[None]:
     """While a trace is open, make modules skip code that inspects data.
 
-    Under torch.compile many models skip checks of their inputs. The fast path of torch's own
-    transformer drops padding, and its layers check whether a mask is causal, for speed on other
-    devices: both would need data-dependent shapes or read data.
+    Under torch.compile many models skip checks of their inputs. For speed on other
+    devices, the fast path of torch's own transformer drops padding, and its layers check whether a
+    mask is causal: that needs data-dependent shapes or reads data.
     """
     if tracing.current() is None:
         with _Replacing():

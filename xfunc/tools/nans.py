@@ -54,7 +54,7 @@ def search(
         stack.enter_context(disable_jit())
         stack.enter_context(effects.silenced())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # Anomaly detection prints what the error will contain.
+        warnings.simplefilter("ignore")  # The error includes what anomaly detection prints.
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(_Search(problem))
         fun(*args, **kwargs)
@@ -114,7 +114,7 @@ _FRAME = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.
 
 
 def _forward_line(node: Any) -> Location | None:
-    """The user's line that made a node of the autograd graph, which anomaly detection notes."""
+    """The user's line that made a node of the autograd graph, recorded by anomaly detection."""
     for text in reversed(node.metadata.get("traceback_", ())):
         found = _FRAME.search(text)
         if found and in_user_file(found["file"]):

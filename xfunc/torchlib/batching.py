@@ -71,7 +71,7 @@ class Batching:
 
     def __init__(self, trace: Trace):
         self._trace = trace
-        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # by level: the tensors made before it
+        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # made earlier, by level
         self._views: dict[int, _View] = {}
         self._axes: dict[int, tuple[str, ...]] = {}  # mesh axes, by level
 
@@ -123,7 +123,7 @@ class Batching:
                 )
 
     def prepare(self, func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Batch a tensor about to be written to, at every level where the new values are batched."""
+        """Batch a tensor about to be written to, at each level where the new values are batched."""
         if functorch.VMAP not in functorch.levels():
             return
         written = kwargs.get("out", args[0] if args else None)

@@ -91,7 +91,7 @@ class Known:
                 self.put(out, value)
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
-        """The arguments with tensors replaced by their values, and how many; raises if one is unknown."""
+        """The arguments with values for tensors, and how many; raises if one is unknown."""
         out, n = [], 0
         for a in args:
             if isinstance(a, Tensor):

@@ -1,4 +1,4 @@
-"""Filling with a traced number, which torch would try to read: ``torch.full(shape, x)``, ``y.fill_(x)``.
+"""Filling with a traced number, which torch would read: ``torch.full(shape, x)``, ``y.fill_(x)``.
 
 NOTE [what torch.full refuses]: torch's argument parser, which runs before any mode, rejects
 numbers that require grad. `fill` and `expand` are used when such a number is differentiated.

@@ -1,7 +1,8 @@
 """Indexing with a traced number: ``x[i]``, ``x[i, 1:] = y``, ``torch.narrow(x, 0, i, n)``.
 
-torch reads a 0-d integer tensor as if it were a Python int, which a traced value can't be. Here it becomes a gather or a scatter of one element. As in JAX, an index out of bounds is
-clamped when reading and dropped when writing, and the start of a `narrow` is clamped.
+torch reads a 0-d integer tensor as a Python int, which a traced value can't be. Here it becomes a
+gather or a scatter of one element. As in JAX, an index out of bounds is clamped when reading and
+dropped when writing, and the start of a `narrow` is clamped.
 
 NOTE [parts that are written to]: in torch ``x[i]`` is a view, and ``x[i].zero_()`` changes `x`. The
 gather is not a view. So we record which tensor it is a part of, and writes to it are repeated
@@ -30,7 +31,7 @@ def is_number(entry: object) -> TypeGuard[Tensor]:
 
 
 def _take_apart(x: Tensor, index: object) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:
-    """The numbers in an index, each with the dimension of `x` that it selects from, and the rest."""
+    """The numbers in an index, each with the dimension of `x` it selects from, and the rest."""
     entries = index if isinstance(index, tuple) else (index,)
     used = [dimensions(e) for e in entries]
     numbers, rest, dim = [], [], 0
@@ -64,7 +65,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         found = found[(*(slice(None) for _ in range(dim)), i.reshape(1))].squeeze(dim)
     if not all(isinstance(e, (int, slice)) or e in (None, ...) for e in rest):
         return found[rest]  # a copy in torch as well
-    found = (found[rest] if rest else found).clone()  # not a view, so its own views have it as their base
+    found = (found[rest] if rest else found).clone()  # not a view: it is the base of its views
     vars(found)[_PART] = x, index
     if functorch.is_wrapped(found):
         vars(functorch.innermost(found))[_PART] = None
@@ -75,7 +76,7 @@ _PART = "xfunc_part"
 
 
 def part_of(t: object) -> tuple[Tensor, object, Tensor] | None:
-    """The tensor that `t` (or the base of `t`) is a part of, and at which index; see the note above."""
+    """The tensor that `t`, or its base, is a part of, and at which index; see the note above."""
     if not isinstance(t, Tensor):
         return None
     for part in (t, t._base):

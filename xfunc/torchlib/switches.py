@@ -14,8 +14,8 @@ import torch
 def young_garbage_only() -> Iterator[None]:
     """Restrict garbage collection to objects created from now on.
 
-    Half of all traces leave reference cycles behind. Collecting them takes 4 ms this way, and 260 ms
-    if all the objects of torch and other libraries are examined.
+    Half of all traces leave reference cycles behind. Collecting them takes 4 ms this way, but
+    260 ms if all the objects of torch and other libraries are examined.
     """
     if gc.get_freeze_count():  # Someone else has frozen objects, and may not want them back.
         yield

@@ -181,7 +181,7 @@ def is_random_call(
         training = _argument(args, kwargs, 2, "train", kwargs.get("training", True))
         return (training is None or bool(training)) and rate > 0.0
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        first = 3 if isinstance(args[2], (tuple, list)) else 4  # A packed sequence is two arguments.
+        first = 3 if isinstance(args[2], (tuple, list)) else 4  # Packed sequences take two places.
         layers, rate, training = args[first + 1 : first + 4]
         return bool(training) and layers > 1 and rate > 0.0
     if name in ("rrelu", "rrelu_"):
