@@ -1,1 +1,1 @@
-"""Host-side costs of xfunc beside those of its peers."""
+"""Host-side costs of xfunc compared with those of its peers."""

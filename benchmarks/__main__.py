@@ -28,7 +28,7 @@ def main() -> None:
     )
     operations.add_options(parser)
     options = parser.parse_args()
-    runtime.xla()  # Before anything imports torch_xla, which else guesses the device, and warns.
+    runtime.xla()  # First: imported otherwise, torch_xla guesses the device and warns.
     for name in options.names:
         if name == "trace":
             from benchmarks import trace

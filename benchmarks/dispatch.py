@@ -1,12 +1,12 @@
-"""Dispatch: host time of a call whose program is compiled already, outputs fed back as inputs.
+"""Dispatch: host time of a call whose program is already compiled, outputs fed back as inputs.
 
 One operation (16x16 add), against
 
 - the bare ``_run_cached_graph`` of torch_xla on the same executable;
 - the same operation on lazy tensors and ``torch_xla.sync()``.
 
-A train-step-like call, a dictionary of 300 leaves to a new one, donated and not, against the bare
-call on the same executable.
+A call like a train step, from a dictionary of 300 leaves to a new one, donated or not, against the
+bare call on the same executable.
 
 The device is waited for after each turn, outside the timer.
 """
@@ -37,13 +37,13 @@ class Loop:
 
 
 def executable(fun: Any, *args: Any) -> Executable:
-    """What a jitted function runs for these arguments."""
+    """The executable that a jitted function runs for these arguments."""
     entry = fun.trace(*args).parts.entry
     return entry.program.lowering.executable(entry.donated)
 
 
 def raw(fun: Any, leaves: list[torch.Tensor], *args: Any) -> Loop:
-    """The bare call of a jitted function's executable; all leaves have one shape."""
+    """The bare call of a jitted function's executable; all leaves have the same shape."""
     key, run = executable(fun, *args)._hash, torch_xla._XLAC._run_cached_graph
     return Loop(lambda inputs: run(key, inputs), leaves)
 

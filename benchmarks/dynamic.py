@@ -1,4 +1,4 @@
-"""Memory over all sizes at once: what is decided, what is exact, how fast plans and buckets are."""
+"""Memory over all sizes at once: how much is decided and exact, how fast plans and buckets are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOX = Box({"B": Range(1, 16), "S": Range(2, 1024)})
 
 
 def step(env: Any) -> Module:
-    """The train step of the Llama example at sizes."""
+    """The train step of the Llama example at given sizes."""
     weights = model.shapes(CONFIG, torch.float32)
     state = xf.eval_shape(lambda params: train.start(RECIPE, params), weights)
     tokens: Any = xf.ShapeDtypeStruct((env["B"], env["S"]), torch.int64)

@@ -1,4 +1,4 @@
-"""What JAX takes for the factorisations of `benchmarks.linalg`, as JSON.
+"""Times of JAX for the factorisations of `benchmarks.linalg`, as JSON.
 
 Run with a Python that has JAX: ``python benchmarks/jax_linalg.py SIZE ROUNDS``.
 """
@@ -29,7 +29,7 @@ ROUTINES: dict[str, Any] = {
 
 
 def main(size: int, rounds: int) -> None:
-    """Print, for each routine, seconds of the first call and of the fastest of the others."""
+    """Print the seconds of each routine's first call, and of the fastest of the others."""
     x = jax.random.normal(jax.random.key(0), (size, size)) / size**0.5
     a = jax.block_until_ready(x @ x.T + jnp.eye(size) / 2)
     result = {}

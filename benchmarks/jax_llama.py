@@ -1,6 +1,6 @@
 """The model of `benchmarks.llama` in JAX, and how long JAX takes to trace and lower it.
 
-Run by `benchmarks.trace` as a script in a Python of its own that has JAX. Its arguments are the
+`benchmarks.trace` runs it as a script, in a separate Python that has JAX. Its arguments are the
 sizes as JSON and a number of rounds; it prints the times in seconds, as JSON.
 """
 # pyright: reportMissingImports=false

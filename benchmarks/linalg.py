@@ -1,6 +1,6 @@
-"""Factorisations of matrices on the CPU: next to JAX, in a process of its own, and eager torch.
+"""Matrix factorisations on the CPU, compared with JAX (in its own process) and eager torch.
 
-Of each the first call (tracing and compiling; eager torch has none) and the fastest of the others.
+For each, the first call (tracing and compiling, except in eager torch) and the fastest of the rest.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def times(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def time_jax(python: str) -> dict[str, tuple[float, float]]:
-    """The same of JAX."""
+    """The same for JAX."""
     script = Path(__file__).with_name("jax_linalg.py")
     command = [python, str(script), str(SIZE), str(ROUNDS)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

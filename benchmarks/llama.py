@@ -1,4 +1,4 @@
-"""The model that is measured: a small Llama decoder in plain functions of torch tensors.
+"""The model measured: a small Llama decoder in plain functions of torch tensors.
 
 RMSNorm, rotary embeddings, grouped-query attention, SwiGLU. `jax_llama` is the same in JAX.
 """
@@ -99,7 +99,7 @@ def block(x: Tensor, w: dict[str, Tensor], cos: Tensor, sin: Tensor, c: Config) 
 
 
 def loss(params: dict[str, Any], tokens: Tensor, c: Config) -> Tensor:
-    """Mean cross entropy; the layers in an unrolled loop."""
+    """Mean cross entropy, with the layers in an unrolled loop."""
     cos, sin = rope(c, tokens.device)
     x = F.embedding(tokens[:, :-1], params["embed"])
     for w in params["layers"]:

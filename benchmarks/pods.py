@@ -1,8 +1,8 @@
-"""Lowering for pods that are not here: the train step of Llama 3.1 405B.
+"""Lowering for absent pods: the train step of Llama 3.1 405B.
 
 Loss, gradient, clipping and AdamW, 126 layers in one scan, batch 1024 of 4096 tokens, parameters,
-moments and batch divided over an abstract mesh; each in a process of its own. The bars are 0.35 s,
-0.6 MB of HLO and 300 MB by which the process grows.
+moments and batch sharded over an abstract mesh; each in its own process. The limits are 0.35 s,
+0.6 MB of HLO, and 300 MB of growth of the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(name: str) -> list[float]:
-    """Seconds to lower, and once more; bytes of HLO; bytes by which the process grew."""
+    """Seconds to lower, and to lower again; bytes of HLO; bytes by which the process grew."""
     config = model.PUBLISHED["llama3.1-405b"]
     axes: dict[str, int] = dict(zip(AXES, MESHES[name], strict=False))
     where = Sharding.of(axes, abstract=True)
@@ -45,7 +45,7 @@ def measure(name: str) -> list[float]:
     recipe = train.Recipe(config, steps=1000, plan=plan, precision="bfloat16")
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, 1024, 4096)
     runtime.xla()
-    xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # all is imported
+    xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # imports everything
 
     def lower() -> tuple[float, int]:
         xf.clear_caches()

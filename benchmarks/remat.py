@@ -1,11 +1,11 @@
-"""Rematerialisation: what each policy keeps of a Llama 3.1 8B layer, and what it computes again.
+"""Rematerialisation: what each policy keeps of a Llama 3.1 8B layer, and what it recomputes.
 
 JAX under the policy of the same name and torch's partitioner at each activation memory budget were
-recorded by `benchmarks.remat_jax` and `benchmarks.remat_torch`, whose rules are followed here. Ours
-is read from the HLO of the two halves; nothing is compiled and nothing runs.
+recorded by `benchmarks.remat_jax` and `benchmarks.remat_torch`, whose rules are followed here. Our
+numbers are read from the HLO of the two halves; nothing is compiled and nothing runs.
 
-The bar: wherever JAX's policy or torch's budget gets to, ours gets with no more bytes, no more
-operations of matrix products and no more operations in all.
+The bar: for each point that a JAX policy or torch budget reaches, one of ours needs no more bytes,
+no more matrix-product operations and no more operations in all.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ POLICIES: dict[str, Policy] = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What is kept and computed again.
+    """What is kept and recomputed.
 
     Attributes:
         bytes: kept on the device; arguments and constants do not count.
         host_bytes: kept in the memory of the host.
-        matmul_flops: operations of matrix products that are done twice.
-        flops: all operations that are.
-        seconds: that these take by the roofline that `min_cut` goes by; not known of the peers.
+        matmul_flops: matrix-product operations done twice.
+        flops: all operations done twice.
+        seconds: their time by the roofline that `min_cut` uses; unknown for the peers.
     """
 
     bytes: int
@@ -72,7 +72,7 @@ class Point:
     seconds: float | None = None
 
     def is_as_good_as(self, other: Point) -> bool:
-        """Whether it is no worse in anything."""
+        """Whether it is no worse in any respect."""
         fields = ("bytes", "host_bytes", "matmul_flops", "flops")
         return all(getattr(self, f) <= getattr(other, f) for f in fields)
 
@@ -99,9 +99,9 @@ def joint() -> Joint:
 
 
 def measured(joint: Joint, policy: Policy) -> Point:
-    """What a policy keeps and computes again."""
+    """What a policy keeps and recomputes."""
     n = len(joint.outputs)
-    flat = policy is not everything_saveable  # which is cut without being cleaned up
+    flat = policy is not everything_saveable  # which is cut without cleanup
     whole = joint_graph(joint.lowering, n_inputs=joint.n_inputs, n_outputs=n, flat=flat)
     halves = joint.split(policy)
     forward, backward = halves.forward.module, halves.backward.module
@@ -114,15 +114,15 @@ def measured(joint: Joint, policy: Policy) -> Point:
 
 
 def work(module: Module) -> tuple[float, float, float]:
-    """What it takes to compute what depends on inputs.
+    """The cost of computing everything that depends on inputs.
 
-    Floating-point operations of matrix products, those of all, and seconds.
+    Floating-point operations of matrix products, those of all operations, and seconds.
     """
     known = costs(module)
     products = total = 0
     seconds = 0.0
     for i in _varying(module):
-        if i.opcode in opcodes.FREE or i.opcode == "custom-call":  # that sends to the host and back
+        if i.opcode in opcodes.FREE or i.opcode == "custom-call":  # to the host and back
             continue
         own = known[i.id].flops + known[i.id].transcendentals
         products += own * (i.opcode == "dot")
@@ -153,7 +153,7 @@ def ours(budgets: Iterable[int]) -> dict[str, Point]:
 
 
 def recorded(peer: str) -> dict[str, Point]:
-    """What was recorded of a peer, ``"jax"`` or ``"torch"``, by the name of each setting."""
+    """The points recorded for a peer, ``"jax"`` or ``"torch"``, by the name of each setting."""
     data = json.loads((DATA / f"remat_{peer}.json").read_text())
     return {name: _point(row) for name, row in data.get("policies", data.get("settings")).items()}
 
@@ -164,7 +164,7 @@ def _point(row: dict[str, Any]) -> Point:
 
 
 def match(found: dict[str, Point], peer: Point) -> str | None:
-    """A setting of ours that is as good as a peer's in everything, the fewest bytes of them."""
+    """Our setting with the fewest bytes among those as good as a peer's in every respect."""
     good = [name for name, p in found.items() if p.is_as_good_as(peer)]
     return min(good, key=lambda name: found[name].bytes, default=None)
 
@@ -205,7 +205,7 @@ def _cells(p: Point) -> str:
 
 
 def _called(name: str) -> str:
-    """A policy's name as it is written, budgets in MB."""
+    """A policy's name as printed, with budgets in MB."""
     if name.startswith("min_cut(") and name != "min_cut()":
         return f"`min_cut` of {int(name[8:-1]) / 1e6:.1f} MB"
     return f"`{name}`"

@@ -3,17 +3,17 @@
 Run from the top of the repository with a Python that has JAX, ``python -m benchmarks.remat_jax``;
 it writes `benchmarks/data/remat_jax.json`. Everything is traced on shapes: no array is made.
 
-The layer is that of `examples.llama.model`, on weights `[in, out]` as is usual in JAX. A residual
-is what ``jax.vjp`` hands from the forward pass to the backward pass, and is not an input of the
-layer: those (x, the weights, the rotary tables) are there in both passes, and are not counted.
-Residuals that depend on no input, such as the mask, are summed apart, as ``constant_bytes``: in
-one program with both passes, XLA can make them where they are used. Nor does it count as work to
-make them.
+The layer is that of `examples.llama.model`, with weights `[in, out]` as is usual in JAX. A
+residual is a value that ``jax.vjp`` passes from the forward pass to the backward pass. Inputs of
+the layer (x, the weights, the rotary tables) are there in both passes, and are not counted.
+Residuals that depend on no input, such as the mask, are summed separately, as ``constant_bytes``:
+in one program with both passes, XLA can make them where they are used. Making them does not count
+as work.
 
-What is recomputed is counted as what the two passes take together beyond what they take without
-a checkpoint, in floating-point operations: 2mnk for a matrix product, one for each element of
-an elementwise operation, one less than the terms for a sum or maximum, none for moving data or
-for converting it: where a product in bfloat16 is formed in float32, only some front ends say so.
+Recomputation is counted as the work of the two passes together beyond their work without a
+checkpoint, in floating-point operations: 2mnk for a matrix product, one for each element of
+an elementwise operation, one less than the terms for a sum or maximum, none for moving or
+converting data: where a product in bfloat16 is formed in float32, only some front ends say so.
 """
 # pyright: reportMissingImports=false
 
@@ -37,7 +37,7 @@ DATA = Path(__file__).with_name("data") / "remat_jax.json"
 SEQ, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 8192, 4096, 14336, 32, 8, 128
 NAMES = ("attn_out", "mlp_in")
 
-# Each with the arguments of jax.checkpoint; None: without jax.checkpoint.
+# The arguments of jax.checkpoint for each; None: without jax.checkpoint.
 POLICIES: dict[str, dict[str, Any] | None] = {
     "no checkpoint": None,
     "everything_saveable": {"policy": policies.everything_saveable},
@@ -60,7 +60,7 @@ POLICIES: dict[str, dict[str, Any] | None] = {
 
 
 def rms_norm(x: Any, weight: Any) -> Any:
-    """Divide by the root mean square, found in float32, and multiply by the weight."""
+    """Divide by the root mean square, computed in float32, and multiply by the weight."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
     return weight * (wide * scale).astype(x.dtype)
@@ -74,7 +74,7 @@ def rotate(x: Any, rope: tuple[Any, Any]) -> Any:
 
 
 def attention(x: Any, w: dict[str, Any], rope: tuple[Any, Any]) -> Any:
-    """Causal self-attention, several query heads to each head of keys and values."""
+    """Causal self-attention, with several query heads per key-value head."""
 
     def heads(weight: Any, n: int) -> Any:
         return (x @ weight).reshape(1, SEQ, n, HEAD_DIM).swapaxes(1, 2)
@@ -138,7 +138,7 @@ def passes(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def flat(function: Callable[..., Any], *args: Any) -> Any:
-    """A jaxpr that calls no other and computes nothing in vain."""
+    """A jaxpr without calls or dead code."""
     outer = jax.make_jaxpr(function)(*args)
     inner = jax.make_jaxpr(partial(_run, outer.jaxpr, outer.consts))(*outer.in_avals).jaxpr
     return partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)[0]
@@ -148,7 +148,7 @@ def _run(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     for e in jaxpr.eqns:
         given = [v.val if isinstance(v, Literal) else values[v] for v in e.invars]
-        called = e.params.get("jaxpr")  # of jit, closed, or of checkpoint, open
+        called = e.params.get("jaxpr")  # closed in jit, open in checkpoint
         if called is not None:
             made = _run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), *given)
         else:
@@ -159,7 +159,7 @@ def _run(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
 
 
 def varying(jaxpr: Any) -> set[Any]:
-    """What depends on an input."""
+    """The values that depend on an input."""
     varies = set(jaxpr.invars)
     for e in jaxpr.eqns:
         if not varies.isdisjoint(v for v in e.invars if not isinstance(v, Literal)):
@@ -168,7 +168,7 @@ def varying(jaxpr: Any) -> set[Any]:
 
 
 def residuals(forward: Any) -> list[dict[str, Any]]:
-    """What the forward pass hands on, each value once, the inputs left out."""
+    """The values the forward pass passes on, each once, without the inputs."""
     made = {v: e for e in forward.eqns for v in e.outvars}
     varies = varying(forward)
     handed = dict.fromkeys(v for v in forward.outvars[1:] if not isinstance(v, Literal))
@@ -192,9 +192,9 @@ def residuals(forward: Any) -> list[dict[str, Any]]:
     return found
 
 
-# -- what it takes --------------------------------------------------------------------------------
+# -- the work -------------------------------------------------------------------------------------
 
-# `reduce_precision` is put on residuals by jax.checkpoint, and is no work of the layer's.
+# jax.checkpoint puts `reduce_precision` on residuals; it is not the layer's work.
 MOVES = frozenset(
     "broadcast_in_dim reshape transpose squeeze split concatenate iota name stop_gradient "
     "device_put convert_element_type reduce_precision".split()

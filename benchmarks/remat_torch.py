@@ -6,9 +6,9 @@ no memory is taken and nothing is compiled.
 
 AOTAutograd traces the joint graph, with Inductor's decompositions as ``torch.compile`` does, and
 ``min_cut_rematerialization_partition`` cuts it, under several settings and activation memory
-budgets. What crosses is counted by storage: views of one value count once, views of an input of the
-layer (x, the weights, the rotary tables) not at all. What is recomputed is counted as what the
-two halves take together beyond what the joint graph takes. The rules are else those of
+budgets. Residuals are counted by storage: views of one value count once, views of an input of the
+layer (x, the weights, the rotary tables) not at all. Recomputation is counted as the work of the
+two halves together beyond that of the joint graph. Otherwise the rules are those of
 `benchmarks.remat_jax`.
 """
 
@@ -42,7 +42,7 @@ Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 def settings() -> Iterator[tuple[str, Partition, dict[str, Any]]]:
-    """A name for each point recorded, the partitioner, and what is set in torch's configuration."""
+    """A name for each point, the partitioner, and its settings in torch's configuration."""
     yield "default_partition", default_partition, {}
     yield "min_cut", min_cut_rematerialization_partition, {}
     aggressive = {"aggressive_recomputation": True}
@@ -95,7 +95,7 @@ def joint_graph() -> tuple[fx.GraphModule, int]:
 
 
 def varying(graph: Any) -> set[fx.Node]:
-    """What depends on an input."""
+    """The nodes that depend on an input."""
     varies: set[fx.Node] = set()
     for n in graph.nodes:
         if n.op == "placeholder" or not varies.isdisjoint(n.all_input_nodes):
@@ -104,7 +104,7 @@ def varying(graph: Any) -> set[fx.Node]:
 
 
 def residuals(forward: Any, n_outputs: int) -> list[dict[str, Any]]:
-    """What the forward half hands on, each storage once, the inputs' left out."""
+    """The values the forward half passes on, each storage once, without the inputs'."""
     inputs = {_storage(n) for n in forward.nodes if n.op == "placeholder"}
     varies = varying(forward)
     handed = {_storage(n): n for n in forward.output_node().args[0][n_outputs:]}
@@ -129,7 +129,7 @@ def _storage(n: fx.Node) -> int:
     return n.meta["val"].untyped_storage()._cdata
 
 
-# -- what it takes --------------------------------------------------------------------------------
+# -- the work -------------------------------------------------------------------------------------
 
 PRODUCTS = frozenset("mm bmm".split())
 REDUCES = frozenset("sum mean amax".split())

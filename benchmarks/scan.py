@@ -5,8 +5,7 @@ and the same layer function in every case:
 
 xfunc: one jitted step, parameters donated, with `xf.scan`.
 torch_xla scan: `torch_xla.experimental.scan.scan`, with ``is_fn_pure=True`` and without.
-for loop: the layers one after the other, on lazy tensors; its transfers are what ours may not
-exceed.
+for loop: the layers one after the other, on lazy tensors; our transfers may not exceed its own.
 
 The peers end with ``torch_xla.sync()``. The device is waited for outside the timer.
 """
@@ -33,7 +32,7 @@ Decoder = Callable[[torch.Tensor, Layers], torch.Tensor]
 
 
 def layer(x: torch.Tensor, w: Layers) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of a scan. torch_xla's can close over no tensors and must return one."""
+    """One step of a scan. torch_xla's scan can't close over tensors and must return one."""
     x = llama.block(x, w, *llama.rope(C, x.device), C)
     return x, x.mean()
 
@@ -65,10 +64,10 @@ def our_step(layers: Layers, x: torch.Tensor) -> tuple[torch.Tensor, Layers]:
 
 
 class Ours:
-    """The jitted step; `settle` lets go of the donated weights.
+    """The jitted step; `settle` releases the donated weights.
 
     To free a donated buffer while the program that took it over runs makes torch_xla wait, on the
-    CPU, for that program. That is no part of the call, and is done when the device has finished.
+    CPU, for that program. That is not part of the call, and is done when the device has finished.
     """
 
     def __init__(self, x: torch.Tensor):

@@ -1,10 +1,10 @@
-"""A second process: how long until the first result, with what may lie on disk.
+"""A second process: the time to its first result, with and without files on disk.
 
 The loss and gradient of the 12-layer Llama of `trace`, from the start of the process to numbers,
-each in a process of its own:
+each in its own process:
 
-- ``jit``: the Python code is traced, and compiled;
-- ``exported``: a file of `xfunc.export` is loaded, and compiled;
+- ``jit``: the Python code is traced and compiled;
+- ``exported``: a file of `xfunc.export` is loaded and compiled;
 - ``cached``: as ``jit``, with torch_xla's persistent cache full.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def run(how: str, file: Path, cache: Path | None = None) -> dict[str, float]:
-    """What a fresh process measures."""
+    """The measurements of a fresh process."""
     environment = dict(os.environ)
     environment.pop("XLA_PERSISTENT_CACHE_PATH", None)
     if cache is not None:
@@ -64,7 +64,7 @@ def run(how: str, file: Path, cache: Path | None = None) -> dict[str, float]:
 
 
 def child(how: str, file: str, begin: float) -> None:
-    """Do it in this process, and print how long it took."""
+    """Run one case in this process, and print how long it took."""
     runtime.xla()
     c = llama.Config()
 

@@ -1,7 +1,7 @@
-"""Timing on a machine that does other things too, and the tables that come of it.
+"""Timing on a machine that is not idle, and tables of the results.
 
 Contenders take turns, so that a slow moment hits them all, and the fastest turn of each counts:
-what other processes do can only add to it.
+other processes can only add to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Contender:
     """Something to be timed.
 
     Attributes:
-        run: what is timed.
-        after: what is done after each run, outside the timer.
+        run: the function timed.
+        after: a function called after each run, outside the timer.
     """
 
     run: Callable[[], object]
@@ -28,13 +28,13 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison of xfunc with a peer, and what it should come to.
+    """One comparison of xfunc with a peer, and its target.
 
     Attributes:
         peer: its name.
         ours: the cost of xfunc.
         theirs: the cost of the peer, in the same unit.
-        target: a bound of the ratio.
+        target: a bound on the ratio.
         times_less: the ratio is theirs / ours, at least the target; else ours / theirs, at most it.
         unit: of the costs: seconds, or a count.
     """
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Nothing against nothing is 1."""
+        """The ratio of the costs; 1 if both are zero."""
         above, below = (self.theirs, self.ours) if self.times_less else (self.ours, self.theirs)
         return above / below if below else 1.0 if not above else float("inf")
 
@@ -86,7 +86,7 @@ def race(
         c.after()
     end = time.perf_counter() + budget
     gc.collect()
-    gc.disable()  # A collection would hit one contender for what another left.
+    gc.disable()  # A collection would charge one contender for another's garbage.
     try:
         for _ in range(rounds):
             for name, c in contenders.items():

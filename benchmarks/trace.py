@@ -1,10 +1,10 @@
-"""Tracing: from Python functions to a program, nothing compiled and nothing run.
+"""Tracing: from Python functions to a program, without compiling or running it.
 
 The loss and the gradient of a 12-layer Llama whose layers are an unrolled Python loop; every cache
 is emptied before each round.
 
 xfunc: ``xf.jit(xf.value_and_grad(loss)).lower(shapes)``, up to the serialised HLO.
-JAX: ``jax.jit(jax.value_and_grad(loss)).trace(shapes).lower()``, in a process of its own.
+JAX: ``jax.jit(jax.value_and_grad(loss)).trace(shapes).lower()``, in its own process.
 make_fx: ``make_fx(torch.func.grad_and_value(loss), tracing_mode="fake")``, up to the FX graph.
 """
 
@@ -59,7 +59,7 @@ def main(jax_python: str | None) -> None:
         grad_and_value = torch.func.grad_and_value(loss)
         return make_fx(grad_and_value, tracing_mode="fake")(params, real_tokens)
 
-    # Not in turns: make_fx leaves much behind for the next to clean up.
+    # Not in turns: make_fx leaves a lot of garbage for the next to collect.
     mine = race({"xfunc": Contender(ours)}, ROUNDS)["xfunc"]
     rows = []
     python = find_jax(jax_python)
@@ -75,7 +75,7 @@ def main(jax_python: str | None) -> None:
 
 
 def find_jax(python: str | None) -> str | None:
-    """The Python named, or the first at hand, if JAX can be imported there."""
+    """The given Python, or else the first one found, that can import JAX."""
     named = python or os.environ.get("XFUNC_JAX_PYTHON")
     for candidate in (named,) if named else (sys.executable, "python", "python3"):
         found = shutil.which(candidate)

@@ -1,6 +1,6 @@
-"""Training steps of the Llama example on one core, against plain torch, by the time of the core.
+"""Training steps of the Llama example on one core, against plain torch, by CPU time.
 
-The peers are one function of torch with what torch has for it: fused attention, fused AdamW.
+The peers are one torch function, eager and compiled, with fused attention and fused AdamW.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS, STEPS = 5, 1
 
 
 def main() -> None:
-    """Print tokens per second of one core, in a process that has had no other from its start.
+    """Print tokens per second of one core, in a process bound to that core from its start.
 
     XLA counts the cores when xfunc is imported: threads for more of them would wait for each other.
     """

@@ -1,16 +1,16 @@
 """Which instructions of a computation have memory of their own, and what they read.
 
-NOTE [the model of fusion]: XLA makes one loop of operations that work element by element, and what
-passes between them is never written to memory. Here an elementwise operation, or one that moves
-elements, has no memory if all its users are such operations. If there are several users each
-computes it again; but what takes long (`opcodes.SLOW`) is computed once, and written. What reads
-more than `_MOST_READS` arrays is written in any case. So is a reduction, and what it reduces, as on
+NOTE [the model of fusion]: XLA fuses elementwise operations into one loop, and values passed
+between them are never written to memory. Here an elementwise operation, or one that moves
+elements, has no memory if all its users are such operations. If there are several users, each
+computes it again; but a slow operation (`opcodes.SLOW`) is computed once, and written. One that
+reads more than `_MOST_READS` arrays is always written. So are a reduction and its operand, as on
 the CPU.
 A matrix product takes operands whose last two dimensions are exchanged. Tuples, barriers and
 reshapes are other names for the memory of their operands. Constants are not counted.
 
-Some operations write where one of their operands was, if nothing reads that any more: elementwise
-ones, updates of a slice, scatters; and a loop keeps its state where the initial value was.
+Some operations overwrite one of their operands if nothing reads it any more: elementwise ones,
+slice updates, scatters; and a loop keeps its state where the initial value was.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Buffer:
 
     Attributes:
         bytes: its size.
-        instruction: what writes it.
-        outside: whether it is there before the computation runs: an argument, the state of a loop.
+        instruction: the instruction that writes it.
+        outside: whether it exists before the computation runs: an argument, a loop's state.
     """
 
     bytes: int
@@ -41,7 +41,7 @@ class Buffer:
 
 
 Value: TypeAlias = "tuple[Buffer, ...] | list[Value]"
-"""Of an array, the buffers that whoever uses it reads; of a tuple, a list of its elements."""
+"""For an array, the buffers that its users read; for a tuple, a list of its elements."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -49,9 +49,9 @@ class Step:
     """An instruction that writes memory.
 
     Attributes:
-        instruction: which one.
+        instruction: the instruction.
         reads: the buffers that it reads.
-        writes: those that it writes, each with buffers in whose place it may be.
+        writes: the buffers that it writes, each with the buffers that it may replace.
     """
 
     instruction: Instruction
@@ -64,9 +64,9 @@ class Flow:
     """A computation's use of memory.
 
     Attributes:
-        steps: in order.
+        steps: its steps, in order.
         arguments: its parameters.
-        result: what it returns.
+        result: its result.
     """
 
     steps: tuple[Step, ...]
@@ -90,7 +90,7 @@ def leaves(value: Value) -> Iterator[tuple[Buffer, ...]]:
 
 _ELEMENTWISE = opcodes.ELEMENTWISE | opcodes.ENCODINGS
 _FUSES = _ELEMENTWISE | opcodes.MOVES
-_JOINS = _FUSES | {"dynamic-update-slice"}  # what may compute its operands itself
+_JOINS = _FUSES | {"dynamic-update-slice"}  # operations that may compute their operands themselves
 _MOST_READS = 16
 
 
@@ -147,7 +147,7 @@ class _Walk:
         return made
 
     def _loop(self, i: Instruction, start: Value) -> Value:
-        """What the body hands on unchanged stays where it is; the rest of the state is written."""
+        """State that the body passes on unchanged stays where it is; the rest is written."""
         body = i.called_computations[0]
         result: list[Value] = []
         writes: dict[Buffer, tuple[Buffer, ...]] = {}
@@ -158,7 +158,7 @@ class _Walk:
                 for before, after in zip(leaves(old), leaves(new), strict=True):
                     writes[after[0]] = before if len(before) == 1 else ()
                     if len(before) == 1 and before[0].instruction.opcode == "broadcast":
-                        before[0].instruction = after[0].instruction  # what it was made for
+                        before[0].instruction = after[0].instruction  # it was made for this
         reads = tuple(dict.fromkeys(b for leaf in leaves(start) for b in leaf))
         self._steps.append(Step(i, reads, writes))
         return result
@@ -176,7 +176,7 @@ def _written(shape: Shape, i: Instruction, outside: bool = False) -> Value:
 
 
 def _written_by(body: Computation, k: int) -> Instruction | None:
-    """What computes element k of the state in the body of a loop; of a stack, each step's value."""
+    """What computes element k of a loop body's state; for a stack, the value of each step."""
     if body.root.opcode != "tuple":
         return None
     i, seen = body.root.operands[k], {k}
@@ -194,7 +194,7 @@ def _written_by(body: Computation, k: int) -> Instruction | None:
 
 
 def _hands_on(body: Computation, k: int) -> bool:
-    """Whether the body of a loop returns element k of its state as it got it."""
+    """Whether the body of a loop returns element k of its state unchanged."""
     if body.root.opcode != "tuple":
         return False
     i = body.root.operands[k]
@@ -206,7 +206,7 @@ def _hands_on(body: Computation, k: int) -> bool:
 
 
 def _renames(i: Instruction) -> bool:
-    """Whether it is its operand under another shape."""
+    """Whether an instruction is its operand under another shape."""
     if i.opcode == "transpose":
         n, order = len(i.shape.dims), list(i.proto.dimensions)
         exchanged = [*range(n - 2), n - 1, n - 2]

@@ -19,7 +19,7 @@ from xfunc.hlo.shape import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of something.
+    """The cost of a computation or an instruction.
 
     Attributes:
         flops: arithmetic operations; a multiply-add is two.
@@ -65,8 +65,8 @@ def _known(module: Module) -> dict[int, Cost]:
 def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
     """The costs of the instructions that do the work, each with the number of times it runs.
 
-    Those of loops, calls and branches are there, and not the loops, calls and branches; of a
-    conditional those of all branches.
+    Instructions inside loops, calls and branches (all of a conditional's) are listed instead of the
+    loops, calls and conditionals themselves.
     """
     known = _known(module)
     found: list[tuple[Instruction, Cost, int]] = []
@@ -91,14 +91,14 @@ class Chip(NamedTuple):
 
     Attributes:
         flops: arithmetic operations of matrix products.
-        bytes: read from its memory, or written.
+        bytes: bytes read from its memory or written to it.
     """
 
     flops: float
     bytes: float
 
 
-# Source, of the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e}, peak compute per chip in bfloat16
+# Source for the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e}, peak compute per chip in bfloat16
 # and memory bandwidth. The CPU is a guess: a few cores of a server.
 CHIPS = {
     "v5e": Chip(197e12, 819e9),
@@ -109,7 +109,7 @@ CHIPS = {
 
 
 def roofline(cost: Cost, chip: str = "v6e") -> float:
-    """Seconds that something takes on a chip: for arithmetic or for memory, whichever is longer.
+    """Seconds that a cost takes on a chip: for arithmetic or for memory, whichever is longer.
 
     Source: Williams et al., "Roofline", 2009.
     """
@@ -184,8 +184,8 @@ _KNOWN_TRIPS = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
 
 
 def trip_count(loop: Instruction) -> int | None:
-    """How often a ``while`` runs, if it counts from a constant by one to below a constant."""
-    known = _KNOWN_TRIPS.search(loop.proto.backend_config)  # by XLA, once it has optimised
+    """How often a ``while`` runs, if it counts up by one from a constant to a constant limit."""
+    known = _KNOWN_TRIPS.search(loop.proto.backend_config)  # from XLA, once it has optimised
     if known:
         return int(known[1])
     body, condition = loop.called_computations
@@ -222,13 +222,13 @@ def _scalar(i: Instruction) -> int | None:
 
 
 def _window(i: Instruction) -> list[wire.Fields]:
-    """The dimensions of its window, each a ``WindowDimension``."""
+    """The dimensions of the instruction's window, each a ``WindowDimension``."""
     window = wire.message(wire.fields(i.proto.SerializeToString()), 15)
     return [wire.fields(d) for d in window.get(1, ())]
 
 
 def _convolution(i: Instruction) -> int:
-    """Two operations for each place where the kernel meets the input; padding does not count."""
+    """Two operations wherever the kernel meets the input; padding does not count."""
     x, kernel, out = i.operands[0].shape.dims, i.operands[1].shape.dims, i.shape.dims
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 16)
     spatial = zip(

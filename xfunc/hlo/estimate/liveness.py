@@ -1,15 +1,15 @@
-"""An estimate of how much memory a module takes and what for, made without a compiler.
+"""An estimate of how much memory a module takes, and for what, made without a compiler.
 
-The entry's arguments are there from start to end. What is written lives until it is last read,
-results until the end. `buffers` says which instructions write memory, and `schedule` in which order
-they run: XLA takes the best of several orders, and so does this. The body of a loop needs what it
-writes on top of the loop's state, whose new value is written over the old one if nothing reads that
+The entry's arguments live from start to end, written buffers until they are last read, and results
+until the end. `buffers` says which instructions write memory, and `schedule` in which order they
+run: XLA takes the best of several orders, and so does this. The body of a loop needs memory for
+its writes on top of the loop's state, whose new value overwrites the old one if nothing reads that
 any more (`occupancy`).
 
 NOTE [accuracy]: compared with the memory analysis of XLA's CPU compiler, train steps of a scanned
 Llama are 0 to 6 % low, under every policy; other programs of matrix products within 13 %.
-Convolutions come out far too low, because the CPU's rearrange their operands in memory first. What
-is lost where all this is laid out in one block, 1 % or so, is not counted.
+Convolutions come out far too low, because the CPU's rearrange their operands in memory first.
+Losses from laying all this out in one block, about 1 %, are not counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from xfunc.hlo.passes.simplify import simplify
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Memory, and what it is for.
+    """An amount of memory, and its use.
 
     Attributes:
         bytes: how much.
-        line: the user's, as ``file:line``; empty if it is not known.
-        name: of the operation there.
+        line: the user's, as ``file:line``; empty if unknown.
+        name: the operation on that line.
     """
 
     bytes: int
@@ -41,10 +41,10 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """How long memory is held, and what for.
+    """How long memory is held, and for what.
 
     Attributes:
-        held: what is held.
+        held: the memory.
         start: the first step, as `Peak.timeline` counts them.
         end: one more than the last step.
     """
@@ -64,8 +64,8 @@ class Peak:
         at: the step at which the peak occurs.
         largest: the arrays that are held then, the largest first.
         timeline: the total held at each step, in order; a loop's body appears once.
-        spans: what is held beside the arguments, each piece of memory with its time. What a loop
-            finds room for in memory that is held anyway is among them too.
+        spans: the memory held besides the arguments, each piece with its time. They include what
+            a loop places in memory that is held anyway.
     """
 
     bytes: int
@@ -80,9 +80,9 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
     """The memory of a module.
 
     Args:
-        module: as it is before it is compiled.
-        donated: the parameters whose memory results may take over. XLA pairs them, in the order in
-            which they are given, with results of the same size, in order.
+        module: the module before it is compiled.
+        donated: the parameters whose memory results may take over. XLA pairs them, in the order
+            given, with results of the same size, in order.
     """
     entry = prepared(module).entry
     _, found = best(task_of(entry, donated))
@@ -99,13 +99,13 @@ def peak(module: Module, donated: Sequence[int] = ()) -> Peak:
 
 
 def task_of(entry: Computation, donated: Sequence[int] = ()) -> Task:
-    """The entry of a `prepared` module, as an object whose memory can be found."""
+    """The task of finding the memory of a `prepared` module's entry."""
     memory = flow(entry)
     return Task(memory, _donations(memory, donated), True, {})
 
 
 def prepared(module: Module) -> Module:
-    """The module in the form that memory is measured in: with called functions inlined."""
+    """The module in the form used to measure memory: with called functions inlined."""
     return simplify(inline_calls(module), bodies=True)
 
 

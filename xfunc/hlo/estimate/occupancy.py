@@ -32,11 +32,11 @@ class Task:
     """A computation whose memory is to be found.
 
     Attributes:
-        memory: what it reads and writes.
+        memory: its reads and writes.
         places: the outside memory in which results must end up.
-        reserves: whether the other results have theirs from the start.
-        known: what has been found for other computations, by id.
-        exceeds: says where more is held than at any step before.
+        reserves: whether the other results have their memory from the start.
+        known: the memory found for other computations, by id.
+        exceeds: whether more is held than at any step before.
     """
 
     memory: Flow
@@ -62,7 +62,7 @@ STARTS: tuple[Callable[[Task], Sequence[Step]], ...] = (
     lambda task: task.memory.steps,
     lambda task: memory_order(task.memory.steps, set(results(task.memory))),
 )
-"""The orders from which those are made of which a compiler is expected to take the best."""
+"""The initial orders; the compiler is expected to take the best of these and their variants."""
 
 
 class _Run:
@@ -71,14 +71,14 @@ class _Run:
     def __init__(self, order: Sequence[Step], task: Task) -> None:
         self._order, self._task = order, task
         self._last = last_reads(order, task.memory)
-        self._home: dict[Buffer, Buffer] = {}  # in whose memory a buffer is
+        self._home: dict[Buffer, Buffer] = {}  # the buffer whose memory each one uses
         self._tenants: dict[Buffer, int] = {}
         self._ends: dict[int, list[Buffer]] = {}
         self._live = 0
         self._points: list[Amount] = []
         self._since: dict[Buffer, int] = {}  # the point from which memory is held
         self._spans: list[_Span] = []
-        # The memory of results to come, the smallest first, and the steps that write them.
+        # The memory of future results, smallest first, and the steps that write them.
         self._reserved: dict[Buffer, int] = {}
         if task.reserves:
             own = set(results(task.memory)) - task.places.keys()
@@ -129,7 +129,7 @@ class _Run:
                 self._spans.append((home.bytes, home.instruction, start, len(self._points)))
 
     def _find_home(self, b: Buffer, candidates: Sequence[Buffer], now: int) -> Buffer:
-        """In whose memory a buffer is written; its own, if there is no other."""
+        """The buffer whose memory a buffer is written to: itself, if there is no other."""
         place = self._task.places.get(b)
         if place is not None and self._last.get(place, -1) < now + (place in candidates):
             return place
@@ -145,9 +145,9 @@ class _Run:
         return next(self._room(b.bytes, end, b), b)
 
     def _room(self, bytes: int, until: int, b: Buffer | None = None) -> Iterator[Buffer]:
-        """The unused memory of results to come, beginning with the smallest that is large enough.
+        """The unused memory of future results, beginning with the smallest that is large enough.
 
-        Until its result is written, or until that is written in place of `b`.
+        It is free until its result is written, perhaps in place of `b`.
         """
         first = bisect.bisect_left(self._rooms, bytes, key=lambda room: room.bytes)
         for room in self._rooms[first:]:
@@ -157,7 +157,7 @@ class _Run:
                 yield room
 
     def _room_for(self, held: Sequence[Amount], now: int) -> int:
-        """How much of what a loop holds finds room in the memory of results to come."""
+        """How much of the memory a loop holds fits in that of future results."""
         saved = 0
         taken: set[Buffer] = set()
         for n, _ in sorted(held, key=lambda h: -h[0]) if self._rooms else ():
@@ -190,7 +190,7 @@ def _of_body(body: Computation, is_loop: bool, known: dict[int, Found]) -> Found
     places: dict[Buffer, Buffer] = {}
     states = [leaf[0] for a in memory.arguments for leaf in leaves(a)] if is_loop else None
     for k, leaf in enumerate(leaves(memory.result)):
-        for b in leaf:  # There is none for a constant.
+        for b in leaf:  # Constants have none.
             # A branch writes its results where its caller wants them.
             place = states[k] if states else Buffer(b.bytes, b.instruction, outside=True)
             places.setdefault(b, place)
@@ -198,5 +198,5 @@ def _of_body(body: Computation, is_loop: bool, known: dict[int, Found]) -> Found
 
 
 def results(memory: Flow) -> list[Buffer]:
-    """The buffers of what a computation returns; constants have none."""
+    """The buffers of a computation's results; constants have none."""
     return [b for leaf in leaves(memory.result) for b in leaf]

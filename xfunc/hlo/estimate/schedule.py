@@ -9,11 +9,11 @@ from xfunc.hlo.estimate.buffers import Buffer, Step
 
 
 def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
-    """The steps in an order found greedily: the next is the one that frees most, net.
+    """The steps in a greedy order: the next is the one that frees the most, net.
 
     Args:
-        steps: in an order in which what they read has been written before.
-        kept: what is never freed.
+        steps: in an order in which every buffer is written before it is read.
+        kept: the buffers that are never freed.
 
     Source: ``ListScheduler`` in XLA's ``hlo_memory_scheduler.cc``.
     """
@@ -42,7 +42,7 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
     while ready:
         _, k = heapq.heappop(ready)
         if done[k]:
-            continue  # It was queued again when it could free more.
+            continue  # It was queued again once it could free more.
         done[k] = True
         found.append(steps[k])
         for b in steps[k].reads:
@@ -59,7 +59,7 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
 
 
 def just_in_time(order: Sequence[Step]) -> list[Step]:
-    """The same order, but a step waits for its use where that keeps less alive than it writes."""
+    """The same order, with steps delayed until used where that keeps less alive than they write."""
     writer = {b: k for k, s in enumerate(order) for b in s.writes}
     readers: dict[Buffer, int] = {}
     for s in order:
@@ -67,7 +67,7 @@ def just_in_time(order: Sequence[Step]) -> list[Step]:
             readers[b] = readers.get(b, 0) + 1
     waits = [False] * len(order)
     for k, s in enumerate(order):
-        holds = 0  # what lives longer if this step waits
+        holds = 0  # bytes that live longer if this step waits
         for b in s.reads:
             if b in writer and not (waits[writer[b]] and readers[b] == 1):
                 holds += b.bytes

@@ -43,10 +43,10 @@ _RULES = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Padded:
-    """A program of a bucket.
+    """A program for a bucket.
 
     Attributes:
-        module: takes the actual sizes of the symbols as last parameters, int64 scalars.
+        module: takes the actual sizes of the symbols as its last parameters, int64 scalars.
         outputs: the exact sizes of each result's dimensions.
         masks: the number of selects that keep padding out.
     """
@@ -57,7 +57,7 @@ class Padded:
 
 
 def padded(symbolic: SymbolicModule) -> Padded:
-    """The module of a bucket, which `symbolic` is about, for all sizes up to the bucket's.
+    """The module for the bucket that `symbolic` describes, for all sizes up to the bucket's.
 
     Raises:
         Inexact: an instruction cannot be made exact.
@@ -100,7 +100,7 @@ class _Pass:
         return Padded(dead_code_elimination(Module(proto)), tuple(exact), masks)
 
     def _check_bounds(self, c: Computation) -> None:
-        """Whatever the sizes, the exact shape fits in the bucket's."""
+        """Check that the exact shape fits in the bucket's, whatever the sizes."""
         for i in c.instructions:
             if i.proto.control_predecessor_ids:
                 raise Inexact(f"{i.opcode} that waits for another instruction", i)
@@ -122,7 +122,7 @@ class _Pass:
     ) -> tuple[pb.HloComputationProto, State]:
         """A computation for inputs with given layouts, and the layout of its result.
 
-        It takes the actual sizes as well: as further parameters, or, if `packed`, behind the
+        It takes the actual sizes as well: as further parameters, or, if `packed`, after the
         elements of its one parameter, which is a tuple, as in loops and branches.
         """
         key = (c.id, packed, self.divided, tuple(map(signature, inputs)))
@@ -150,7 +150,7 @@ class _Body:
     def __init__(self, whole: _Pass, c: Computation, inputs: Sequence[State], packed: bool) -> None:
         self.whole, self.c = whole, c
         self.proto = pb.HloComputationProto(id=next(whole.ids))
-        # A composite whose shapes vary is one no longer: nothing may be substituted for it.
+        # With varying shapes it is no longer a composite: nothing may be substituted for it.
         name = c.name if operation_of(c.proto) is None else "spelled_out"
         self.proto.name = renamed(name, self.proto.id)
         self.values: dict[int, State] = {}
@@ -210,7 +210,7 @@ class _Body:
                 self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
         root = self.values[self.c.root.id]
         if self.c.id == self.whole.symbolic.module.proto.entry_computation_id:
-            # Cut to size, results are at the beginning.
+            # The results are at the beginning, to be cut to size.
             assert isinstance(root, list)
             root = [*map(self._plain, root)]
         return self.finished(root), root
@@ -237,7 +237,7 @@ class _Body:
         return self.emit.put(instruction("tuple", self.emit.new_id(), shape_of(x), ids))
 
     def taken_apart(self, x: State, id: int) -> State:
-        """The value as what an instruction computes."""
+        """The value, as computed by an instruction."""
         if isinstance(x, Val):
             return dataclasses.replace(x, id=id)
         found: list[State] = []
@@ -309,7 +309,7 @@ class _Body:
         if is_region(callee.proto):
             regions.check_region(callee, i)
         divided = self.whole.divided
-        self.whole.divided &= not is_region(self.c.proto)  # What one device holds is not.
+        self.whole.divided &= not is_region(self.c.proto)  # One device's values are not.
         proto, found = self.whole.computation(callee, operands)
         self.whole.divided = divided
         ids = [*map(self.packed_up, operands), *self.sizes_inside]

@@ -15,7 +15,7 @@ _OUT_BATCH, _OUT_FEATURE, _OUT_SPATIAL = 9, 10, 12
 
 
 def convolution(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """The padding of summed dimensions, spatial and feature alike, holds 0 in both operands."""
+    """Summed dimensions, spatial and feature alike, are padded with 0 in both operands."""
     x, kernel = operands
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), _NUMBERS)
     batch, feature = wire.integer(numbers, _BATCH), wire.integer(numbers, _FEATURE)

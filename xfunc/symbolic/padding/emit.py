@@ -31,7 +31,7 @@ def array(element_type: int, dims: Sequence[int]) -> pb.ShapeProto:
 
 
 def message(*fields: tuple[int, int | bytes]) -> bytes:
-    """A protobuf message of integers and messages, by the numbers of its fields."""
+    """A protobuf message of integers and messages, by field number."""
     found = b""
     for number, x in fields:
         if isinstance(x, bytes):
@@ -53,17 +53,17 @@ class Emitter:
     """Adds instructions to a computation, and computes nothing twice.
 
     Args:
-        ids: new ids.
+        ids: unused ids.
         sizes: the actual sizes of the symbols, as scalars of the computation.
     """
 
     def __init__(self, ids: Iterator[int], sizes: Mapping[str, int]) -> None:
         self.instructions: list[pb.HloInstructionProto] = []
-        self.source: pb.HloInstructionProto | None = None  # what new ones do a part of
+        self.source: pb.HloInstructionProto | None = None  # the one that new ones help compute
         self._ids, self._sizes = ids, sizes
         self._scalars: dict[object, int] = {}
         self._masks: dict[object, int | None] = {}
-        self.count = 0  # masks that were applied
+        self.count = 0  # masks applied
 
     def add(
         self,
@@ -75,7 +75,7 @@ class Emitter:
         dimensions: Sequence[int] = (),
         direction: str = "",
     ) -> int:
-        """A new instruction; its id."""
+        """Add a new instruction; returns its id."""
         shape = array(element_type, dims)
         made = instruction(opcode, next(self._ids), shape, operands, self.source)
         made.dimensions.extend(dimensions)
@@ -85,12 +85,12 @@ class Emitter:
         return made.id
 
     def put(self, proto: pb.HloInstructionProto) -> int:
-        """Add an instruction that has been made already."""
+        """Add an existing instruction."""
         self.instructions.append(proto)
         return proto.id
 
     def new_id(self) -> int:
-        """An id that nothing has yet."""
+        """An unused id."""
         return next(self._ids)
 
     def on_all(self, x: int, element_type: int, dims: Sequence[int], manual: bool = False) -> int:
@@ -113,7 +113,7 @@ class Emitter:
         return self._scalars[key]
 
     def size(self, p: Size, element_type: int = S64) -> int:
-        """A size, computed from the actual ones."""
+        """A size, computed from the actual sizes."""
         key = (as_polynomial(p), element_type)
         if key not in self._scalars:
             self._scalars[key] = self._computed(as_polynomial(p), element_type)
@@ -150,17 +150,17 @@ class Emitter:
         return self._scalars[key]
 
     def _scaled(self, p: Polynomial) -> int:
-        """A polynomial that need not be whole, as a float."""
+        """A polynomial that need not be an integer, as a float."""
         bottom = math.lcm(*(c.denominator for _, c in p.terms))
         top = self.size(p * bottom, F64)
         return self.add("divide", F64, (), [top, self.number(float(bottom), F64)])
 
     def binary(self, opcode: str, a: int, b: int, dims: Sequence[int] = ()) -> int:
-        """An operation on two int64 of equal shape."""
+        """An operation on two int64 values of equal shape."""
         return self.add(opcode, S64, dims, [a, b])
 
     def spread(self, scalar: int, dims: Sequence[int], element_type: int = S64) -> int:
-        """A scalar, repeated."""
+        """A scalar, broadcast."""
         return self.add("broadcast", element_type, dims, [scalar]) if dims else scalar
 
     def clamped(self, x: int, high: int, dims: Sequence[int] = ()) -> int:
@@ -173,9 +173,9 @@ class Emitter:
     def mask(
         self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
     ) -> int | None:
-        """Where the exact shape's elements are, along the padded ones of the dimensions `over`.
+        """A mask of the exact shape's elements along the padded dimensions among `over`.
 
-        None: everywhere.
+        None: all elements.
         """
         key = (tuple(dims), tuple((d, layouts[d]) for d in over))
         if key not in self._masks:
@@ -201,7 +201,7 @@ class Emitter:
         return found
 
     def _below(self, f: Factor) -> int:
-        """PRED[f.size]: which are valid."""
+        """PRED[f.size]: which elements are valid."""
         key = ("below", f)
         if key not in self._scalars:
             place = self.add("iota", S64, [f.size], dimensions=[0])

@@ -2,8 +2,8 @@
 
 NOTE [factors]: a dimension is a list of factors, row-major: pieces that have a size in the bucket
 and a valid length. ``[B, S]`` reshaped to ``[B*S]`` has two, and its elements are in rows of the
-bucket's S, of which the first S are valid. A value that is the same all along a dimension fits any
-layout: that is *uniform*, or None.
+bucket's S, of which the first S are valid. A value that is constant along a dimension fits any
+layout there: its layout is *uniform*, or None.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Factor(NamedTuple):
     """A piece of a dimension.
 
     Attributes:
-        size: in the bucket.
-        valid: how many of them belong to the exact shape: a number if all of them do.
+        size: its size in the bucket.
+        valid: how many elements belong to the exact shape: a number if all do.
     """
 
     size: int
@@ -61,7 +61,7 @@ def is_padded(layout: MaybeLayout) -> bool:
 def split(factors: Sequence[Factor], dims: Sequence[tuple[int, Size]]) -> list[Layout] | None:
     """Deal factors out to new dimensions (sizes and valid lengths), as a reshape does.
 
-    None: a factor would have to be cut where its padding is not at the end of each piece.
+    None if a factor would have to be cut so that its padding is not at the end of each piece.
     """
     left = list(canonical(factors))
     found: list[Layout] = []

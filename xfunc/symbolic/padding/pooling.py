@@ -1,4 +1,4 @@
-"""What the padding pass does about the gradient of a maximum over windows."""
+"""The padding pass's rule for the gradient of max pooling."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Manual regions (`shard_map`) of arrays whose shapes vary, and communication in them.
 
-NOTE [parts of a padded dimension]: a device that gets a part of the exact dimension gets as many
-elements as any other. The padding of a bucket lies at the end, so that the last devices would have
-nothing else. At the border of a region the elements are moved, so that each part has its share of
-the padding at its own end: a factor of the devices, and one of what each has. Behind the region a
-dimension lies so as well.
+NOTE [parts of a padded dimension]: the exact dimension is divided equally among the devices. The
+padding of a bucket is at the end, so the last devices would have nothing else. At the border of a
+region the elements are moved, so that each part has its share of the padding at its own end: one
+factor for the devices, and one for the elements of each. After the region a dimension keeps this
+layout.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def entered(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             inside = own(part, sizes[d])
             moved = m.relaid(moved, d, _behind(whole // part, inside), whole)
         layouts.append(inside)
-    if moved is not x:  # The border takes this apart.
+    if moved is not x:  # The border splits this.
         moved = dataclasses.replace(moved, id=remade(m, i.operands[0], [moved.id]))
     return result(m, i, [moved.id], layouts)
 
 
 def left(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """The devices' parts as one array: what is uniform in each may differ between them."""
+    """The devices' parts as one array: a value uniform in each may differ between them."""
     (x,) = operands
     layouts: list[MaybeLayout] = []
     for d, (part, whole) in enumerate(zip(x.dims, i.shape.dims, strict=True)):
@@ -64,7 +64,7 @@ def among_rows(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def check_region(c: Computation, i: Instruction) -> None:
-    """Refuse regions that are manual over some of the axes of a mesh only."""
+    """Refuse regions that are manual over only some axes of a mesh."""
     for j in c.instructions:
         if pb.OpSharding.MANUAL in j.proto.sharding.last_tile_dims:
             raise Inexact(
@@ -73,7 +73,7 @@ def check_region(c: Computation, i: Instruction) -> None:
 
 
 def sizes_inside(emit: Emitter, sizes: list[int]) -> list[int]:
-    """The actual sizes, as each device has them."""
+    """Each device's own copy of the actual sizes."""
     return [emit.on_all(emit.on_all(k, S64, ()), S64, (), manual=True) for k in sizes]
 
 

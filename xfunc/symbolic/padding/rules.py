@@ -27,7 +27,7 @@ ELEMENTWISE = frozenset(
 )
 
 
-# Cheap operations, of whose results more is known than that they depend on no size.
+# Cheap operations: more is known about their results than that they depend on no size.
 LIGHT = ELEMENTWISE | {"constant", "iota", "broadcast", "reshape", "transpose"}
 
 
@@ -99,7 +99,7 @@ def iota(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def broadcast(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What is repeated is uniform along the new dimensions."""
+    """The result is uniform along the new dimensions."""
     (x,) = operands
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
     fills = {}
@@ -126,7 +126,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "sqrt": lambda a: a if a in (0, 1) else math.nan,
     "subtract": lambda a, b: a - b,
 }
-_SIMPLE = (0, 1, -1, math.inf, -math.inf)  # what arithmetic of all types has in common
+_SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all types
 
 
 def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
@@ -147,7 +147,7 @@ def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def _known(i: Instruction, operands: Sequence[float | None]) -> float | None:
-    """What the operation gives for numbers, if that is simple enough to compute here."""
+    """The operation's result for numbers, if it is simple enough to compute here."""
     rule = _KNOWN.get(i.opcode)
     if rule is None or any(x is None or x not in _SIMPLE for x in operands):
         return None
@@ -186,7 +186,7 @@ def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """What lies at the beginning would lie at the end: its places are computed."""
+    """The padding would move to the front, so positions are computed."""
     (x,) = operands
     turned = []
     for d in i.proto.dimensions:
@@ -239,7 +239,7 @@ def _extremes(element_type: int) -> tuple[float | None, float | None]:
 
 
 def applied(i: Instruction) -> str:
-    """The operation on pairs that a reduction or the like applies; "" if it is no single one."""
+    """The operation on pairs that a reduction or the like applies; "" if it is not a single one."""
     computation = i.called_computations[-1]
     root = computation.root
     if root.opcode == "tuple" or len(computation.instructions) != 3:
@@ -248,7 +248,7 @@ def applied(i: Instruction) -> str:
 
 
 def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
-    """The operand of a reduction holds the neutral element in its padding."""
+    """The operand is padded with the neutral element."""
     half = len(operands) // 2
     over = list(i.proto.dimensions)
     arrays, _ = m.alike(operands[:half])
@@ -292,7 +292,7 @@ def results(
 
 
 def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """Contracted dimensions hold 0 in their padding, in both operands."""
+    """Contracted dimensions are padded with 0 in both operands."""
     a, b = operands
     numbers = i.proto.dot_dimension_numbers
     left_sum, right_sum = (
@@ -315,11 +315,11 @@ def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return result(m, i, [a.id, b.id], layouts)
 
 
-# -- what works along some dimensions only --------------------------------------------------------
+# -- operations along some dimensions -------------------------------------------------------------
 
 
 def along(dims: Callable[[Instruction, list[Val]], Sequence[int]]) -> Rule:
-    """A rule for what is exact unless one of these dimensions is padded."""
+    """A rule for operations that are exact unless one of these dimensions is padded."""
 
     def rule(m: Movers, i: Instruction, operands: list[Val]) -> State:
         for d in dims(i, operands):

@@ -1,4 +1,4 @@
-"""Values of a program in a bucket, tuples of them, and what such a program holds."""
+"""Values of a bucket's program, tuples of them, and the parts of such a program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flat(shape: Shape) -> list[Shape]:
 
 
 def signature(x: State) -> object:
-    """What programs of a body differ by."""
+    """The key that distinguishes the programs made from one body."""
     if isinstance(x, list):
         return tuple(map(signature, x))
     fills = tuple(sorted((d, repr(v)) for d, v in x.fills.items()))
@@ -74,7 +74,7 @@ def whole(shape: Shape) -> State:
 
 
 def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
-    """The module with what its entry runs, callees before their callers."""
+    """The module with only the computations its entry runs, callees before their callers."""
     by_id = {c.id: c for c in proto.computations}
     order: dict[int, None] = {}
 

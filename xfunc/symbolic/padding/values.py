@@ -21,7 +21,7 @@ class Inexact(Exception):
 
     Attributes:
         reason: why.
-        instruction: which.
+        instruction: the instruction.
     """
 
     def __init__(self, reason: str, instruction: Instruction | None = None) -> None:
@@ -36,11 +36,11 @@ class Val:
     Attributes:
         id: the instruction that computes it.
         element_type: XLA's number of its element type.
-        dims: in the bucket.
-        sizes: of the exact shape.
-        layouts: where in each dimension the exact elements lie; see NOTE [factors].
-        fills: by dimension, what all of the padding along it holds, where that is known.
-        const: the value of all elements, where that is known.
+        dims: the bucket's shape.
+        sizes: the exact shape.
+        layouts: where in each dimension the exact elements are; see NOTE [factors].
+        fills: by dimension, the value of all the padding along it, where known.
+        const: the value of all elements, where known.
     """
 
     id: int
@@ -90,7 +90,7 @@ class Movers:
         return self._masked[key] if over else x
 
     def masked_by(self, x: Val, over: Sequence[int], scalar: Val) -> Val:
-        """The same with a scalar of the program."""
+        """The same, with a scalar of the program as `fill`."""
         if scalar.const is not None:
             return self.masked(x, over, scalar.const)
         over = [d for d in over if x.padded(d)]
@@ -112,7 +112,7 @@ class Movers:
     # -- moves --------------------------------------------------------------------------------
 
     def take(self, x: Val, d: int, index: int, n: int) -> int:
-        """``x[..., index, ...]`` along dimension d, for an S64[n] of places in it."""
+        """``x[..., index, ...]`` along dimension d, for an S64[n] of positions in it."""
         dims = (*x.dims[:d], n, *x.dims[d + 1 :])
         index = self.emit.add("reshape", S64, (n, 1), [index])
         # XLA 2.9's partitioner ends the process on a gather along a sharded dimension.
@@ -131,7 +131,7 @@ class Movers:
         return self.emit.on_all(id, x.element_type, dims) if self._divided else id
 
     def places(self, layout: Layout, n: int) -> int:
-        """S64[n]: which element of the exact shape lies at each place of a dimension."""
+        """S64[n]: the exact shape's element at each position of a dimension."""
         emit, place, found = self.emit, self.emit.iota(n), None
         for k, f in enumerate(layout):
             rest = math.prod(g.size for g in layout[k + 1 :])
@@ -143,7 +143,7 @@ class Movers:
         return emit.spread(emit.number(0), [n]) if found is None else found
 
     def at_places(self, layout: Layout, exact: int, n: int, size: int) -> int:
-        """S64[n]: where in a dimension of `size` the elements of the exact shape are."""
+        """S64[n]: the position in a dimension of `size` of each element of the exact shape."""
         emit, found = self.emit, None
         for k, f in enumerate(layout):
             weight = self._all(product(g.valid for g in layout[k + 1 :]), n)
@@ -161,7 +161,7 @@ class Movers:
         return self.emit.spread(self.emit.size(size), [n])
 
     def relaid(self, x: Val, d: int, layout: Layout, size: int) -> Val:
-        """The value with another layout, and another size in the bucket, of one dimension."""
+        """The value with another layout, and another size in the bucket, for one dimension."""
         have = x.layouts[d]
         if have == layout and x.dims[d] == size:
             return x
@@ -189,7 +189,7 @@ class Movers:
     def alike(
         self, values: Sequence[Val], but: int | None = None
     ) -> tuple[list[Val], list[MaybeLayout]]:
-        """Values of equal dimensions (but one) with equal layouts (but of that), and these."""
+        """Values of equal dimensions, given equal layouts, and these; except in dimension `but`."""
         values, found = list(values), []
         for d in range(len(values[0].dims)):
             if d == but:
@@ -206,7 +206,7 @@ class Movers:
         return values, found
 
     def reshaped(self, x: Val, i: Instruction, dims: Sequence[int], sizes: Sequence[Size]) -> Val:
-        """The value as an array of other dimensions."""
+        """The value as an array with other dimensions."""
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
         fills: dict[int, float] = {}
@@ -238,7 +238,7 @@ class Movers:
         groups: Sequence[tuple[list[int], list[int]]],
         moved: Sequence[tuple[list[int], list[int], list[Layout]]],
     ) -> Val:
-        """The value with each group of dimensions as one, in the layout of what it will be."""
+        """The value with each group of dimensions merged into one, in its new layout."""
         flat = [[f for d in old for f in x.own(d)] for old, _ in groups]
         dims = [math.prod(x.dims[d] for d in old) for old, _ in groups]
         sizes = [product(x.sizes[d] for d in old) for old, _ in groups]

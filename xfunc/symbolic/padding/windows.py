@@ -21,7 +21,7 @@ def _in_groups(numbers: Sequence[Size], n: int) -> list[tuple[Size, ...]]:
 
 
 def slice_(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """From a start that depends on sizes, the places are computed."""
+    """If the start or stride depends on sizes, positions are computed."""
     (x,) = operands
     bounds = _in_groups(m.symbolic.sizes(i, "slice"), 3)
     for d, ((start, limit, stride), n, size) in enumerate(
@@ -72,7 +72,7 @@ def _cut(
     start: int = 0,
     stride: int = 1,
 ) -> Val:
-    """n elements of a dimension, from a place on that is known."""
+    """n elements of a dimension, from a known position on."""
     dims = (*x.dims[:d], n, *x.dims[d + 1 :])
     id = m.emit.add("slice", x.element_type, dims, [x.id])
     for k, have in enumerate(x.dims):
@@ -93,7 +93,7 @@ def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     if not any(x.padded(d) for x in operands[:-1]):
         operands = [m.plain(x, d) for x in operands]
         return result(m, i, [x.id for x in operands], layouts)
-    # Each is written where the one before ends, over its padding.
+    # Each overwrites the padding of the one before.
     dims = i.shape.dims
     zero = m.emit.number(0, i.shape.element_type)
     found = m.emit.spread(zero, dims, i.shape.element_type)
@@ -108,7 +108,7 @@ def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def pad(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """The value it is padded with is in the padding as well."""
+    """The bucket's padding holds the padding value as well."""
     x, value = operands
     edges = _in_groups(m.symbolic.sizes(i, "padding"), 3)
     for d, (low, _, interior) in enumerate(edges):
@@ -129,12 +129,12 @@ def pad(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 def _padded(
     m: Movers, x: Val, d: int, edges: Sequence[Size], n: int, size: Size, value: Val
 ) -> Val:
-    """n places of a dimension, with the first element and those between at known ones."""
+    """n positions of a dimension, with known padding in front and in between."""
     low, _, interior = edges
     assert isinstance(low, int)
     assert isinstance(interior, int)
     dims = (*x.dims[:d], n, *x.dims[d + 1 :])
-    # At the end, as much as makes the bucket's size; that may be negative.
+    # At the end, as much as fills the bucket; this may be negative.
     high = n - low - (x.dims[d] + max(0, x.dims[d] - 1) * interior)
     id = m.emit.add("pad", x.element_type, dims, [x.id, value.id])
     none = message((1, 0), (2, 0), (3, 0))
@@ -145,7 +145,7 @@ def _padded(
 
 
 def _moved_by(m: Movers, x: Val, d: int, low: Size, n: int, size: Size, value: Val) -> Val:
-    """n places of a dimension, with the first element at one that depends on sizes."""
+    """n positions of a dimension; that of the first element depends on sizes."""
     place = m.emit.binary("subtract", m.emit.iota(n), _spread(m, low, n), [n])
     index = m.emit.clamped(place, m.emit.number(x.dims[d] - 1), [n])
     taken = m.take(x, d, index, n)
@@ -217,7 +217,7 @@ def dynamic_update_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """Places are clamped to the exact shape."""
+    """Indices are clamped to the exact shape."""
     x, index = operands
     fields = wire.fields(i.proto.SerializeToString())
     numbers = wire.message(fields, 33)
@@ -253,7 +253,7 @@ def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def _clamped_index(m: Movers, index: Val, vector: int, limits: Sequence[Size | None]) -> Val:
-    """Start indices, at most what the exact shape allows where that is not the bucket's."""
+    """Start indices, clamped to the exact shape where it differs from the bucket's."""
     if all(x is None for x in limits):
         return index
     kind, dims = index.element_type, index.dims
@@ -286,7 +286,7 @@ def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
         raise Inexact("a scatter in batches", i)
     for d in map_:
         x = m.plain(x, d)
-    # Windows: dimensions of the updates that lie in a row in the operand.
+    # Windows: dimensions of the updates that are contiguous in the operand.
     for w, d in zip(window, [d for d in range(len(x.dims)) if d not in inserted], strict=True):
         same = updates.dims[w] == x.dims[d] and as_polynomial(updates.sizes[w]) == x.sizes[d]
         if same:
@@ -304,7 +304,7 @@ def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
             best = index.own(k)
         index = m.relaid(index, k, best, index.dims[k])
         updates = m.relaid(updates, w, best, updates.dims[w])
-    # What is out of bounds is skipped, so padding gets indices out of bounds.
+    # Updates out of bounds are skipped, so padding gets such indices.
     index = m.masked(index, rows, -1 if index.element_type not in _UNSIGNED else 2**31)
     return result(m, i, [x.id, index.id, updates.id], [x.own(d) for d in range(len(x.dims))])
 
@@ -351,14 +351,14 @@ def _check_window(
     if any(isinstance(x, Polynomial) for x in (stride, dilation, base)):
         raise Inexact(f"{i.opcode} with a stride that depends on sizes", i)
     box = m.symbolic.box
-    reach = (as_polynomial(width) - 1) * dilation - low  # the last place the first window sees
+    reach = (as_polynomial(width) - 1) * dilation - low  # the last position in the first window
     if not isinstance(low, Polynomial) and not isinstance(width, Polynomial):
         return
     if not isinstance(low, Polynomial) and box.at_most(as_polynomial(size) - 1, reach):
-        return  # all that follow, in both
+        return  # both see all that follows
     first = (out - 1) * stride - low  # where the last window begins
     if reach.is_constant and base == 1 and box.at_most(first, 0):
-        return  # all that come before, in both
+        return  # both see all that comes before
     raise Inexact(f"{i.opcode} with a window of {width} and {low} in front of {size}", i)
 
 
