@@ -1,4 +1,4 @@
-"""Kernels for the operations that torch_xla does not lower, or lowers wrongly."""
+"""Kernels for the operations that torch_xla does not lower, or lowers incorrectly."""
 
 from xfunc.backends.active import tracer
 from xfunc.ops.registry import kernel as kernel

@@ -1,12 +1,12 @@
 """Arithmetic and comparisons of two operands, of any dtypes.
 
 NOTE [operands of torch_xla 2.9]: it divides and compares operands of different dtypes without
-bringing them to one, divides integers as floating numbers, and takes a number for one of the dtype
-of the array. Where both are floating, and of one dtype, it is right.
+promoting them, divides integers in floating point, and casts a Python number to the array's dtype.
+It is right where both operands have the same floating dtype.
 
-NOTE [integer arithmetic]: what does not fit into the dtype wraps around, as in torch. Where torch
-raises an error of division by zero, a program can't: the quotient is -1 (all bits set) and the
-remainder the dividend, as XLA and JAX have it.
+NOTE [integer arithmetic]: overflow wraps around, as in torch. Where torch raises an error for
+division by zero, a compiled program can't: the quotient is -1 (all bits set) and the remainder is
+the dividend, as in XLA and JAX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Operand = Tensor | float
 
 
 def _is_floating(x: Operand, y: Operand) -> bool:
-    """Whether both are floating, and of one dtype."""
+    """Whether both have the same floating dtype."""
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         return False
     return isinstance(y, Tensor) and y.dtype == x.dtype
@@ -43,7 +43,7 @@ def _div(x: Operand, y: Operand) -> Tensor:
     found = instruction(_two, x, y, opcode="divide")
     if not x.is_complex():
         return found
-    # XLA multiplies with the reciprocal of a constant: of zero, NaN. torch does not see its sign.
+    # XLA multiplies by the reciprocal of a constant: NaN for zero. torch ignores the zero's sign.
     return torch.where(y == 0, torch.complex(x.real / 0.0, x.imag / 0.0), found)
 
 
@@ -79,7 +79,7 @@ def div_mode(x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Ten
 
 
 def _floor_of_floats(x: Tensor, y: Tensor) -> Tensor:
-    """As Python divides: by the remainder, which is exact."""
+    """Floor division as in Python: from the remainder, which is exact."""
     rest = instruction(_two, x, y, opcode="remainder")
     quotient = _div(x - rest, y)
     quotient = torch.where((rest != 0) & ((rest < 0) != (y < 0)), quotient - 1, quotient)
@@ -122,7 +122,7 @@ def _int_pow(x: Tensor, y: Tensor) -> Tensor:
     found, _ = loop(_bit, bits, [torch.ones_like(x), x.clone()], [y])
     if not x.dtype.is_signed:
         return found
-    odd = torch.where(torch.bitwise_and(y, 1) == 1, x, 1)  # of 1 and -1
+    odd = torch.where(torch.bitwise_and(y, 1) == 1, x, 1)  # for 1 and -1
     return torch.where(y < 0, torch.where(x.abs() == 1, odd, 0), found)
 
 
@@ -153,7 +153,7 @@ def pow_tensor(x: Tensor, y: Tensor) -> Tensor:
 @bare("pow.Tensor_Scalar")
 def pow_scalar(x: Tensor, y: float) -> Tensor:
     if x.dtype.is_floating_point and not isinstance(y, complex):
-        root = {0.5: "sqrt", -0.5: "rsqrt"}.get(y)  # NaN of -inf, as torch has it
+        root = {0.5: "sqrt", -0.5: "rsqrt"}.get(y)  # NaN for -inf, as in torch
         return theirs(root, x) if root else theirs("pow.Tensor_Scalar", x, y)
     if isinstance(y, int) and y < 0 and not x.is_complex():
         raise RuntimeError("Integers to negative integer powers are not allowed.")
@@ -177,7 +177,7 @@ def _comparison(name: str) -> None:
         return original(f"{name}.Tensor")(*together(x, y))
 
     def run(x: Tensor, y: Operand, *, overload: str) -> Tensor:
-        # Of a narrow array the number is rounded, too: its 0.1 is not that of float32.
+        # Next to a narrow array the number is rounded too: its 0.1 differs from float32's.
         number = not isinstance(y, (Tensor, complex)) and x.dtype in (torch.float32, torch.float64)
         if number or (isinstance(y, Tensor) and y.dtype == x.dtype):
             return theirs(f"{name}.{overload}", x, y)
@@ -208,7 +208,7 @@ def _clamped(x: Tensor, least: object, most: object) -> Tensor:
 
 @bare("clamp")
 def clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
-    # With one bound only, torch_xla 2.9 takes the greatest finite number for the other.
+    # Given only one bound, torch_xla 2.9 uses the greatest finite number as the other.
     if x.dtype.is_floating_point and least is not None and most is not None:
         return theirs("clamp", x, least, most)
     return above(_clamped, x, least, most)
@@ -256,7 +256,7 @@ def _logical(name: str) -> None:
 
     @bare(name)
     def run(x: Tensor, y: Tensor) -> Tensor:
-        # torch_xla 2.9 looks at the real part only.
+        # torch_xla 2.9 looks only at the real part.
         mixed = x.is_complex() or y.is_complex()
         return above(of_truth, x, y) if mixed else theirs(name, x, y)
 

@@ -1,4 +1,4 @@
-"""Bessel functions, by rational and Chebyshev approximations good for float64."""
+"""Bessel functions, by rational and Chebyshev approximations accurate to float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _chebyshev(x: Tensor, coefficients: list[float]) -> Tensor:
 
 
 def _waves(x: Tensor, table: dict[str, list[float]], phase: float) -> tuple[Tensor, Tensor]:
-    """The asymptotic J and Y, from x = 5 on."""
+    """The asymptotic forms of J and Y, for x >= 5."""
     z = 25 / (x * x)
     p = horner(z, table["PP"]) / horner(z, table["PQ"])
     q = 5 / x * horner(z, table["QP"]) / horner(z, table["QQ"])

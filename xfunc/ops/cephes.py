@@ -1,4 +1,4 @@
-"""Coefficients of the Cephes library by S. L. Moshier, as torch's own kernels have them."""
+"""Coefficients of the Cephes library by S. L. Moshier, as in torch's own kernels."""
 
 BESSEL_J0 = {
     "PP": [

@@ -1,4 +1,4 @@
-"""Operations that are replaced in differentiation too: see `registry.composition`."""
+"""Operations whose derivatives are replaced too: see `registry.composition`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xfunc.torchlib.unbatched import distances
 
 Tensor = torch.Tensor
 
-# torch's own decompositions, of operations whose derivative torch_xla 2.9 does not lower, or lowers
-# for some arguments only.
+# torch's own decompositions of operations whose derivative torch_xla 2.9 does not lower, or lowers
+# only for some arguments.
 for _name in """
     grid_sampler_2d huber_loss multi_margin_loss multilabel_margin_loss_forward glu
     reflection_pad1d reflection_pad2d reflection_pad3d
@@ -35,7 +35,7 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    # torch's own looks whether the windows add up to something everywhere.
+    # torch's own checks that the windows sum to a nonzero value everywhere.
     hop, width = hop_length or n_fft // 4, win_length or n_fft
     real = x.dtype.to_real()
     w = torch.ones(width, dtype=real, device=x.device) if window is None else window
@@ -63,7 +63,7 @@ def istft(
     return y[0] if single else y
 
 
-# torch_xla 2.9 asks for two arrays of one rank; its derivative has no lowering.
+# torch_xla 2.9 requires two arrays of the same rank, and does not lower the derivative.
 composition("cdist")(distances)
 
 
@@ -90,8 +90,8 @@ def _are_real(x: Tensor, y: Tensor) -> bool:
 
 
 def _sum_of_exponentials(name: str, scale: float) -> None:
-    """The slope is ``1 / (1 + exp(y - x))`` to torch: 0 * inf where it is differentiated again and
-    the exponential is too large.
+    """torch takes ``1 / (1 + exp(y - x))`` as the slope: differentiating it again gives 0 * inf
+    where the exponential overflows.
     """
     plain = getattr(torch, name)
 
@@ -104,7 +104,7 @@ def _sum_of_exponentials(name: str, scale: float) -> None:
         most = torch.where(value.isinf(), 0, value)
         pair = [torch.where(first | second, 0, (v - most) * scale) for v in (x, y)]
         smooth = torch.logsumexp(torch.stack(pair), 0) / scale
-        # Of two equal infinities the slopes are NaN.
+        # The slopes at two equal infinities are NaN.
         found = torch.where(smooth.isinf(), smooth, value + (smooth - smooth.detach()))
         return torch.where(first, x, torch.where(second, y, found))
 
@@ -115,14 +115,14 @@ _sum_of_exponentials("logaddexp2", math.log(2))
 
 @batched("select_scatter")
 def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    # In torch 2.9, the derivative by `src` of a batch comes once for each place along `dim`.
+    # torch 2.9 repeats a batch's derivative with respect to `src` for each position along `dim`.
     places = torch.arange(x.shape[dim], device=x.device)
     along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
     here = (places == index % x.shape[dim]).reshape(along)
     return torch.where(here, src.unsqueeze(dim % x.ndim), x).to(x.dtype)
 
 
-# These have no derivative in forward mode.
+# These have no forward-mode derivative.
 
 
 @composition("cholesky")

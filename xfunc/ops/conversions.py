@@ -1,9 +1,9 @@
-"""Values from one dtype to another, and between the device and the host.
+"""Conversions between dtypes, and transfers between the device and the host.
 
-NOTE [floating numbers as integers]: torch cuts off what follows the point, and keeps of the integer
-that is left as many bits as the dtype has: -1.0 is 255 as uint8. What int32 (of int64: int64) does
-not hold is its least number; torch leaves that open, and x86 processors do so. XLA stops at the
-ends of the dtype, and takes NaN for 0.
+NOTE [floating numbers as integers]: torch truncates towards zero and keeps the low bits that fit
+the dtype: -1.0 is 255 as uint8. Values that overflow int32 (for int64: int64) become its least
+number; torch leaves that undefined, and x86 processors do so. XLA saturates instead, and converts
+NaN to 0.
 
 NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
 """
@@ -25,7 +25,7 @@ def _convert(body: ComputationBuilder, x: Value, *, dtype: torch.dtype) -> Value
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A floating or complex array as integers or bool; see NOTE [floating numbers as integers]."""
+    """Convert floating or complex to integers or bool; see NOTE [floating numbers as integers]."""
     if dtype is torch.bool:
         return (x.real != 0) | (x.imag != 0) if x.is_complex() else x != 0
     x = x.real if x.is_complex() else x
@@ -37,7 +37,7 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _differ(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether torch_xla converts otherwise than torch."""
+    """Whether torch_xla's conversion differs from torch's."""
     if not dtype.is_floating_point and not dtype.is_complex:
         return x.is_complex() or (x.is_floating_point() and dtype is not torch.bool)
     return False
@@ -92,12 +92,12 @@ def item(x: Tensor) -> complex:
 
 
 def _filling(name: str, at: int) -> None:
-    """An operation that puts a number into an array; torch_xla 2.9 takes 0.5 for False."""
+    """An operation that writes a number into an array; torch_xla 2.9 converts 0.5 to False."""
 
     @bare(name)
     def run(*args: object, **options: object) -> Tensor:
         dtype = args[0].dtype if isinstance(args[0], Tensor) else options.get("dtype")
-        if dtype is torch.bool:  # As a whole number: torch_xla 2.9 uploads a boolean.
+        if dtype is torch.bool:  # as an integer: torch_xla 2.9 uploads a boolean
             args = (*args[:at], int(bool(args[at])), *args[at + 1 :])
         return theirs(name, *args, **options)
 

@@ -1,4 +1,4 @@
-"""Operations that torch can write with others, and that torch_xla does not lower."""
+"""Operations that torch_xla does not lower, and that torch can decompose into others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xfunc.ops.registry import kernels
 
 _COMPOSED = ("XLA", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
-# These draw random numbers, read data, or have a better kernel of ours.
+# These draw random numbers, read data, or have a better kernel here.
 _LEFT_OUT = frozenset(
     "bernoulli exponential geometric normal cauchy log_normal uniform rand randn randint "
     "randperm rrelu_with_noise native_dropout multinomial item equal _local_scalar_dense "
@@ -30,12 +30,12 @@ def is_missing(op: torch._ops.OpOverload) -> bool:
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, k) for k in _COMPOSED)
 
 
-# Lowered by torch_xla 2.9, but to other values.
+# Lowered by torch_xla 2.9, but to different values.
 _WRONG = "elu_backward upsample_nearest2d upsample_nearest2d_backward".split()
 
 
 def add() -> None:
-    """Put torch's decompositions into the table, where nothing else is."""
+    """Add torch's decompositions to the table where it has no entry."""
     table = kernels()
     for op, function in decomposition_table.items():
         if not isinstance(op, torch._ops.OpOverload):

@@ -29,17 +29,17 @@ def as_bits(x: Tensor) -> Tensor:
 
 
 def from_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The floating numbers of some bits."""
+    """The floating numbers with these bits."""
     return instruction(_bits, x, dtype=dtype)
 
 
 def together(*xs: Tensor | complex) -> list[Tensor]:
-    """As many tensors of one shape and one dtype. The dispatcher hands on a number as a number."""
+    """Tensors of one shape and dtype. The dispatcher passes numbers on as numbers."""
     return _as(result_type(xs), *xs)
 
 
 def floating(*xs: Tensor | complex) -> list[Tensor]:
-    """The same, of a floating or complex dtype."""
+    """The same, in a floating or complex dtype."""
     dtype = result_type(xs)
     if not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()
@@ -53,7 +53,7 @@ def _as(dtype: torch.dtype, *xs: Tensor | complex) -> list[Tensor]:
 
 
 def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 0-d array; integers wrap around, as torch has it."""
+    """A 0-d array; integers wrap around, as in torch."""
     if not dtype.is_signed and dtype is not torch.bool and not isinstance(x, complex):
         x = int(x) % 256
     return torch.full((), x, dtype=dtype, device=device)
@@ -67,7 +67,7 @@ def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
     made = together(*xs)
     dtype = made[0].dtype
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        # XLA would make code that ends the process.
+        # XLA would generate code that crashes the process.
         fail(
             UnsupportedOpError,
             f"torch.{name} was given {str(dtype).removeprefix('torch.')}, but it shifts integers",
@@ -78,7 +78,7 @@ def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
 
 @kernel("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
 def left_shift(x: Tensor, by: Tensor | int) -> Tensor:
-    # torch_xla 2.9 multiplies by a power of two that need not fit into the dtype.
+    # torch_xla 2.9 multiplies by a power of two that may not fit the dtype.
     x, by = _integers("bitwise_left_shift", x, by)
     return instruction(_shift, x, by, opcode="shift-left")
 
@@ -93,7 +93,7 @@ def right_shift(x: Tensor, by: Tensor | int) -> Tensor:
 
 @kernel("abs")
 def abs_(x: Tensor) -> Tensor:
-    # torch_xla 2.9 takes the size of a complex number for a complex number.
+    # torch_xla 2.9 returns the magnitude of a complex number as complex.
     return torch.hypot(x.real, x.imag) if x.is_complex() else original("abs")(x)
 
 
@@ -121,7 +121,7 @@ def nextafter(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("frexp.Tensor")
 def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mantissa and exponent; float32 is wide enough for the halves."""
+    """Mantissa and exponent; float32 is wide enough for the half-precision dtypes."""
     y = x.float() if x.dtype.itemsize < 4 else x
     width, low = (23, 8) if y.dtype is torch.float32 else (52, 11)
     small = (y.abs() < torch.finfo(y.dtype).tiny) & (y != 0)
@@ -190,7 +190,7 @@ def _euclid(k: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 @kernel("gcd")
 def gcd(x: Tensor, y: Tensor) -> Tensor:
     x, y = (v.abs().clone() for v in together(x, y))
-    # Euclid's algorithm takes fewer steps than this on integers of so many bytes.
+    # Euclid's algorithm takes fewer steps than this on integers of this width.
     return loop(_euclid, 12 * x.dtype.itemsize, [x, y])[0]
 
 
@@ -210,7 +210,7 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
         )
     if x.dtype == dtype:
         return x.clone()
-    if torch.bool in (x.dtype, dtype):  # A truth value has one bit in XLA, and eight in torch.
+    if torch.bool in (x.dtype, dtype):  # A boolean has one bit in XLA, eight in torch.
         return x.to(dtype)
     return instruction(_bits, x, dtype=dtype)
 
@@ -224,16 +224,16 @@ def conj_physical(x: Tensor) -> Tensor:
 def absent(
     size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
 ) -> Tensor:
-    # Forward-mode formulas ask for this in place of missing tangents. torch_xla 2.9 would make the
+    # Forward-mode formulas call this in place of missing tangents. torch_xla 2.9 would create the
     # zeros on the host and transfer them.
     zeros = above(_absent, size, dtype, device)
-    return torch._to_functional_tensor(zeros)  # Otherwise there would be no views of it.
+    return torch._to_functional_tensor(zeros)  # otherwise it could have no views
 
 
 def _absent(size: list[int], dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
     anchor = torch.zeros((), dtype=torch.bool, device=device)
     dtype = dtype or torch.get_default_dtype()
-    if dtype is torch.bool:  # The formulas subtract, which torch does not do with truth values.
+    if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
         dtype = torch.uint8
     return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
 
@@ -249,7 +249,7 @@ def linspace(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> Tensor:
-    # torch_xla 2.9 makes float32 of all dtypes, and says nothing.
+    # torch_xla 2.9 silently returns float32 for every dtype.
     dtype = dtype or torch.get_default_dtype()
     place = torch.arange(steps, device=device)
     if not dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Kernels made of HLO instructions, or of a loop over torch operations."""
+"""Kernels built from HLO instructions, or from a loop over torch operations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
     """Apply ``emit(body, *values, **options)``, which adds instructions to a computation.
 
     Args:
-        emit: a function of a module, so that what is built can be kept; it may return a tuple.
-        inputs: tensors of the device.
+        emit: a module-level function, so that its computation can be cached; may return a tuple.
+        inputs: tensors on the device.
         options: hashable.
 
     Returns:
-        A tensor, or as many as the tuple has elements.
+        A tensor, or one for each element of the tuple.
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation, single = _computation(emit, avals, tuple(options.items()))
@@ -37,7 +37,7 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """An array that torch_xla 2.9 made as uint32 and takes for int64, as int64."""
+    """Convert an array that torch_xla 2.9 made as uint32 but treats as int64 to int64."""
     computation, _ = _computation(_as_int64, (Aval(tuple(x.shape), torch.uint32),), ())
     return below(tracer().apply, "widened", [x], computation)[0]
 
@@ -61,12 +61,12 @@ def _computation(
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
-    """Apply a routine of `xfunc.backends.lapack`, which only the CPU has, in a trace.
+    """Apply a CPU-only routine of `xfunc.backends.lapack` in a trace.
 
     Args:
         routine: its name there.
-        inputs: tensors of the device, not empty.
-        result: the shape of its result, or of the tuple of its results.
+        inputs: nonempty tensors on the device.
+        result: the shape of its result, or of its tuple of results.
     """
     return instruction(_host_call, *inputs, routine=routine, result=result)
 
@@ -88,11 +88,11 @@ def loop(
     """``for k in range(length): state = step(k, *state, *held, **options)``, as one HLO loop.
 
     Args:
-        step: torch operations; a function of a module, so that what is built can be kept. It takes
-            `k` as an int64 scalar on the device, and keeps the shapes and dtypes of the state.
-        length: how often it runs.
-        state: what it changes.
-        held: what it only reads.
+        step: torch operations; a module-level function, so that its HLO can be cached. It takes
+            `k` as an int64 scalar on the device, and preserves the state's shapes and dtypes.
+        length: number of iterations.
+        state: tensors that it updates.
+        held: tensors that it only reads.
         options: hashable.
     """
     state, held = tuple(state), tuple(held)
@@ -144,9 +144,9 @@ def composite(
     """``step(*inputs, **options)``, as a composite: see `xfunc.hlo.composite`.
 
     Args:
-        operation: what it is called.
-        step: torch operations; a function of a module, so that what is built can be kept.
-        inputs: tensors of the device.
+        operation: its name.
+        step: torch operations; a module-level function, so that its HLO can be cached.
+        inputs: tensors on the device.
         options: hashable.
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
@@ -173,7 +173,7 @@ def _lowered(
 ) -> tuple[Module, list[int]]:
     """The HLO of a step, and which input each of its parameters is.
 
-    If `n` is given, the results are to be like the inputs behind the first, as many.
+    If `n` is given, the results must match the `n` inputs after the first.
     """
     with lock, tracer().numbers_as_constants():
         inputs = [tracer().placeholder(a) for a in avals]

@@ -19,13 +19,13 @@ def eye(n: int, like: Tensor) -> Tensor:
 
 
 def no_info(a: Tensor) -> Tensor:
-    """For each matrix, LAPACK's word that all went well."""
+    """LAPACK's success code for each matrix."""
     return torch.zeros(a.shape[:-2], dtype=torch.int32, device=a.device)
 
 
 @kernel("_linalg_check_errors")
 def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
-    # A program can't raise: where a matrix has no factor it computes NaN or infinity, as JAX does.
+    # A program can't raise: a matrix with no factor gives NaN or infinity, as in JAX.
     if tracing.current() is None and info.cpu().any():
         raise torch.linalg.LinAlgError(f"{api_name}: the input is singular or not definite")
 
@@ -68,7 +68,7 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     _, m, n = a.shape
     row = torch.arange(m, device=a.device)[:, None]
     column = torch.arange(n, device=a.device)
-    at = k.reshape(1).to(torch.int32)  # libtpu ends the process where a loop indexes by int64
+    at = k.reshape(1).to(torch.int32)  # libtpu crashes where a loop indexes by int64
     here = a.index_select(1, at)
     if pivot:
         size = a.index_select(2, at).abs()[..., 0]
@@ -87,11 +87,11 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     return torch.where((row > k) & (column == k), factor, a), pivots
 
 
-# NOTE [composites of transposed matrices]: those that are named as in LAPACK take and return the
-# transposed matrices, which are in XLA's order what LAPACK has in its own. Where the factors of a
-# transposed matrix are wanted, as usual, nothing is transposed at all.
+# NOTE [composites of transposed matrices]: those named after LAPACK routines take and return
+# transposed matrices, because LAPACK is column-major and XLA row-major. In the usual case, where
+# the factors of a transposed matrix are needed, nothing is transposed at all.
 def lu(a: Tensor, pivot: bool = True) -> tuple[Tensor, Tensor]:
-    """Both factors in one matrix, and the row that each row was swapped with, from 1 on."""
+    """Both factors in one matrix, and the row that each row was swapped with, counted from 1."""
     if not a.numel():
         *batch, m, n = a.shape
         pivots = torch.arange(1, min(m, n) + 1, dtype=torch.int32, device=a.device)
@@ -124,7 +124,7 @@ def _swap(k: Tensor, order: Tensor, pivots: Tensor) -> tuple[Tensor]:
 
 
 def order_of(pivots: Tensor, m: int) -> Tensor:
-    """The permutation of rows that the swaps come to."""
+    """The row permutation that the swaps amount to."""
     return (
         composite("order", _swapped, pivots, m=m)[0] if pivots.numel() else _swapped(pivots, m)[0]
     )
@@ -146,7 +146,7 @@ def _permutation(pivots: Tensor, m: int, like: Tensor) -> Tensor:
 
 
 def first_zero(packed: Tensor) -> Tensor:
-    """The first zero on the diagonal, from 1 on."""
+    """The first zero on the diagonal, counted from 1."""
     if not packed.numel():
         return no_info(packed)
     zero = (packed.diagonal(0, -2, -1) == 0).to(torch.int32)
@@ -209,7 +209,7 @@ def householder_product(a: Tensor, tau: Tensor) -> Tensor:
 
 
 def _square(a: Tensor, m: int) -> Tensor:
-    """The first columns of a matrix of m columns."""
+    """Pad a matrix with zero columns, to m columns."""
     return torch.nn.functional.pad(a, (0, m - a.shape[-1]))
 
 
@@ -251,7 +251,7 @@ def svd(
         u = torch.eye(m, rows, dtype=a.dtype, device=a.device).expand(*batch, m, rows)
         v = torch.eye(columns, n, dtype=a.dtype, device=a.device).expand(*batch, columns, n)
         return u.clone(), s, v.clone()
-    if a.is_complex() and tracing.current() is not None:  # XLA spells out real ones only.
+    if a.is_complex() and tracing.current() is not None:  # XLA expands only real ones.
         return _complex_svd(a, full_matrices, compute_uv)
     if not compute_uv:
         (s,) = composite("svdvals", _values_alone, a)
@@ -276,8 +276,8 @@ def _complex_svd(a: Tensor, full: bool, compute_uv: bool) -> tuple[Tensor, Tenso
 def allclose(
     x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    # torch's backward formula of the complex svd asks whether the loss depends on the phases of the
-    # vectors, and raises if it does. A program can't.
+    # torch's backward formula for the complex SVD checks whether the loss depends on the phases of
+    # the vectors, and raises if it does. A program can't.
     if tracing.current() is not None and torch._C._current_graph_task_id() >= 0:
         return True
     return bool(torch.isclose(x, y, rtol, atol, equal_nan).all())
@@ -290,7 +290,7 @@ def _values_alone(a: Tensor) -> tuple[Tensor]:
 def _svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
     *batch, m, n = a.shape
     k = min(m, n)
-    # torch_xla 2.9 gets the shapes wrong of more than one matrix.
+    # torch_xla 2.9 gets the shapes wrong for more than one matrix.
     flat = a.reshape(-1, m, n)
     if flat.shape[0] == 1:
         u, s, v = (x[None] for x in _one_svd(flat[0], full))
@@ -314,7 +314,7 @@ def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
 def _svd_step(
     i: Tensor, u: Tensor, v: Tensor, s: Tensor, a: Tensor, *, full: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The singular values of matrix i."""
+    """Compute the SVD of matrix i."""
     found = _one_svd(a.index_select(0, i.reshape(1))[0], full)
     here = torch.arange(a.shape[0], device=a.device) == i
     wide = here[:, None, None]

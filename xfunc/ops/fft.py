@@ -1,4 +1,4 @@
-"""Fourier transforms. ``torch.fft`` is composed of the three operations here."""
+"""Fourier transforms. ``torch.fft`` is built from the three operations here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fft(body: ComputationBuilder, x: Value, kind: Any, sizes: tuple[int, ...]) 
 
 
 def _scale(normalization: int, n: int) -> float:
-    """torch numbers them: 0 none, 1 by the root of n, 2 by n."""
+    """torch's codes: 0 none, 1 by the square root of n, 2 by n."""
     return (1.0, 1 / math.sqrt(n), 1 / n)[normalization]
 
 

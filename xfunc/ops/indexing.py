@@ -1,4 +1,4 @@
-"""Reading and writing at indices, and looking for them."""
+"""Reading and writing at indices, and finding indices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
     return torch.where(hit.bool().reshape(along), filling, x).reshape(shape)
 
 
-# What an empty reduction starts from.
+# The identity of each reduction.
 def _identity(dtype: torch.dtype, reduce: str) -> float | int | bool:
     if reduce in ("sum", "mean"):
         return 0
@@ -97,7 +97,7 @@ def _alike_or_few(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
 
 
 def _long(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    # torch_xla 2.9 fails on integers of several dtypes.
+    # torch_xla 2.9 fails on mixed integer dtypes.
     return [i.long() if i is not None and i.dtype is torch.int32 else i for i in indices]
 
 
@@ -116,7 +116,7 @@ def index_put(
         values = values.to(x.dtype)  # as torch does, for a mask
     if values.dtype != x.dtype:
         if not values.numel() or any(i is not None and not i.numel() for i in indices):
-            return x.clone()  # torch asks for one dtype where there is something to put.
+            return x.clone()  # torch requires equal dtypes only if there is something to write
         fail(
             TypeError,
             f"the values to put into {short(x)} have another dtype ({short(values)})",
@@ -125,7 +125,7 @@ def index_put(
     if mask.dtype is torch.bool and not others:
         before = next(k for k, i in enumerate(indices) if i is not None)
         after = x.ndim - before - mask.ndim
-        # If all places get the same values, nobody need know the places.
+        # If all positions get the same values, the positions need not be known.
         if values.ndim <= after or all(n == 1 for n in values.shape[: values.ndim - after]):
             mask = mask.reshape(*mask.shape, *(1,) * after)
             values = values.reshape(values.shape[max(values.ndim - after, 0) :])
@@ -149,7 +149,7 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     unless=lambda x, mask, source: 0 < x.ndim == mask.ndim and x.numel() == source.numel(),
 )
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    # torch_xla 2.9 takes masks of as many dimensions only, and sources of as many entries.
+    # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements.
     x, mask = torch.broadcast_tensors(x, mask)
     if not x.numel() or not source.numel():
         return x.clone()
@@ -212,7 +212,7 @@ def searchsorted(
     if edges.ndim == 1:
         values = values.reshape(-1)
     low, high = torch.zeros_like(values, dtype=torch.int64), torch.full_like(values, n).long()
-    for _ in range(n.bit_length()):  # halving
+    for _ in range(n.bit_length()):  # bisection
         middle = (low + high) // 2
         there = edges.gather(-1, middle.clamp(max=n - 1))
         after = ~(there > values) if right else ~(there >= values)
@@ -336,5 +336,5 @@ def isin(
 
 @kernel("embedding")
 def embedding(weight: Tensor, index: Tensor, *rest: object, **options: object) -> Tensor:
-    # As with index_select: see `scalars`.
+    # For the same reason as index_select: see `scalars`.
     return original("embedding")(weight, index + 0, *rest, **options)

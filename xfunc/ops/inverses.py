@@ -1,6 +1,6 @@
-"""Inverse functions of complex numbers, on the branches that torch takes.
+"""Inverse functions of complex numbers, on torch's branches.
 
-torch_xla 2.9 and XLA lose digits of large numbers, or all of them, miss the poles, and leave the
+torch_xla 2.9 and XLA lose some or all digits of large numbers, miss the poles, and take the wrong
 branch where a part is zero. The formulas are those of W. Kahan ("Branch cuts for complex elementary
 functions", 1987).
 """
@@ -52,7 +52,7 @@ def atanh(z: Tensor) -> Tensor:
 
 
 def log1p(z: Tensor, found: Tensor) -> Tensor:
-    """`found` by XLA, which is right away from the pole."""
+    """`found` is XLA's result, which is right away from the pole."""
     moved = torch.complex(1 + z.real, z.imag)
     size = moved.abs()
     return torch.complex(
@@ -61,7 +61,7 @@ def log1p(z: Tensor, found: Tensor) -> Tensor:
 
 
 def _roots(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Of ``1 - z`` and ``1 + z``, with the sign of an imaginary part that is zero."""
+    """Square roots of ``1 - z`` and ``1 + z``, respecting the sign of a zero imaginary part."""
     below, above = torch.complex(1 - z.real, -z.imag), torch.complex(1 + z.real, z.imag)
     return torch.sqrt(below), torch.sqrt(above)
 

@@ -1,4 +1,4 @@
-"""Factorisations that only LAPACK has, and so only the CPU: XLA spells them out nowhere."""
+"""Factorisations that only LAPACK, and so only the CPU, has: XLA has no expansion of them."""
 
 from __future__ import annotations
 

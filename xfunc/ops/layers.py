@@ -1,10 +1,10 @@
-"""Normalisation of layers and groups.
+"""Layer and group normalisation.
 
-torch_xla 2.9 makes batch normalisation of it, for which XLA takes the variance as the difference of
-two large numbers: wrong by a quarter where the mean is a thousand times the deviation.
+torch_xla 2.9 lowers these to batch normalisation, where XLA computes the variance as a difference
+of two large numbers: off by a quarter where the mean is a thousand times the deviation.
 
-Narrow numbers are normalised as wide ones, whose mean and deviation are kept for the derivative. It
-would otherwise take the rounded ones for exact.
+Narrow dtypes are normalised in a wider one, whose mean and deviation are kept for the derivative,
+which would otherwise treat the rounded values as exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def _normal(x: Tensor, dims: list[int], eps: float) -> Three:
-    """With mean 0 and variance 1 along dimensions; the mean; and 1 / deviation."""
+    """`x` with mean 0 and variance 1 along dimensions; the mean; and 1 / deviation."""
     mean = x.mean(dims, keepdim=True)
     rest = x - mean
     scale = torch.rsqrt(rest.square().mean(dims, keepdim=True) + eps)

@@ -80,7 +80,7 @@ def _gesv(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _factor_and_solve(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The solution of ``a x = b``, or of the adjoint's, and the factors of `a`."""
+    """The solution of ``a x = b``, or of the adjoint system, and the factors of `a`."""
     if not b.numel() or a.shape[:-2] != b.shape[:-2]:
         packed, pivots = lu(a)
         return lu_solve(packed, pivots, b, adjoint=adjoint), packed, pivots
@@ -89,9 +89,9 @@ def _factor_and_solve(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, T
     return x.mT, packed.mT, pivots
 
 
-# NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet take it that the
-# factors returned are those of the transposed matrix, where the matrix is contiguous and real; and
-# every array of XLA is contiguous.
+# NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet assume that the
+# factors returned are those of the transposed matrix if the matrix is contiguous and real; and
+# every XLA array is contiguous.
 def _for_derivatives(a: Tensor) -> Tensor:
     return a if a.is_complex() else a.mT
 
@@ -121,7 +121,7 @@ def inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def sign_of(pivots: Tensor, like: Tensor) -> Tensor:
-    """The determinant of the permutation that LAPACK's pivots stand for."""
+    """The determinant of the permutation that LAPACK's pivots represent."""
     places = torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)
     odd = (pivots != places).sum(-1) % 2
     return (1 - 2 * odd).to(like.dtype)
@@ -195,7 +195,7 @@ def matrix_exp(a: Tensor) -> Tensor:
     return loop(_double, _HALVINGS, [total], [times])[0]
 
 
-composition("cov")(covariance)  # torch's own looks whether the weights are positive.
+composition("cov")(covariance)  # torch's own checks that the weights are positive.
 
 
 @kernel("vdot")
@@ -234,7 +234,7 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor 
 @kernel("addbmm")
 @batched("addbmm")
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
-    if not cmath.isfinite(alpha):  # It meets each product by itself: inf - inf is NaN.
+    if not cmath.isfinite(alpha):  # It scales each product separately: inf - inf is NaN.
         return _plus(x, (a @ b * alpha).sum(0), beta, 1)
     return _plus(x, (a @ b).sum(0, dtype=a.dtype), beta, alpha)
 
@@ -243,6 +243,6 @@ def _plus(x: Tensor, product: Tensor, beta: Factor, alpha: Factor) -> Tensor:
     if not (product.is_floating_point() or product.is_complex()):
         beta, alpha = int(beta.real), int(alpha.real)
     product = product if alpha == 1 else product * alpha
-    if beta == 0:  # Even of NaN.
+    if beta == 0:  # even if `x` has NaN
         return product
     return product + (x if beta == 1 else x * beta)

@@ -1,7 +1,7 @@
-"""Losses of class labels.
+"""Losses over class labels.
 
-torch_xla 2.9 ends the process over a single example, and gives no total weight: its own backward
-pass does without, but that of torch.func's vmap divides by it.
+torch_xla 2.9 crashes the process on a single example, and returns no total weight: its own
+backward pass does without, but torch.func's vmap rule divides by it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 def _total(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> Tensor:
-    """The weights of all examples that count."""
+    """The total weight of the examples that are not ignored."""
     if reduction == 0:
         return x.new_zeros(())
     counts = target != ignore_index

@@ -1,4 +1,4 @@
-"""Max pooling, with the places of the maxima."""
+"""Max pooling, with the positions of the maxima."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xfunc.ops.windows import pooled
 from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
-Windows = list[list[int]]  # for each output along a dimension, the places it looks at
+Windows = list[list[int]]  # for each output along a dimension, its input positions
 
 
 def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
-    """The greatest element that each output looks at, and its place among the pooled dimensions."""
+    """The maximum of each window, and its position within the pooled dimensions."""
     spatial = len(windows)
     sizes, outs = x.shape[-spatial:], [len(rows) for rows in windows]
     found = []
@@ -31,7 +31,7 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
             ]
         )
     most = max(map(len, found), default=0)
-    # A place twice changes nothing.
+    # A repeated position changes nothing.
     table = torch.tensor([[*r, *[r[0]] * (most - len(r))] for r in found], device="cpu")
     table = below(literal, table.to(torch.int64))
     flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))

@@ -1,11 +1,10 @@
-"""Operations that compute in float32 on narrow numbers, and round once.
+"""Operations on narrow dtypes that compute in float32 and round once.
 
 NOTE [where narrow numbers are computed in float32]: torch computes each operation on bfloat16 and
-float16 in float32 ("opmath") and rounds its result. A single instruction of XLA does the same; but
-torch_xla makes many operations of several instructions, each of which rounds, and divides the sum
-that a mean is made of when float16 no longer holds it. What is made of several instructions is
-therefore computed on float32 as a whole, here. Sums by themselves are left to
-`hlo.accumulate`, products of matrices to XLA.
+float16 in float32 ("opmath") and rounds its result. A single XLA instruction does the same; but
+torch_xla lowers many operations to several instructions, each of which rounds, and computes means
+by dividing a sum that may have overflowed float16. Such operations are therefore computed entirely
+in float32 here. Plain sums are left to `hlo.accumulate`, matrix products to XLA.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _ELEMENTWISE = """
 
 
 def narrow_dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype | None:
-    """bfloat16 or float16, if that is what an operation returns; else None."""
+    """bfloat16 or float16 if an operation returns it; otherwise None."""
     said = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
     if said:
         return said[0] if said[0] in HALF else None
@@ -72,14 +71,14 @@ def narrow_dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.
     return dtype if dtype in HALF else None
 
 
-# NOTE [numbers next to narrow numbers]: where torch takes a tensor and is given a number, or an
-# array without dimensions of a wide dtype, it rounds it first; but not to multiply or divide by it.
+# NOTE [numbers next to narrow numbers]: where torch expects a tensor but gets a Python number, or
+# a 0-d array of a wider dtype, it rounds it first; but not to multiply or divide by it.
 _EXACT = frozenset("div.Tensor mul.Scalar div.Scalar".split())
 _ROUNDED = {"fmod.Scalar": [1], "remainder.Scalar": [1]}
 
 
 def widened(name: str, function: Kernel) -> Kernel:
-    """A kernel that computes on float32 what it returns as narrow numbers."""
+    """A kernel that computes in float32 and rounds its result to the narrow dtype."""
     places = registry.tensor_places(name) + _ROUNDED.get(name, [])
     exact = name in _EXACT
 
@@ -118,11 +117,11 @@ def _rounded(x: object, dtype: torch.dtype) -> object:
 
 
 def none_is_narrow(*args: object) -> bool:
-    """Whether no tensor among these is of narrow numbers."""
+    """Whether none of these tensors has a narrow dtype."""
     return not any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
 
 
 def add() -> None:
-    """Let these operations compute in float32."""
+    """Make these operations compute in float32."""
     for name in " ".join((_REDUCTIONS, _LOSSES, _WINDOWS, _ELEMENTWISE)).split():
         registry.surround(name, widened, none_is_narrow)

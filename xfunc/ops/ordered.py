@@ -1,4 +1,4 @@
-"""The order of NaN; and operations that are refused on dtypes with which XLA aborts the process.
+"""The order of NaN; and operations refused on dtypes for which XLA aborts the process.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
 Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuses most of these too;
@@ -42,7 +42,7 @@ _PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "badd
 
 
 def add() -> None:
-    """Put the refusals around the kernels that there are."""
+    """Wrap the existing kernels in the refusals."""
     for name in _ORDERING:
         surround(name, _refusing(_first_complex, "complex numbers have no order"), _no_complex)
     for name in _REAL:
@@ -68,7 +68,7 @@ def add() -> None:
 
 
 def _with_one_nan(name: str, function: Kernel) -> Kernel:
-    """XLA takes a NaN whose sign is set, as x86 processors make them, for the least of numbers."""
+    """XLA orders a NaN with its sign bit set, as x86 processors make them, below all numbers."""
 
     def run(x: torch.Tensor, *args: object, **kwargs: object) -> object:
         x = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x

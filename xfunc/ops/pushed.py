@@ -1,15 +1,15 @@
 """Operations whose forward-mode derivative in torch 2.9 differs from the reverse-mode one.
 
 NOTE [slopes at ties]: where two operands are equal, `fmax`, `clamp` with tensors and others have a
-slope on either side. torch's formulas in forward mode take another one than those in reverse mode,
-which are the ones that its users know. In `logcumsumexp` it divides by what is too large by 1e-12.
-What is composed of others here has theirs.
+slope on either side. torch's forward-mode formulas choose a different one from its reverse-mode
+formulas, which are the ones its users know. For `logcumsumexp` torch divides by a number that is
+1e-12 too large. Operations composed of others here have the derivatives of those.
 
-NOTE [derivatives of derivatives]: some formulas of forward mode use results that torch takes to
-have no derivative, such as the factors that `solve` returns. Where the formula is differentiated
-again, they count as constants, in eager torch 2.9 too. In differentiation within differentiation
-these operations are made of others, whose factors do have one. The formulas for eigenvectors divide
-by zero and put zeros in place of what comes of it, which makes their own derivative NaN.
+NOTE [derivatives of derivatives]: some forward-mode formulas use results that torch assumes have
+no derivative, such as the factors that `solve` returns. When such a formula is differentiated
+again, they count as constants, in eager torch 2.9 too. Under nested differentiation these
+operations are composed of others, whose factors do have a derivative. The eigenvector formulas
+divide by zero and replace the results with zeros, which makes their own derivative NaN.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     x, min, max = _alike(x, min, max)
     below, above = (x < min) & (min < max), (x > max) | (max < min)
     ends = torch.where(below, min, torch.where(above, max, torch.nan))
-    same = torch.where((x < min) & (min == max), min.detach(), ends)  # nobody's slope
+    same = torch.where((x < min) & (min == max), min.detach(), ends)  # neither bound's slope
     return torch.where((x >= min) & (x <= max), x, same)
 
 
 def _is_pushed_or_twice(x: Tensor, dim: int) -> bool:
-    # torch's rule takes logarithms of cotangents: differentiated again, NaN beside -inf.
+    # torch's rule takes logarithms of cotangents: its derivative is NaN next to -inf.
     return _is_pushed(x) or functorch.differentiates_twice((x,))
 
 
@@ -92,14 +92,14 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     still = x.detach()
     one = torch.where(x.isinf(), 0, x - still).exp()
     most, total = scan_along(_exp_added, (still, one), dim)
-    # Where all are -inf there is no change; beside an infinity none is known: 0 / 0, of this root.
+    # Where all are -inf nothing changes; next to inf the change is unknown: 0 / 0, by this root.
     change = torch.where(most == torch.inf, total - total.detach(), 1)
     unknown = torch.where(most == torch.inf, (change * change).sqrt(), 0)
     return torch.where(most.isinf(), most + unknown, most + total.log())
 
 
 def _exp_added(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Sums of exponentials, each as the greatest of the exponents and the sum without it."""
+    """Sums of exponentials, each as the greatest exponent and the sum with it factored out."""
     most = torch.maximum(a[0], b[0])
     below, above = (torch.where(m == most, 0, m - most).exp() for m in (a[0], b[0]))
     return most, a[1] * below + b[1] * above
@@ -125,7 +125,7 @@ def solve_ex(
 
 
 def _has_no_other_rule(a: Tensor) -> bool:
-    # torch's rule for both orders of reverse mode asks whether a complex matrix is singular.
+    # torch's first- and second-order reverse rules check whether a complex matrix is singular.
     return _is_nested(a) or (a.is_complex() and functorch.differentiates_twice((a,)))
 
 
@@ -167,7 +167,7 @@ composition("native_batch_norm", when=_is_nested)(
 
 
 def _pushed_vectors(turned: Tensor, eigenvalues: Tensor) -> Tensor:
-    """What changes of the eigenvectors, in terms of them: 0 along themselves."""
+    """The change of the eigenvectors, in their own basis: 0 along themselves."""
     same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
     apart = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
     return torch.where(same, 0, turned / torch.where(same, 1, apart))

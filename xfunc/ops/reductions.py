@@ -1,4 +1,4 @@
-"""Reductions along dimensions, and running ones."""
+"""Reductions along dimensions, and cumulative ones."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _reduce(
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Below all numbers of a dtype, or equal to some."""
+    """The least value of a dtype: -inf if it is floating."""
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def highest(dtype: torch.dtype) -> float:
-    """Above all numbers of a dtype, or equal to some."""
+    """The greatest value of a dtype: inf if it is floating."""
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _extreme(x: Tensor, dim: Sequence[int], keepdim: bool, largest: bool) -> Tensor:
-    # torch_xla 2.9 reduces no dimension for (), and takes the lowest finite number for the lowest.
+    # torch_xla 2.9 reduces no dimension for (), and uses the lowest finite number instead of -inf.
     _dims(x, dim)
     if not x.ndim:
         return x.clone()
@@ -75,7 +75,7 @@ def min_all(x: Tensor) -> Tensor:
 
 
 def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
-    """Where a value (of size 1 along `dim`) or a NaN is first."""
+    """The first position of a value (of size 1 along `dim`) or of a NaN."""
     hit = (x == value) | x.isnan() if x.is_floating_point() else x == value
     shape = [-1 if d == dim else 1 for d in range(x.ndim)]
     places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
@@ -113,7 +113,7 @@ def _arg(x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
 
 @kernel("argmax")
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    # torch_xla 2.9 finds the last NaN, torch the first.
+    # torch_xla 2.9 finds the last NaN; torch finds the first.
     return _arg(x, dim, keepdim, True)
 
 

@@ -1,9 +1,9 @@
-"""The table of kernels, and how they get into torch's dispatcher.
+"""The table of kernels, and their registration with torch's dispatcher.
 
-NOTE [kernels for the dispatcher]: a kernel registered for the key XLA is below everything that
+NOTE [kernels for the dispatcher]: a kernel registered for the XLA key sits below everything that
 transforms an operation: autograd's formulas, the batching rules of torch.func, and the operations
-that torch composes of others in C++ all find it, whether a program is traced or not. In place of a
-missing kernel, torch_xla has a fallback that computes on the host, which a trace must refuse.
+that torch composes of others in C++ all reach it, whether a program is traced or not. Where a
+kernel is missing, torch_xla falls back to computing on the host, which a trace must refuse.
 
 NOTE [which way to replace an operation]: from the user's call down to the device, higher levels
 cover more (derivatives, batching), and lower levels are reached by more callers:
@@ -11,17 +11,17 @@ cover more (derivatives, batching), and lower levels are reached by more callers
 - a function in `xfunc.torchlib.replacements` runs in place of a torch function that traced code
   calls, before autograd and torch.func see it: for operations that other torch functions can
   express;
-- a `composition` replaces an operation's own derivative and batching rule by those of the
+- a `composition` replaces an operation's own derivative and batching rule with those of the
   operations that it is composed of, wherever it is called;
 - a `differentiable` function brings its own derivative: where torch's formula is wrong on
   torch_xla, or needs an operation that it lacks;
-- a `batched` function is only the batching rule of torch.func's vmap: where it is missing or wrong;
+- a `batched` function is only a batching rule for torch.func's vmap: where it is missing or wrong;
 - a `kernel` only computes values, where torch's derivative is right; a `bare` kernel is one whose
   call overhead would otherwise be too high.
 
-NOTE [kernels are written with views]: above the key XLA torch turns views and changes in place into
-plain operations ("functionalisation"); below it a view is a copy, and a change to it is lost.
-Kernels of ours therefore run above it again, on wrapped tensors.
+NOTE [kernels are written with views]: above the XLA key torch turns views and in-place writes into
+plain operations ("functionalisation"); below it a view is a copy, and a write to it is lost.
+Our kernels therefore run above it again, on wrapped tensors.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
 _batched: dict[str, Kernel] = {}
 _originals: dict[str, Callable[..., Any]] = {}
-lowered_upstream: set[str] = set()  # Those of our names for which torch_xla has a kernel.
-_libraries: list[torch.library.Library] = []  # An override lasts as long as its library.
+lowered_upstream: set[str] = set()  # our names for which torch_xla has a kernel
+_libraries: list[torch.library.Library] = []  # An override lives as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA).add(torch._C.DispatchKey.XLA)
 _LEVEL = "Functionalize"
 
 
 def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[K], K]:
-    """A decorator: this is the kernel of these operations of the dispatcher.
+    """A decorator: this is the kernel of these dispatcher operations.
 
     Args:
         names: without ``aten::``, with the overload after a dot.
-        unless: for which arguments (by position) torch_xla's own kernel is right, and quicker.
+        unless: for which (positional) arguments torch_xla's own kernel is right, and faster.
     """
 
     def put(function: K) -> K:
@@ -75,13 +75,13 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
 
 
 def composition(*names: str, when: Callable[..., bool] | None = None) -> Callable[[K], K]:
-    """A decorator: these operations are this one's torch operations, in differentiation too.
+    """A decorator: this function's torch operations replace these, under differentiation too.
 
-    For those whose derivative, as torch has it, is missing, wrong or cannot be lowered.
+    For operations whose derivative in torch is missing, wrong or cannot be lowered.
 
     Args:
-        names: as of a `kernel`, which it is too if there is no condition.
-        when: for which arguments, if they are being differentiated; torch's rule serves for others.
+        names: as for `kernel`; without a condition, this registers a kernel too.
+        when: for which arguments, under differentiation; torch's rule handles the others.
     """
 
     def put(function: K) -> K:
@@ -95,10 +95,10 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
 
 
 def batched(*names: str) -> Callable[[K], K]:
-    """A decorator: these operations are this one's torch operations beneath a vmap.
+    """A decorator: this function's torch operations replace these under vmap.
 
-    For those whose batching rule, as torch has it, is missing, wrong or cannot be lowered. It does
-    not know about devices: such an operation is composed of these for tensors of the CPU as well.
+    For operations whose batching rule in torch is missing, wrong or cannot be lowered. The rule is
+    not specific to a device: it applies to CPU tensors as well.
     """
 
     def put(function: K) -> K:
@@ -111,7 +111,7 @@ def batched(*names: str) -> Callable[[K], K]:
 def bare(*names: str) -> Callable[[K], K]:
     """A decorator: this runs below functionalisation, in place of torch_xla's kernels.
 
-    For what is called often and is mostly torch_xla's: it calls `theirs`, or `above` a kernel.
+    For frequent calls that mostly go to torch_xla: it calls `theirs`, or a kernel by `above`.
     """
 
     def put(function: K) -> K:
@@ -122,9 +122,9 @@ def bare(*names: str) -> Callable[[K], K]:
 
 
 def differentiable(*names: str) -> Callable[[K], K]:
-    """A decorator: these operations are this function of torch's own, with torch's own derivative.
+    """A decorator: this function wraps torch's own operations, with torch's own derivatives.
 
-    For those whose derivative torch_xla replaces. The function takes torch's before the arguments.
+    For those whose derivative torch_xla replaces. torch's own is the function's first argument.
     """
 
     def put(function: K) -> K:
@@ -142,12 +142,12 @@ def kernels() -> dict[str, Kernel]:
 def surround(
     name: str, decorator: Callable[[str, Kernel], Kernel], unless: Callable[..., bool]
 ) -> None:
-    """Put something around the kernel of an operation, be it ours or torch_xla's.
+    """Wrap the kernel of an operation, whether ours or torch_xla's.
 
     Args:
-        name: of the operation.
-        decorator: makes another kernel of a name and the kernel.
-        unless: for which arguments the one that is there is right.
+        name: name of the operation.
+        decorator: takes the name and the kernel, and returns a new kernel.
+        unless: for which arguments the existing kernel is right.
     """
     if name not in _kernels:
         kernel(name, unless=unless)(decorator(name, original(name)))
@@ -161,7 +161,7 @@ def surround(
 
 
 def original(name: str) -> Callable[..., Any]:
-    """torch_xla's own kernel of an operation for which there is one of ours."""
+    """torch_xla's own kernel for an operation that has one of ours."""
 
     def call(*args: object, **kwargs: object) -> object:
         return below(_originals[name], *args, **kwargs)
@@ -170,25 +170,25 @@ def original(name: str) -> Callable[..., Any]:
 
 
 def theirs(name: str, *args: object, **kwargs: object) -> Any:
-    """Call torch_xla's own kernel from one that is `bare`."""
+    """Call torch_xla's own kernel from a `bare` one."""
     return _originals[name](*args, **kwargs)
 
 
 def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
-    """Call a kernel that is written with views: see the note on them."""
+    """Call a kernel written with views: see NOTE [kernels are written with views]."""
     with _level(excluded=False):
         return _unwrap(function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()}))
 
 
 def below(function: Callable[..., R], *args: object, **kwargs: object) -> R:
-    """Call something of torch_xla in a kernel: see NOTE [kernels are written with views]."""
+    """Call a torch_xla function in a kernel: see NOTE [kernels are written with views]."""
     raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
     with _level(excluded=True):
         return _wrap(function(*raw, **kwraw))
 
 
 def install() -> None:
-    """Put the kernels into the dispatcher."""
+    """Register the kernels with the dispatcher."""
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     with warnings.catch_warnings():
@@ -236,7 +236,7 @@ def _einsum() -> Kernel:
 
 
 def _chosen(name: str, function: Kernel) -> Kernel:
-    """A composition that is used for some arguments."""
+    """A composition that is used only for some arguments."""
     rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
 
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
@@ -249,7 +249,7 @@ def _chosen(name: str, function: Kernel) -> Kernel:
 
 
 def _composite(name: str) -> Kernel:
-    inner = torch.library.get_kernel(name, "AutogradOther")  # where the composition is, untouched
+    inner = torch.library.get_kernel(name, "AutogradOther")  # which keeps the original composition
 
     def run(*args: torch.Tensor, **kwargs: object) -> object:
         return inner.call_boxed(_XLA, *args, **kwargs)
@@ -264,16 +264,16 @@ def _derived(
 
 
 def tensor_places(name: str) -> list[int]:
-    """The positions of those arguments of an operation that are tensors."""
+    """The positions of an operation's tensor arguments."""
     base, _, overload = name.partition(".")
     arguments = torch._C._get_schema(f"aten::{base}", overload).arguments
     return [k for k, a in enumerate(arguments) if str(a.type) == "Tensor"]
 
 
 def _theirs(name: str) -> Kernel:
-    """The kernel that is there, which takes numbers for tensors too.
+    """The existing kernel, accepting numbers in place of tensors too.
 
-    The dispatcher wraps a number for it, but hands it on to Python as a number.
+    The dispatcher wraps a number for it, but passes it to Python as a number.
     """
     call = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed
     places = tensor_places(name)
@@ -296,12 +296,12 @@ _TRANSFERS = frozenset("_to_copy copy copy_ _local_scalar_dense".split())
 
 
 def _on_device(x: torch.Tensor) -> torch.Tensor:
-    """An array of the CPU without dimensions: torch takes it for a number, on any device."""
+    """Move a 0-d CPU array to the device: torch treats it as a number, on any device."""
     return torch.full((), x.item(), dtype=x.dtype, device="xla")
 
 
 def _scalar(x: bool | float | complex, others: Sequence[object]) -> torch.Tensor:
-    """A number as an array, of a dtype that does not change what torch's arithmetic returns."""
+    """A number as an array, of a dtype that does not change torch's result dtype."""
     first = next(a for a in others if isinstance(a, torch.Tensor))
     return torch.full((), x, dtype=torch.result_type(first, x), device=first.device)
 
@@ -322,7 +322,7 @@ def _functionalised(name: str, function: Kernel) -> Kernel:
 
 
 class _level:
-    """Whether operations are functionalised here."""
+    """Sets whether operations are functionalised in a block."""
 
     def __init__(self, excluded: bool):
         self._excluded = excluded

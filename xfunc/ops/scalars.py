@@ -1,7 +1,7 @@
-"""Operations along a dimension, of arrays without dimensions, and reductions along none.
+"""Operations along a dimension of 0-d arrays, and reductions with no dimension named.
 
-torch lets a dimension of 0 or -1 stand for the one that a scalar does not have. torch_xla 2.9 looks
-for it, and fails. And where torch reduces all dimensions if none is named, torch_xla reduces none.
+torch accepts dimension 0 or -1 for a scalar, which has none; torch_xla 2.9 fails. And where torch
+reduces all dimensions if none is named, torch_xla reduces none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from xfunc.ops.registry import Kernel, kernel, original
 Dims = list[int]
 
 
-# Kernels of torch_xla; of scalars their results are scalars.
+# torch_xla's kernels; for scalars their results are scalars.
 _ALONG = """
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
     scatter.src squeeze_copy.dim squeeze_copy.dims
     prod.dim_int sort sort.stable any.dim all.dim flip
 """.split()
 
-# Likewise; without dimensions, they reduce all.
+# Likewise; with no dimensions named, they reduce all.
 _REDUCING = """
     sum.dim_IntList mean.dim
     std.correction var.correction std_mean.correction var_mean.correction
@@ -78,7 +78,7 @@ def _names_dimensions(x: torch.Tensor, dim: Sequence[int] | None = None, *rest: 
     return x.ndim > 0 and bool(dim) and x.is_floating_point()
 
 
-# NOTE [means of complex numbers]: torch_xla 2.9 knows means and variances of real numbers only.
+# NOTE [means of complex numbers]: torch_xla 2.9 supports only real means and variances.
 
 
 def _mean(x: torch.Tensor, dim: Dims, *rest: bool, dtype: object = None) -> torch.Tensor:
@@ -144,7 +144,7 @@ def _by_index(name: str) -> Kernel:
     def run(
         x: torch.Tensor, dim: int, index: torch.Tensor, *rest: torch.Tensor, **options: object
     ) -> object:
-        # torch_xla 2.9 ends the process on an index that is one of several results (of a sort).
+        # torch_xla 2.9 crashes on an index that is one of several results (of a sort).
         return lifted(x, dim, index + 0, *rest, **options)
 
     return run

@@ -1,7 +1,7 @@
-"""Products at indices, and bags of embeddings, with derivatives of every order and mode.
+"""Scattered products and embedding bags, with derivatives of every order and mode.
 
-torch 2.9 has no second derivative of a product at indices, and takes the one in forward mode for
-zero; of `index_reduce` and bags of embeddings it has none in forward mode.
+torch 2.9 has no second derivative of a scattered product, and treats its forward-mode derivative
+as zero; for `index_reduce` and embedding bags it has no forward-mode derivative.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _is_product(
 def scatter_product(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """By running products over the sources, sorted by their index: no division, so zeros may be."""
+    """Cumulative products over the sources, sorted by index: no division, so zeros are fine."""
     shape = x.shape
     x, index, src = (v if v.ndim else v.reshape(1) for v in (x, index, src))
     src = src[tuple(slice(n) for n in index.shape)]

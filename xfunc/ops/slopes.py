@@ -1,10 +1,10 @@
-"""Derivatives of activations: where they have a kink, and whose operands differ in shape.
+"""Derivatives of activations: at kinks, and with operands of different shapes.
 
-At a kink torch takes the slope of one side, and of NaN that of what is not cut off; torch_xla 2.9
-often takes the other.
+At a kink torch takes the slope of one side, and for NaN that of the part not cut off; torch_xla
+2.9 often takes the other.
 
-A batch of tangents or cotangents meets inputs that are not batched, in a Jacobian for example.
-torch's kernels broadcast the two; those of torch_xla 2.9 fail.
+A batch of tangents or cotangents can meet unbatched inputs, in a Jacobian for example. torch's
+kernels broadcast the two; those of torch_xla 2.9 fail.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _broadcasting(name: str) -> None:
 
 @kernel("softshrink")
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    # torch_xla 2.9 makes zero of NaN.
+    # torch_xla 2.9 turns NaN into zero.
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
@@ -69,7 +69,7 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 @kernel("log_sigmoid_forward")
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    small = torch.exp(-x.abs())  # torch_xla 2.9 makes NaN of -inf
+    small = torch.exp(-x.abs())  # torch_xla 2.9 gives NaN for -inf
     return x.clamp(max=0) - torch.log1p(small), small
 
 

@@ -1,7 +1,7 @@
 """Special functions.
 
-The polynomials and their coefficients are those of the Cephes library by S. L. Moshier, as torch's
-own kernels have them; they are good for float64.
+The polynomials and their coefficients are those of the Cephes library by S. L. Moshier, as in
+torch's own kernels; they are accurate to float64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def wide(x: Tensor) -> tuple[Tensor, torch.dtype]:
-    """In float64, in which the kernels compute, and the dtype of the result."""
+    """`x` in float64, in which the kernels compute, and the dtype of the result."""
     (y,) = floating(x)
     return y.to(torch.float64), y.dtype
 
@@ -64,7 +64,7 @@ def digamma(x: Tensor) -> Tensor:
     below = y < 0.5
     z = torch.where(below, 1 - y, y)
     shift = torch.zeros_like(z)
-    for _ in range(10):  # upwards, to where the asymptotic series is exact
+    for _ in range(10):  # recur upwards, to where the asymptotic series is exact
         small = z < 10
         shift = shift - torch.where(small, 1 / z, 0)
         z = torch.where(small, z + 1, z)
@@ -88,7 +88,7 @@ _BERNOULLI = [
 
 
 def _zeta(x: Tensor, q: Tensor) -> Tensor:
-    """The Hurwitz zeta function, by the sum of Euler and Maclaurin."""
+    """The Hurwitz zeta function, by Euler-Maclaurin summation."""
     total = torch.zeros_like(x)
     terms = 12
     for k in range(terms):
@@ -101,12 +101,12 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
     for k, b in enumerate(_BERNOULLI):
         total = total + b / math.factorial(2 * k + 2) * factor
         factor = factor * (x + 2 * k + 1) * (x + 2 * k + 2) / (a * a)
-    # As torch's own, which ends the sum at a term that is too small to count.
+    # As in torch, which stops at a term too small to count.
     total = torch.where(x == math.inf, torch.where(single == 0, math.nan, single), total)
     below = q <= 0
     total = torch.where(below & (x != x.floor()), math.nan, total)
     total = torch.where(below & (q == q.floor()), math.inf, total)
-    # Where there is no sum at all, not even the poles of `q` count.
+    # Where the sum diverges, not even the poles in `q` matter.
     return torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))
 
 
@@ -117,7 +117,7 @@ def zeta(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _trigamma(x: Tensor) -> Tensor:
-    """As torch has it, in the dtype of the result: at a pole, that decides on the large number."""
+    """As in torch, in the result's dtype, which determines the large number at a pole."""
     below = x < 0.5
     sine = torch.sin(math.pi * x)
     z = torch.where(below, 1 - x, x)
@@ -204,11 +204,11 @@ def ndtri(p: Tensor) -> Tensor:
 
 # -- orthogonal polynomials -----------------------------------------------------------------------
 
-_MOST = 512  # terms of a recurrence, beyond which torch itself gives up or loses all digits
+_MOST = 512  # terms of a recurrence; beyond, torch itself gives up or loses all digits
 
 
 def _recurrence(k: Tensor, found: Tensor, a: Tensor, b: Tensor, x: Tensor, n: Tensor, *, kind: str):
-    """From the polynomials of degrees k and k + 1 to those of k + 1 and k + 2."""
+    """Step from the polynomials of degrees k and k + 1 to those of degrees k + 1 and k + 2."""
     m = (k + 1).to(x.dtype)
     if kind == "chebyshev":
         new = 2 * x * b - a

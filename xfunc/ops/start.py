@@ -14,7 +14,7 @@ _MODULES = (
 
 
 def start() -> None:
-    """Load all kernels and put them into the dispatcher."""
+    """Load all kernels and register them with the dispatcher."""
     for name in _MODULES:
         importlib.import_module(f"xfunc.ops.{name}")
     decomposed.add()

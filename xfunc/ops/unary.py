@@ -13,7 +13,7 @@ from xfunc.torchlib.functorch import differentiates_twice
 
 Tensor = torch.Tensor
 
-# Of integers and bool they are floating. torch_xla 2.9 forgets some of these dtypes.
+# For integers and bool the results are floating. torch_xla 2.9 misses some of these dtypes.
 _FLOATING = """
     acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp expm1 log log1p rsqrt sigmoid
     sin sinh sqrt tan tanh
@@ -54,7 +54,7 @@ def _logarithm(name: str, base: float) -> None:
     @kernel(name)
     def run(x: Tensor) -> Tensor:
         found, scale = torch.log(x), 1 / math.log(base)
-        if x.is_complex():  # Of a zero, one part is infinite.
+        if x.is_complex():  # For zero, one part is infinite.
             return torch.complex(found.real * scale, found.imag * scale)
         return found * scale
 
@@ -119,7 +119,7 @@ for _name in ("sign", "sgn"):
 
 @kernel("threshold")
 def threshold(x: Tensor, least: float, value: float) -> Tensor:
-    # torch_xla 2.9 puts the value in place of NaN, and rounds it to float32.
+    # torch_xla 2.9 replaces NaN too, and rounds the value to float32.
     return torch.where(x <= least, x.new_full((), value), x)
 
 
@@ -140,7 +140,7 @@ def nan_to_num(
 
 
 # torch_xla 2.9 rounds the constants of `gelu` to float32, and multiplies x by ``1 + erf(x)``, or
-# tanh, which is not zero far below it: the result for -65504 is -0.006. Nor is ``1 - tanh ** 2``.
+# tanh, which is not zero far below 0: the result for -65504 is -0.006. Nor is ``1 - tanh ** 2``.
 def _double_inner(x: Tensor) -> Tensor:
     return math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)
 
@@ -163,10 +163,10 @@ def smooth_gelu(x: Tensor, *, approximate: str) -> Tensor:
 
 @composition("mish")
 def mish(x: Tensor) -> Tensor:
-    # To torch_xla 2.9 the slope at 6e4 is 1.02, for the same reason. Beyond 20, it is 1.
+    # torch_xla 2.9 gives a slope of 1.02 at 6e4, for the same reason. Beyond 20, it is 1.
     w = torch.exp(x.clamp(max=20))
     n = w * w + 2 * w
-    return x * (n / (n + 2))  # the tangent of softplus
+    return x * (n / (n + 2))  # tanh(softplus(x))
 
 
 @kernel("gelu_backward")
@@ -183,19 +183,19 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
 @kernel("logit")
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    if eps is not None:  # Of crossed bounds, the lower one counts first.
+    if eps is not None:  # With crossed bounds, the lower one applies first.
         x = torch.where(x < eps, eps, x.clamp(max=1 - eps))
     return torch.log(x / (1 - x))
 
 
 def _slope(name: str) -> None:
-    """Of complex numbers, torch_xla 2.9 forgets the conjugate."""
+    """For complex numbers, torch_xla 2.9 omits the conjugate."""
 
     @bare(name)
     def run(grad: Tensor, out: Tensor) -> Tensor:
         if grad.is_complex() or out.is_complex():
             return above(_SLOPES[name], grad, out)
-        if grad.shape != out.shape:  # A batch of cotangents, of which there is one result.
+        if grad.shape != out.shape:  # a batch of cotangents for one result
             return above(_SLOPES[name], grad, out)
         return theirs(name, grad, out)
 

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def diagonal_length(rows: int, columns: int, offset: int) -> int:
-    """How many elements a diagonal has."""
+    """The number of elements on a diagonal."""
     return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
 
 
@@ -52,8 +52,8 @@ def diagonal_scatter(
 
 @kernel("view_as_real_copy")
 def view_as_real_copy(x: Tensor) -> Tensor:
-    # torch_xla 2.9 takes the result to have the shape of the argument, and what it computes then
-    # ends the process.
+    # torch_xla 2.9 assumes that the result has the argument's shape, and computing it then crashes
+    # the process.
     parts = [instruction(_part, x, which="real"), instruction(_part, x, which="imag")]
     return torch.stack(parts, -1)
 
@@ -63,7 +63,7 @@ def _part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) ->
 
 
 def _lies_inside(x: Tensor, *rest: int | None) -> bool:
-    """Whether the bounds of a slice are among the positions of its dimension."""
+    """Whether the bounds of a slice lie within its dimension."""
     n = x.shape[rest[0] or 0] if rest and x.ndim else 0
     return all(b is None or -n <= b for b in rest[1:3])
 
@@ -72,7 +72,7 @@ def _lies_inside(x: Tensor, *rest: int | None) -> bool:
 def slice_copy(
     x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    # torch_xla 2.9 refuses a bound before the beginning.
+    # torch_xla 2.9 rejects a bound before the start.
     start, end, _ = slice(start, end).indices(x.shape[dim])
     return original("slice_copy.Tensor")(x, dim, start, max(start, end), step)
 
@@ -91,7 +91,7 @@ def slice_scatter(
 
 
 def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
-    """Where the elements lie in the array, row by row."""
+    """Positions of the elements in the array, in row-major order."""
     elements, steps = x.numel(), list(zip(size, stride, strict=True))
     last = (offset or 0) + sum((n - 1) * step for n, step in steps)
     if min(stride, default=0) < 0 or (offset or 0) < 0 or (0 not in size and last >= elements):
@@ -117,7 +117,7 @@ def as_strided_copy(
     return x.reshape(-1).index_select(0, places).reshape(tuple(size))
 
 
-# torch's derivative counts what is overwritten too.
+# torch's derivative also counts the overwritten elements.
 @batched("as_strided_scatter")
 @composition("as_strided_scatter")
 def as_strided_scatter(
@@ -158,7 +158,7 @@ def unfold_backward(
 
 @kernel("roll")
 def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    # torch_xla 2.9 divides by a size of zero, which ends the process.
+    # torch_xla 2.9 divides by a size of zero, which crashes the process.
     if not x.numel():
         return x.clone()
     if not dims:
@@ -196,12 +196,12 @@ def repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 @kernel("_new_zeros_with_same_feature_meta")
 def zeros_like_primal(tangents: Tensor, primal: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
-    # For tangents of views and of what is written to. torch's own asks for the size of a storage,
-    # which an array of XLA does not have.
+    # For tangents of views and of written arrays. torch's own asks for the size of the storage,
+    # which an XLA array does not have.
     return tangents.new_zeros((*tangents.shape[:self_num_batch_dims], *primal.shape))
 
 
 @batched("set_.source_Tensor")
 def set_of_a_batch(x: Tensor, source: Tensor) -> Tensor:
-    # torch's fallback leaves x as it was, without an error.
+    # torch's fallback silently leaves x unchanged.
     fail(UnsupportedOpError, *REPLACED)

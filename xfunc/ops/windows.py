@@ -1,7 +1,7 @@
 """Pooling and resizing: each output is a weighted sum of a few inputs, one dimension at a time.
 
 NOTE [taps]: along a dimension, output k is ``sum(weights[t, k] * x[places[t, k]])``. Places and
-weights follow from sizes alone. A reading is a gather, and its derivative adds at the same places.
+weights depend only on sizes. A read is a gather, and its derivative adds at the same places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def refuse_integers(what: str, x: Tensor) -> None:
-    """Raise for an array of integers."""
+    """Raise for an integer array."""
     if not x.is_floating_point():
         fail(
             UnsupportedOpError,
@@ -31,7 +31,7 @@ def refuse_integers(what: str, x: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """See NOTE [taps]: rows of places and of weights, one row for each tap."""
+    """Rows of places and weights, one row for each tap: see NOTE [taps]."""
 
     places: list[list[int]]
     weights: list[list[float]]
@@ -52,7 +52,7 @@ class Taps:
         return places, below(literal, torch.tensor(self.weights, dtype=x.dtype, device="cpu"))
 
     def read(self, x: Tensor, dim: int) -> Tensor:
-        """Apply along a dimension."""
+        """Apply the taps along a dimension."""
         whole = all(w in (0, 1) for row in self.weights for w in row)
         if not (whole or x.is_floating_point()):
             refuse_integers("resizing by weights", x)
@@ -74,7 +74,7 @@ class Taps:
 
 
 def read(x: Tensor, taps: Sequence[Taps]) -> Tensor:
-    """Along the last dimensions."""
+    """Apply taps along the last dimensions."""
     for k, t in enumerate(taps):
         x = t.read(x, x.ndim - len(taps) + k)
     return x
@@ -91,7 +91,7 @@ def add(grad: Tensor, taps: Sequence[Taps], sizes: Sequence[int]) -> Tensor:
 
 
 def adaptive(size: int, out: int) -> Taps:
-    """The mean of `out` windows that share the inputs out evenly."""
+    """The means of `out` windows that divide the inputs evenly."""
     windows = [range(k * size // out, -(-(k + 1) * size // out)) for k in range(out)]
     return Taps.of([[(p, 1 / len(w)) for p in w] for w in windows], size)
 
@@ -129,10 +129,10 @@ def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def pooled(size: int, window: int, stride: int, pad: int, ceil: bool) -> int:
-    """How many windows there are."""
+    """The number of windows."""
     extra = stride - 1 if ceil else 0
     n = (size + 2 * pad - window + extra) // stride + 1
-    if ceil and (n - 1) * stride >= size + pad:  # The last would start in the padding.
+    if ceil and (n - 1) * stride >= size + pad:  # The last window would start in the padding.
         n -= 1
     return n
 
@@ -185,7 +185,7 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
         refuse_integers("average pooling", x)
         if not (any(padding) or ceil_mode or divisor_override):
             return original(f"avg_pool{spatial}d")(x, kernel_size, stride, (0,))
-        # torch_xla 2.9 goes wrong on the rest.
+        # torch_xla 2.9 gets the rest wrong.
         taps = _average_taps(
             x.shape[-spatial:], kernel_size, stride, padding, ceil_mode, count_include_pad,
             divisor_override is None,
@@ -238,7 +238,7 @@ def _nearest_exact(size: int, out: int, align: bool, scale: float | None) -> Tap
 
 
 def _source(k: int, size: int, out: int, align: bool, scale: float | None) -> float:
-    """The place in the input that output k lies at."""
+    """The position in the input that output k corresponds to."""
     if align:
         return k * (size - 1) / (out - 1) if out > 1 else 0.0
     return (k + 0.5) * (1 / scale if scale else size / out) - 0.5
@@ -304,7 +304,7 @@ def _resize(
 
 
 def _put(name: str, spatial: int, rule: Rule, aligns: bool) -> None:
-    """The operation of this name and its derivative."""
+    """Register the operation of this name and its derivative."""
 
     def split(args: tuple[object, ...]) -> tuple[bool, list[float | None]]:
         align = bool(args[0]) if aligns and args else False

@@ -1,4 +1,4 @@
-"""How many trials succeed: see `xfunc.random.counts`."""
+"""Binomial and multinomial counts: see `xfunc.random.counts`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from xfunc.transforms.scan.scan import scan
 def binomial(
     key: Tensor, n: Number, p: Number, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
-    """How many of `n` trials succeed, each with probability `p`.
+    """The number of successes in `n` trials, each with probability `p`.
 
     Args:
         key: int32[2].
-        n: how many trials; broadcasts to `shape`.
-        p: broadcasts to `shape`; a Python number counts as one of `dtype`.
-        shape: of the result; None means the shape of the parameters.
+        n: number of trials; broadcasts to `shape`.
+        p: broadcasts to `shape`; a Python number is converted to `dtype`.
+        shape: shape of the result; None means the shape of the parameters.
         dtype: a floating dtype; None means torch's default.
 
     Returns:
-        NaN where `n` is negative or `p` not a probability.
+        A count, or NaN where `n` is negative or `p` is not a probability.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -59,15 +59,15 @@ def multinomial(
     dtype: Dtype = None,
     unroll: int = 1,
 ) -> Tensor:
-    """How many of `n` trials have each outcome, along the last axis of `p`.
+    """The number of `n` trials with each outcome, along the last axis of `p`.
 
     Args:
         key: int32[2].
-        n: how many trials; broadcasts to the shape of the result without its last axis.
+        n: number of trials; broadcasts to the shape of the result without its last axis.
         p: the probability of each outcome; broadcasts to `shape`.
-        shape: of the result; None is that of `p`.
+        shape: shape of the result; None means that of `p`.
         dtype: a floating dtype; None means torch's default.
-        unroll: of the `scan` over the outcomes.
+        unroll: `unroll` for the `scan` over the outcomes.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -112,7 +112,7 @@ def _binomial(key: Tensor, n: Tensor, p: Tensor, shape: Shape, dtype: torch.dtyp
 
 
 def _binomial_few(key: Tensor, n: Tensor, p: Tensor, most: int) -> Tensor:
-    """The successes are a geometric number of trials apart."""
+    """The gaps between successes are geometrically distributed."""
     log = torch.log1p(-p)
 
     def step(k: Tensor, total: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,7 +162,7 @@ def _binomial_many(key: Tensor, n: Tensor, p: Tensor, most: int) -> Tensor:
     return rounds(key, none, most, lambda accepted: ~accepted, step)
 
 
-# What Stirling's formula leaves out of log(k!), for k from 0 to 9.
+# The error of Stirling's formula for log(k!), for k from 0 to 9.
 _TAIL = (
     0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.02079067210376509,
     0.0166446911898211, 0.0138761288230707, 0.0118967099458917, 0.0104112652619720,
@@ -171,7 +171,7 @@ _TAIL = (
 
 
 def _tail(k: Tensor) -> Tensor:
-    """What Stirling's formula leaves out of log(k!)."""
+    """The error of Stirling's formula for log(k!)."""
     small = k.clamp(0, len(_TAIL) - 1)
     square = (small + 1) * (small + 1)
     found = (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / (small + 1)

@@ -1,4 +1,4 @@
-"""Checks of what random functions are given, and draws by what has been checked."""
+"""Checks on the arguments of random functions, and draws from checked arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Shape = Sequence[int]
 Number = float | Tensor
 Dtype = torch.dtype | None
 
-# Bits of the mantissa, without the leading one.
+# Bits of the mantissa, without the leading 1.
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def as_key(key: object, name: str) -> Tensor:
-    """A key, checked."""
+    """Check a key."""
     if isinstance(key, Tensor) and key.dtype is torch.int32 and tuple(key.shape) == (2,):
         return key
     if isinstance(key, Tensor) and key.dtype is torch.int32 and key.shape[-1:] == (2,):
@@ -33,7 +33,7 @@ def as_key(key: object, name: str) -> Tensor:
 
 
 def as_shape(shape: object, name: str) -> tuple[int, ...]:
-    """A shape, checked."""
+    """Check a shape."""
     if isinstance(shape, Sequence) and all(hasattr(d, "__index__") for d in shape):
         dims = tuple(map(operator.index, shape))
         if all(d >= 0 for d in dims):
@@ -43,12 +43,12 @@ def as_shape(shape: object, name: str) -> tuple[int, ...]:
 
 
 def numbers(dtype: torch.dtype, *values: object) -> list[Tensor]:
-    """Tensors as they are; Python numbers in a dtype, rounded once."""
+    """Tensors unchanged; Python numbers rounded once, to a dtype."""
     return [v if isinstance(v, Tensor) else torch.tensor(v, dtype=dtype) for v in values]
 
 
 def floating(dtype: torch.dtype | None, name: str) -> torch.dtype:
-    """A floating dtype, checked; None means torch's default."""
+    """Check a floating dtype; None means torch's default."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in MANTISSA:
         known = ", ".join(map(str, MANTISSA))
@@ -57,13 +57,13 @@ def floating(dtype: torch.dtype | None, name: str) -> torch.dtype:
 
 
 def check_mode(mode: str, name: str) -> None:
-    """Raise unless `mode` is one of the two."""
+    """Raise unless `mode` is one of the two modes."""
     if mode not in ("low", "high"):
         fail(ValueError, f"{name} has mode={mode!r}", "choose 'low' or 'high'.")
 
 
 def shape_or(shape: Shape | None, name: str, *given: Tensor) -> tuple[int, ...]:
-    """The shape asked for; if None, the one that the tensors broadcast to."""
+    """The given shape; if None, the one that the tensors broadcast to."""
     if shape is None:
         try:
             return tuple(torch.broadcast_shapes(*(t.shape for t in given)))
@@ -98,7 +98,7 @@ def drawn(
     dtype: Dtype,
     **options: object,
 ) -> Tensor:
-    """What a program draws, of a floating dtype, when the arguments have been checked."""
+    """Check the arguments and run a program that draws a floating dtype."""
     key, dims, dtype = as_key(key, name), as_shape(shape, name), floating(dtype, name)
     return program(key, shape=dims, dtype=dtype, **options)
 
@@ -111,7 +111,7 @@ def drawn_with(
     shape: Shape | None,
     dtype: Dtype,
 ) -> Tensor:
-    """Likewise, with parameters, which the program gets as tensors that broadcast to the shape."""
+    """Like `drawn`, with parameters, passed as tensors that broadcast to the shape."""
     key, dtype = as_key(key, name), floating(dtype, name)
     given = numbers(dtype, *parameters)
     return program(key, *given, shape=shape_or(shape, name, *given), dtype=dtype)

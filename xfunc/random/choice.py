@@ -1,4 +1,4 @@
-"""`choice`: elements of an array, drawn with or without replacement, as `jax.random` does."""
+"""`choice`: elements of an array, drawn with or without replacement, as in `jax.random`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def choice(
     Args:
         key: int32[2].
         a: an array, or a number n for ``torch.arange(n)``.
-        shape: of the draws, which takes the place of the axis.
+        shape: shape of the draws, which replaces the axis.
         replace: whether an element may be drawn more than once.
-        p: the probability of each element; None: all are equal. Without replacement they are
-            weights.
-        axis: of `a`.
-        mode: of `gumbel`, which is drawn from where there are weights and no replacement.
+        p: the probability of each element; None means all are equal. Without replacement they
+            are weights.
+        axis: axis of `a`.
+        mode: mode of `gumbel`, which is used for weights without replacement.
 
     Raises:
-        TypeError: the key is no key, or the shape is no shape.
-        ValueError: there are fewer elements than are to be drawn, or `p` is not of their number.
+        TypeError: the key or shape is invalid.
+        ValueError: there are fewer elements than draws, or `p` has the wrong size.
 
     Source: ``jax.random.choice``.
     """
@@ -81,7 +81,7 @@ def _weighted(
     mode: str | None,
     name: str,
 ) -> Tensor:
-    """Positions, by probabilities or weights."""
+    """Positions, drawn by probabilities or weights."""
     if not isinstance(p, Tensor) or p.dtype not in MANTISSA or tuple(p.shape) != (n,):
         what = f"{p.dtype} of the shape {tuple(p.shape)}" if isinstance(p, Tensor) else f"{p!r}"
         fail(ValueError, f"{name} was given p as {what}", f"give {n} floating numbers.")

@@ -1,7 +1,7 @@
 """Samples from continuous distributions, by the algorithms of `jax.random`: the numbers agree.
 
-Each function is one cached program for each shape and dtype: many draws of one kind are traced
-once. Numbers that bound a distribution may be tensors, and gradients flow to them.
+Each function is one cached program for each shape and dtype: repeated draws are traced only once.
+The bounds of a distribution may be tensors, and gradients flow to them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def uniform(
     minval: Number = 0.0,
     maxval: Number = 1.0,
 ) -> Tensor:
-    """Numbers from the interval ``[minval, maxval)``.
+    """Uniform samples from the interval ``[minval, maxval)``.
 
     Args:
         key: int32[2].
-        shape: of the result.
+        shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
         minval: broadcasts to `shape`.
         maxval: broadcasts to `shape`.
@@ -62,11 +62,11 @@ def uniform(
 
 
 def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers from the normal distribution of mean 0 and variance 1.
+    """Samples from the normal distribution with mean 0 and variance 1.
 
     Args:
         key: int32[2].
-        shape: of the result.
+        shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -85,13 +85,13 @@ def truncated_normal(
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Numbers from the normal distribution of mean 0 and variance 1, between two bounds.
+    """Samples from the normal distribution with mean 0 and variance 1, between two bounds.
 
     Args:
         key: int32[2].
         lower: broadcasts to `shape`.
         upper: broadcasts to `shape`.
-        shape: of the result; None is that of the bounds.
+        shape: shape of the result; None means that of the bounds.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -106,13 +106,13 @@ def truncated_normal(
 def gumbel(
     key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None, mode: str | None = None
 ) -> Tensor:
-    """Numbers from the standard Gumbel distribution.
+    """Samples from the standard Gumbel distribution.
 
     Args:
         key: int32[2].
-        shape: of the result.
+        shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
-        mode: ``"high"`` has a longer tail, at twice the cost; None is ``"low"``.
+        mode: ``"high"`` has a longer tail, at twice the cost; None means ``"low"``.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -130,8 +130,8 @@ def gumbel(
 
 @partial(jit, static_argnames=("shape", "dtype"))
 def unit(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`uniform` from 0 to 1, of checked arguments."""
-    # JAX puts the bits into the mantissa of a number from [1, 2) and subtracts 1: the same.
+    """`uniform` from 0 to 1, for checked arguments."""
+    # The same as in JAX, which fills the mantissa of a number in [1, 2) and subtracts 1.
     n = MANTISSA[dtype]
     if dtype is torch.float64:
         found = shift_right(random_bits(key, shape=shape, dtype=torch.int64), 64 - n, 64)
@@ -154,7 +154,7 @@ def _uniform(
 
 @partial(jit, static_argnames=("shape", "dtype"))
 def _normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    above = -1.0 + 2.0 ** -(MANTISSA[dtype] + 1)  # the next number
+    above = -1.0 + 2.0 ** -(MANTISSA[dtype] + 1)  # the next number after -1
     low, high, root = numbers(dtype, above, 1.0, math.sqrt(2))
     return root.to(key.device) * torch.erfinv(_uniform(key, low, high, shape=shape, dtype=dtype))
 
@@ -172,7 +172,7 @@ def _truncated_normal(
 
 def _inwards(bound: Tensor, sign: int) -> Tensor:
     """The next number above (or below) a bound, without a gradient."""
-    # torch.nextafter has no lowering. Half a unit of the last place, and a little more, rounds up.
+    # torch.nextafter has no lowering. Slightly more than half a unit in the last place rounds up.
     # Source: Rump et al., "Computing predecessor and successor in rounding to nearest", 2009.
     bound = bound.detach()
     wide = bound.double() if bound.dtype is torch.float64 else bound.float()
@@ -183,7 +183,7 @@ def _inwards(bound: Tensor, sign: int) -> Tensor:
 
 @partial(jit, static_argnames=("shape", "dtype", "mode"))
 def gumbel_of(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, mode: str) -> Tensor:
-    """`gumbel`, of checked arguments."""
+    """`gumbel`, for checked arguments."""
     tiny = torch.finfo(dtype).tiny
     if mode == "low":
         low, high = numbers(dtype, tiny, 1.0)

@@ -1,7 +1,7 @@
-"""Numbers that count something, by the algorithms of `jax.random`: the numbers agree.
+"""Samples from counting distributions, by the algorithms of `jax.random`: the numbers agree.
 
 All numbers of a draw are proposed together, round after round, until every one is accepted. So
-one number depends on which others are drawn with it, as in JAX.
+each number depends on the others drawn with it, as in JAX.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from xfunc.transforms.while_loop import while_loop
 def poisson(
     key: Tensor, lam: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int32
 ) -> Tensor:
-    """Numbers from the Poisson distribution.
+    """Samples from the Poisson distribution.
 
     Args:
         key: int32[2].
-        lam: the mean, which counts as a float32; broadcasts to `shape`.
-        shape: of the result; None means the shape of the parameters.
+        lam: the mean, converted to float32; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
         dtype: an integer dtype; JAX's default is int32.
 
     Raises:
@@ -47,9 +47,9 @@ def poisson(
 def geometric(
     key: Tensor, p: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int32
 ) -> Tensor:
-    """How many trials it takes to succeed once, each with probability `p`; see `poisson`.
+    """The number of trials up to the first success, each with probability `p`; see `poisson`.
 
-    A Python number counts as a float32.
+    A Python number is converted to float32.
 
     Source: ``jax.random.geometric``.
     """
@@ -71,13 +71,13 @@ _program = partial(jit, static_argnames=("shape", "dtype"))
 
 
 def real(x: Tensor, key: Tensor, shape: Shape) -> Tensor:
-    """A parameter as floating numbers of a shape; nothing counted has a gradient."""
+    """A parameter as floating numbers of a shape; counts have no gradient."""
     x = stop_gradient(x.to(key.device))
     return (x if x.dtype in MANTISSA else x.float()).expand(tuple(shape))
 
 
 def _whole(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers of an integer dtype, as JAX converts them: the largest if too large, 0 for NaN."""
+    """Convert to an integer dtype as JAX does: the largest value if too large, 0 for NaN."""
     most = torch.iinfo(dtype).max
     return torch.where(x >= most, most, torch.where(x.isnan(), 0, x).to(dtype))
 
@@ -89,7 +89,7 @@ def rounds(
     going: Callable[[Tensor], Tensor],
     step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
 ) -> Tensor:
-    """The first of two values, after as many rounds as it takes for all numbers."""
+    """The first value of the state, after as many rounds as all numbers need."""
 
     def again(state: tuple[Tensor, ...]) -> Tensor:
         return going(state[2]).any() & (state[0] < most)
@@ -110,7 +110,7 @@ def _geometric(key: Tensor, p: Tensor, shape: Shape, dtype: torch.dtype) -> Tens
     return _whole(torch.floor(torch.log(u) / torch.log1p(-p)) + 1, dtype)
 
 
-# Numbers below this mean are counted one by one, and those above drawn by rejection.
+# Below this mean events are counted one by one; above it, numbers are drawn by rejection.
 FEW = 10
 
 
@@ -170,7 +170,7 @@ _LANCZOS = (
 
 
 def _log_factorial(k: Tensor) -> Tensor:
-    """In the order of operations of JAX, since numbers are accepted by what it rounds to."""
+    """In JAX's order of operations, since acceptance depends on rounding."""
     total = torch.full_like(k, 0.99999999999980993227684700473478)
     for i, c in enumerate(_LANCZOS):
         total = total + c / (k + (i + 1))

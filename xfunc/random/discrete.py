@@ -1,4 +1,4 @@
-"""Samples of booleans, integers and orders, by the algorithms of `jax.random`."""
+"""Random booleans, integers and permutations, by the algorithms of `jax.random`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from xfunc.transforms.jit import jit
 def bernoulli(
     key: Tensor, p: Number = 0.5, shape: Shape | None = None, mode: str = "low"
 ) -> Tensor:
-    """True with probability `p`, else False.
+    """True with probability `p`, otherwise False.
 
     Args:
         key: int32[2].
-        p: a floating tensor or a number, which counts as a float32; broadcasts to `shape`.
-        shape: of the result; None is that of `p`.
-        mode: ``"high"`` is exact for probabilities below 1e-7 too, at twice the cost.
+        p: a floating tensor, or a number, converted to float32; broadcasts to `shape`.
+        shape: shape of the result; None means that of `p`.
+        mode: ``"high"`` is exact even for probabilities below 1e-7, at twice the cost.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -59,14 +59,14 @@ def randint(
     maxval: int | Tensor,
     dtype: torch.dtype = torch.int32,
 ) -> Tensor:
-    """Integers from `minval` up to and without `maxval`.
+    """Integers from `minval` up to but not including `maxval`.
 
     Args:
         key: int32[2].
-        shape: of the result.
+        shape: shape of the result.
         minval: broadcasts to `shape`.
         maxval: broadcasts to `shape`; one above the largest value of `dtype` is allowed.
-        dtype: an integer dtype. The numbers differ from dtype to dtype; JAX's default is int32.
+        dtype: an integer dtype. The numbers depend on the dtype; JAX's default is int32.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -87,13 +87,13 @@ def randint(
 
 
 def permutation(key: Tensor, x: int | Tensor, axis: int = 0, independent: bool = False) -> Tensor:
-    """A random order.
+    """A random permutation.
 
     Args:
         key: int32[2].
-        x: what to put in order along `axis`; a number n stands for ``torch.arange(n)`` (int64).
+        x: tensor to permute along `axis`; a number n stands for ``torch.arange(n)`` (int64).
         axis: an axis of `x`.
-        independent: whether each vector along `axis` gets an order of its own.
+        independent: whether to permute each vector along `axis` independently.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -126,9 +126,9 @@ def categorical(
         key: int32[2].
         logits: a floating tensor.
         axis: the axis of the choices.
-        shape: of the result: it ends with the other axes of `logits`; those in front are further
-            draws. None is one draw for each distribution.
-        replace: whether one choice may be drawn more than once.
+        shape: shape of the result, ending with the other axes of `logits`; leading axes are
+            further draws. None means one draw for each distribution.
+        replace: whether a choice may be drawn more than once.
         mode: see `gumbel`.
 
     Returns:
@@ -222,16 +222,16 @@ def _permutation(key: Tensor, x: Tensor, axis: int, independent: bool) -> Tensor
     x = x.to(key.device)
     if independent or x.ndim == 1:
         return _shuffle(key, x, axis)
-    # Not by index_select, which ends the process when torch_xla 2.9 gets it with a sort's result.
+    # Not index_select: on a sort's result, torch_xla 2.9 crashes the process.
     return x[(slice(None),) * axis + (_order(key, n=x.shape[axis]),)]
 
 
 def _shuffle(key: Tensor, x: Tensor, axis: int) -> Tensor:
-    # Sorting by random words, often enough that equal words do no harm.
+    # Sort by random words, often enough that equal words do no harm.
     for _ in range(math.ceil(3 * math.log(max(1, x.numel())) / math.log(2**32 - 1))):
         key, now = split(key)
         words = random_bits(now, shape=tuple(x.shape), dtype=torch.int32)
-        words = words ^ -(2**31)  # Signed words now have the order of the unsigned ones.
+        words = words ^ -(2**31)  # now signed words sort like unsigned ones
         x = x.gather(axis, torch.sort(words, dim=axis, stable=True).indices)
     return x
 

@@ -1,4 +1,4 @@
-"""Further continuous distributions, each made of draws of the simpler ones as in `jax.random`."""
+"""More continuous distributions, each built from draws of simpler ones as in `jax.random`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from xfunc.transforms.jit import jit
 
 
 def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the exponential distribution of rate 1.
+    """Samples from the exponential distribution with rate 1.
 
     Args:
         key: int32[2].
-        shape: of the result.
+        shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -44,7 +44,7 @@ def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 
 def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the Laplace distribution of mean 0 and scale 1; see `exponential`.
+    """Samples from the Laplace distribution with mean 0 and scale 1; see `exponential`.
 
     Source: ``jax.random.laplace``.
     """
@@ -52,7 +52,7 @@ def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 
 def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the logistic distribution of mean 0 and scale 1; see `exponential`.
+    """Samples from the logistic distribution with mean 0 and scale 1; see `exponential`.
 
     Source: ``jax.random.logistic``.
     """
@@ -60,7 +60,7 @@ def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 
 def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the Cauchy distribution of location 0 and scale 1; see `exponential`.
+    """Samples from the Cauchy distribution with location 0 and scale 1; see `exponential`.
 
     Source: ``jax.random.cauchy``.
     """
@@ -68,7 +68,7 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 
 def maxwell(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the Maxwell distribution of scale 1; see `exponential`.
+    """Samples from the Maxwell distribution with scale 1; see `exponential`.
 
     Source: ``jax.random.maxwell``.
     """
@@ -80,8 +80,8 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
 
     Args:
         key: int32[2].
-        shape: of the result.
-        dtype: of the result: one with a sign.
+        shape: shape of the result.
+        dtype: dtype of the result, which must be signed.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -90,19 +90,19 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
     """
     if not dtype.is_signed:
         fail(TypeError, f"rademacher was given the dtype {dtype}", "choose one with a sign.")
-    # The same bits as JAX's, which counts in float64 as soon as there are types of 64 bits.
+    # The same bits as JAX's, which computes in float64 when 64-bit types are enabled.
     half = torch.tensor(0.5, dtype=torch.float64 if dtype.itemsize == 8 else torch.float32)
     drawn = bernoulli(as_key(key, "rademacher"), half, as_shape(shape, "rademacher"))
     return drawn.to(dtype) * 2 - 1
 
 
 def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """Numbers from the Rayleigh distribution.
+    """Samples from the Rayleigh distribution.
 
     Args:
         key: int32[2].
         scale: broadcasts to `shape`.
-        shape: of the result; None means the shape of the parameters.
+        shape: shape of the result; None means the shape of the parameters.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -115,7 +115,7 @@ def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtyp
 
 
 def pareto(key: Tensor, b: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """Numbers from the Pareto distribution of shape parameter `b` and scale 1; see `rayleigh`.
+    """Samples from the Pareto distribution with shape parameter `b` and scale 1; see `rayleigh`.
 
     Source: ``jax.random.pareto``.
     """
@@ -125,7 +125,7 @@ def pareto(key: Tensor, b: Number, shape: Shape | None = None, dtype: Dtype = No
 def lognormal(
     key: Tensor, sigma: Number = 1.0, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
-    """The exponentials of normal numbers of deviation `sigma`; see `rayleigh`.
+    """Exponentials of normal samples with standard deviation `sigma`; see `rayleigh`.
 
     Source: ``jax.random.lognormal``.
     """
@@ -135,7 +135,7 @@ def lognormal(
 def weibull_min(
     key: Tensor, scale: Number, concentration: Number, shape: Shape = (), dtype: Dtype = None
 ) -> Tensor:
-    """Numbers from the Weibull distribution; see `rayleigh`.
+    """Samples from the Weibull distribution; see `rayleigh`.
 
     Source: ``jax.random.weibull_min``.
     """
@@ -145,10 +145,10 @@ def weibull_min(
 def double_sided_maxwell(
     key: Tensor, loc: Number, scale: Number, shape: Shape = (), dtype: Dtype = None
 ) -> Tensor:
-    """Numbers from the Maxwell distribution, mirrored at `loc`; see `rayleigh`.
+    """Samples from the Maxwell distribution, mirrored about `loc`; see `rayleigh`.
 
-    `shape` stands in front of the shape that the parameters broadcast to; ``()`` counts as that
-    shape, which then is there twice.
+    `shape` is prepended to the shape that the parameters broadcast to; ``()`` means that shape,
+    which then appears twice.
 
     Source: ``jax.random.double_sided_maxwell``.
     """
@@ -167,7 +167,7 @@ def triangular(
     shape: Shape | None = None,
     dtype: Dtype = None,
 ) -> Tensor:
-    """Numbers from the triangular distribution from `left` to `right`; see `rayleigh`.
+    """Samples from the triangular distribution on ``[left, right]``; see `rayleigh`.
 
     Source: ``jax.random.triangular``.
     """
@@ -175,7 +175,7 @@ def triangular(
 
 
 def wald(key: Tensor, mean: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """Numbers from the Wald (inverse Gaussian) distribution of scale 1; see `rayleigh`.
+    """Samples from the Wald (inverse Gaussian) distribution with scale 1; see `rayleigh`.
 
     Source: ``jax.random.wald``.
     """

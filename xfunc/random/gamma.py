@@ -1,7 +1,7 @@
-"""The gamma distribution, and those made of it, by the algorithm of `jax.random`.
+"""The gamma distribution, and those built on it, by the algorithms of `jax.random`.
 
-Each number is drawn from a key of its own, until one is accepted. Its derivative is not that of the
-loop, but that of the number of the same rank in the distribution: see `gamma_slope`.
+Each number has its own key, and is redrawn until accepted. Its derivative is not that of the loop,
+but that of the distribution's quantile at the same rank: see `gamma_slope`.
 
 Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
 """
@@ -33,12 +33,12 @@ from xfunc.transforms.while_loop import while_loop
 
 
 def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """Numbers from the gamma distribution of shape parameter `a` and scale 1.
+    """Samples from the gamma distribution with shape parameter `a` and scale 1.
 
     Args:
         key: int32[2].
         a: positive; broadcasts to `shape`.
-        shape: of the result; None means the shape of the parameters.
+        shape: shape of the result; None means the shape of the parameters.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -51,7 +51,7 @@ def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = Non
 
 
 def loggamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """The logarithms of what `gamma` draws, right for small `a` too.
+    """Logarithms of gamma samples, accurate for small `a` too; see `gamma`.
 
     Source: ``jax.random.loggamma``.
     """
@@ -61,7 +61,7 @@ def loggamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = 
 def beta(
     key: Tensor, a: Number, b: Number, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
-    """Numbers from the beta distribution; see `gamma`.
+    """Samples from the beta distribution; see `gamma`.
 
     Source: ``jax.random.beta``.
     """
@@ -73,7 +73,7 @@ def dirichlet(
 ) -> Tensor:
     """Vectors from the Dirichlet distribution, along the last axis of `alpha`; see `gamma`.
 
-    `shape` is that of the result without this axis.
+    `shape` is the shape of the result without this axis.
 
     Source: ``jax.random.dirichlet``.
     """
@@ -85,7 +85,7 @@ def dirichlet(
 
 
 def chisquare(key: Tensor, df: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
-    """Numbers from the chi-square distribution of `df` degrees of freedom; see `gamma`.
+    """Samples from the chi-square distribution with `df` degrees of freedom; see `gamma`.
 
     Source: ``jax.random.chisquare``.
     """
@@ -93,7 +93,7 @@ def chisquare(key: Tensor, df: Number, shape: Shape | None = None, dtype: Dtype 
 
 
 def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from Student's t distribution of `df` degrees of freedom; see `gamma`.
+    """Samples from Student's t distribution with `df` degrees of freedom; see `gamma`.
 
     Source: ``jax.random.t``.
     """
@@ -103,7 +103,7 @@ def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor
 def f(
     key: Tensor, dfnum: Number, dfden: Number, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
-    """Numbers from the F distribution of `dfnum` and `dfden` degrees of freedom; see `gamma`.
+    """Samples from the F distribution with `dfnum` and `dfden` degrees of freedom; see `gamma`.
 
     Source: ``jax.random.f``.
     """
@@ -136,7 +136,7 @@ def _gamma(key: Tensor, a: Tensor, shape: tuple[int, ...], dtype: torch.dtype, l
 
 @partial(custom_jvp, nondiff_argnums=0)
 def _samples(log: bool, key: Tensor, a: Tensor) -> Tensor:
-    """One number for each parameter of a vector."""
+    """One sample for each parameter of a vector."""
     if not a.numel():
         return a.clone()
     return vmap(partial(_one, log=log))(split(key, len(a)), a)
@@ -154,8 +154,8 @@ def _slopes(log: bool, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 
 
 def _one(key: Tensor, a: Tensor, log: bool) -> Tensor:
-    """One number."""
-    boosted = a < 1  # drawn for a + 1, and scaled
+    """One sample."""
+    boosted = a < 1  # drawn for a + 1, then scaled
     b = torch.where(boosted, a + 1, a)
     d = b - 1 / 3
     c = (1 / 3) / torch.sqrt(d)

@@ -1,9 +1,9 @@
-"""How a number drawn from the gamma distribution varies with its parameter.
+"""The derivative of a gamma sample with respect to its parameter.
 
-Of a number x that is drawn for a, the rank among all that could have been drawn, P(a, x), stays as
-`a` varies, where P is the regularised incomplete gamma function. So dx/da = -(dP/da) / (dP/dx).
-Source: Figurnov et al., "Implicit reparameterization gradients", 2018. The sums and their ends are
-those of JAX's `random_gamma_grad`.
+For a sample x drawn with parameter a, its rank P(a, x) stays fixed as `a` varies, where P is the
+regularised lower incomplete gamma function. So dx/da = -(dP/da) / (dP/dx).
+Source: Figurnov et al., "Implicit reparameterization gradients", 2018. The series and their
+stopping rules are those of JAX's `random_gamma_grad`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def gamma_slope(a: Tensor, x: Tensor) -> Tensor:
-    """dx/da, elementwise, of numbers `x` that were drawn for `a`."""
+    """dx/da, elementwise, for samples `x` drawn with parameters `a`."""
     wrong = (x < 0) | (a <= 0) | x.isnan() | a.isnan()
     log = a * torch.log(x) - x - torch.lgamma(a)
     underflow = log < -math.log(torch.finfo(a.dtype).max)

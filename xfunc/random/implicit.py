@@ -1,12 +1,12 @@
-"""`implicit`: code written for torch's global generator, made to draw from a key.
+"""`implicit`: makes code written for torch's global generator draw from a key.
 
 NOTE [the context belongs to its trace]: a loop body, a nested jit or a branch is traced once and
-runs many times. If it drew from a key of the trace around it, it would draw the same numbers each
-time; so it may not, and must open a context of its own.
+runs many times. If it drew from a key of the enclosing trace, it would draw the same numbers each
+time; so it may not, and must open its own context.
 
 NOTE [functions of torch written in Python]: ``F.dropout`` and the like check their arguments and
-call the operation that draws. Seen from outside they are one function, so they are run here without
-the check that hands them over, and what they call is seen in turn.
+call the operation that draws. An override sees only the outer function, so they are run here
+without the override check, and the calls they make are intercepted in turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xfunc.trace import tracing
 
 
 class implicit:
-    """A context in which torch functions that draw random numbers draw them from a key.
+    """A context in which torch's random functions draw from a key.
 
     ::
 
@@ -35,21 +35,21 @@ class implicit:
                 return apply(params, x).sum()       # dropout inside
 
     Draw number i uses ``fold_in(key, i)``: the same key gives the same numbers, and each draw in
-    the context others. Under `vmap` all examples draw the same, unless the key is batched. Outside
-    a traced function, the context holds for torch's own tensors.
+    the context gives different ones. Under `vmap` all examples draw the same numbers, unless the
+    key is batched. Outside a traced function, the context applies to torch's own tensors.
 
     Covered are dropout of all kinds, ``rand``, ``randn``, ``randint``, ``randperm`` and their
     ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``poisson``, ``binomial``,
     ``rrelu``, ``gumbel_softmax``, attention with dropout, and the methods ``bernoulli_``,
     ``uniform_``, ``normal_``, ``exponential_``, ``random_``, ``geometric_``, ``cauchy_`` and
-    ``log_normal_``. The distributions are torch's, the numbers are not.
+    ``log_normal_``. The distributions are torch's; the numbers are not.
 
     Args:
         key: int32[2].
 
     Raises:
-        PurityError: at a draw: by a function that is not covered, or with a `generator`, or inside
-            a function that began to be traced after the context was opened (the body of a `scan`, a
+        PurityError: at a draw by a function that is not covered, with a `generator`, or inside a
+            function whose trace began after the context was opened (the body of a `scan`, a
             nested `jit`): open the context in that function, with a key that is passed in.
     """
 
@@ -85,7 +85,7 @@ class implicit:
     def draw(
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
-        """What a function that draws returns; NotImplemented, if it is not covered."""
+        """The result of a random function; NotImplemented if it is not covered."""
         if isinstance(func, types.FunctionType) and "has_torch_function" in func.__globals__:
             return _body_of(func)(*args, **kwargs)
         replacement = REPLACEMENTS.get(func.__name__)
@@ -104,7 +104,7 @@ def _body_of(func: types.FunctionType) -> types.FunctionType:
 
 
 class _Outside(TorchFunctionMode):
-    """Hands the draws of code that is not traced to a context."""
+    """Routes draws in untraced code to a context."""
 
     def __init__(self, context: implicit):
         self._context = context

@@ -1,7 +1,7 @@
-"""What stands for each torch function that draws from the global generator: see `implicit`.
+"""Replacements for torch functions that draw from the global generator: see `implicit`.
 
-Each takes a function that gives the key of the draw, then what the torch function takes. Those that
-are methods ending in ``_`` change their first argument in place.
+Each takes a function that returns the draw's key, then the torch function's arguments. Those for
+methods ending in ``_`` change their first argument in place.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _like(x: Tensor) -> tuple[int, ...]:
 def _uniform(
     key: Tensor, x: Tensor, low: Tensor | float = 0.0, high: Tensor | float = 1.0
 ) -> Tensor:
-    """Uniform numbers of the shape and dtype of a tensor, on its device."""
+    """Uniform numbers with a tensor's shape and dtype, on its device."""
     return continuous.uniform(key, _like(x), x.dtype, low, high).to(x.device)
 
 
 def _positive(key: Tensor, x: Tensor) -> Tensor:
-    """Uniform numbers without 0, whose logarithm is finite."""
+    """Uniform numbers excluding 0, so that their logarithms are finite."""
     return _uniform(key, x, torch.finfo(x.dtype).tiny)
 
 
@@ -43,7 +43,7 @@ def _normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch
 def _bernoulli(
     key: Tensor, p: Tensor | float, x: Tensor, shape: tuple[int, ...] | None = None
 ) -> Tensor:
-    """1 with probability p, else 0, in the dtype of a tensor."""
+    """1 with probability p, otherwise 0, in a tensor's dtype."""
     p = p.float() if isinstance(p, Tensor) else p
     drawn = discrete.bernoulli(key, p, _like(x) if shape is None else shape)
     return drawn.to(x.device, x.dtype)
@@ -62,14 +62,14 @@ def _integers(key: Tensor, shape: Sequence[int], low: int, high: int, dtype: tor
 def _noise(
     key: Tensor, x: Tensor, p: float, of_features: bool, alpha: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """What `x` is multiplied with, and what is then added."""
+    """The factor to multiply `x` by, and the term to add then."""
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if of_features else _like(x)
     if p == 1.0:
         return torch.zeros((), dtype=x.dtype, device=x.device), None
     kept = _bernoulli(key, 1.0 - p, x, shape)
     if not alpha:
         return kept / (1.0 - p), None
-    # The value that SELU tends to; then mean and variance are kept.
+    # Minus SELU's limit at -inf: dropping to it preserves mean and variance.
     # Source: Klambauer et al., "Self-Normalizing Neural Networks", 2017.
     saturated = 1.7580993408473766
     a = 1.0 / math.sqrt((saturated**2 * p + 1.0) * (1.0 - p))
@@ -78,7 +78,7 @@ def _noise(
 
 def _dropout(of_features: bool = False, alpha: bool = False) -> Callable[..., Tensor]:
     def dropout(new: NextKey, input: Tensor, p: float, train: bool) -> Tensor:
-        del train  # A call that does not train draws nothing, and does not come here.
+        del train  # A call with train=False draws nothing, and never gets here.
         factor, term = _noise(new(), input, p, of_features, alpha)
         return input * factor if term is None else input * factor + term
 
@@ -151,7 +151,7 @@ def _sizes(size: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _finish(x: Tensor, like: Tensor | None, kwargs: Mapping[str, Any]) -> Tensor:
-    """On the device, and with the requires_grad, that the call asks for."""
+    """Apply the device and requires_grad that the call asks for."""
     device = kwargs.get("device") or (like.device if like is not None else None)
     if device is None and tracing.current() is None:
         device = torch.get_default_device()
@@ -255,7 +255,7 @@ def _bernoulli_of(
 
 
 def _in_place(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A method that fills a tensor with what `sample` draws like it."""
+    """A method that fills a tensor with the samples that `sample` draws."""
 
     def method(new: NextKey, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         kwargs.pop("generator", None)
@@ -297,7 +297,7 @@ def _fill_random(key: Tensor, x: Tensor, low: int | None = None, high: int | Non
 
 
 def _beyond(dtype: torch.dtype) -> int:
-    """The first integer that a tensor of a dtype can't hold, or not exactly."""
+    """The first integer that a dtype can't represent exactly."""
     if dtype is torch.bool:
         return 2
     if dtype.is_floating_point:
@@ -339,4 +339,4 @@ REPLACEMENTS: dict[str, Callable[..., object]] = {
     "cauchy_": _in_place(_fill_cauchy),
     "random_": _in_place(_fill_random),
 }
-"""By the name of the torch function."""
+"""Replacements by the name of the torch function."""

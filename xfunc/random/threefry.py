@@ -1,16 +1,16 @@
-"""Keys, and the bits that they stand for: ThreeFry-2x32 as `jax.random` uses it.
+"""Keys and the bits drawn from them: ThreeFry-2x32 as used by `jax.random`.
 
-The numbers are those of JAX with ``jax_threefry_partitionable`` on, its default: element i of what
-is drawn is the hash of the 64-bit number i, so an array drawn is the same however it is sharded.
+The numbers are those of JAX with ``jax_threefry_partitionable`` on, its default: element i of a
+draw is the hash of the 64-bit number i, so the result is the same however it is sharded.
 
 NOTE [a key is an int32 tensor of two]: it holds the two 32-bit words of JAX's key. torch_xla has no
-uint32, and arithmetic on int32 wraps in the same way; int64 would take twice the memory. Being an
+uint32, and int32 arithmetic wraps in the same way; int64 would take twice the memory. As an
 integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched.
 
-NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, which XLA fuses, and so
-it runs about as fast as JAX's; under `vmap` and `disable_jit` it needs no rules of its own. It is
-traced once for each shape. XLA's RngBitGenerator expands to the same arithmetic, but takes no
-batch of keys.
+NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, which XLA fuses, so it
+runs about as fast as JAX's; it needs no rules of its own under `vmap` and `disable_jit`. It is
+traced once for each shape. XLA's RngBitGenerator expands to the same arithmetic, but does not
+accept a batch of keys.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def key(seed: int | Tensor) -> Tensor:
-    """A key, from which random numbers are made.
+    """A key, from which random numbers are drawn.
 
     Args:
-        seed: a Python integer of 64 bits, or a 0-d integer tensor (it may be traced). Only its
+        seed: a 64-bit Python integer, or a 0-d integer tensor (which may be traced). Only its
             lowest 32 bits count, as in JAX unless ``jax_enable_x64`` is set: seeds from -2**31 to
-            2**32 - 1 that differ by no multiple of 2**32 give different keys.
+            2**32 - 1 give different keys unless they differ by a multiple of 2**32.
 
     Returns:
         int32[2]: the words of the key.
 
     Raises:
-        TypeError: the seed is no integer.
+        TypeError: the seed is not an integer.
         OverflowError: the seed has more than 64 bits.
 
     Source: ``jax.random.key``.
@@ -69,21 +69,21 @@ PRNGKey = key
 
 
 def key_data(keys: Tensor) -> Tensor:
-    """The words of a key, or of an array of keys: what it consists of here.
+    """The words of a key, or of an array of keys: here, the key itself.
 
-    Source: ``jax.random.key_data``, whose words have no sign.
+    Source: ``jax.random.key_data``, whose words are unsigned.
     """
     return wrap_key_data(keys)
 
 
 def wrap_key_data(words: Tensor) -> Tensor:
-    """A key, or an array of keys, of words.
+    """A key, or an array of keys, from its words.
 
     Args:
         words: ``[..., 2]`` of int32, or of another integer dtype, whose lowest 32 bits count.
 
     Raises:
-        TypeError: these are no words.
+        TypeError: `words` has the wrong dtype or shape.
 
     Source: ``jax.random.wrap_key_data``.
     """
@@ -97,7 +97,7 @@ def wrap_key_data(words: Tensor) -> Tensor:
 
 
 def clone(key: Tensor) -> Tensor:
-    """The key once more: it gives the same numbers again.
+    """A copy of the key, which gives the same numbers.
 
     Source: ``jax.random.clone``.
     """
@@ -105,11 +105,11 @@ def clone(key: Tensor) -> Tensor:
 
 
 def split(key: Tensor, num: int | Shape = 2) -> Tensor:
-    """`num` new keys from one, which must not be used again.
+    """Split a key into `num` new ones; the old one must not be used again.
 
     Args:
         key: int32[2].
-        num: how many, or the shape of an array of keys.
+        num: number of keys, or the shape of an array of keys.
 
     Returns:
         int32[num,2], or int32[\\*num,2].
@@ -122,12 +122,11 @@ def split(key: Tensor, num: int | Shape = 2) -> Tensor:
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    """A new key from a key and a number, such as that of a step.
+    """A new key from a key and a number, such as a step number.
 
     Args:
         key: int32[2].
-        data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, of which the lowest 32 bits
-            count.
+        data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, whose lowest 32 bits count.
 
     Source: ``jax.random.fold_in``.
     """
@@ -150,8 +149,8 @@ def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Te
 
     Args:
         key: int32[2].
-        shape: of the result.
-        dtype: an integer dtype. The bits are those of JAX for the unsigned type of that width:
+        shape: shape of the result.
+        dtype: an integer dtype. The bits are JAX's for the unsigned type of that width:
             torch_xla has no uint16, uint32 or uint64, so they come in a signed one.
 
     Source: ``jax.random.bits``.
@@ -165,12 +164,12 @@ def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Te
 
 
 def shift_right(x: Tensor, n: int, width: int = 32) -> Tensor:
-    """``x >> n`` of unsigned words: torch's shift would copy the sign into the upper bits."""
+    """``x >> n`` for unsigned words: torch's shift would copy the sign into the upper bits."""
     return (x >> n) & ((1 << (width - n)) - 1)
 
 
 def threefry(key: Tensor, high: Tensor | int, low: Tensor) -> tuple[Tensor, Tensor]:
-    """The ThreeFry-2x32 hash, of 20 rounds, of a counter's two words.
+    """The 20-round ThreeFry-2x32 hash of a counter's two words.
 
     Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
     """
@@ -187,7 +186,7 @@ def threefry(key: Tensor, high: Tensor | int, low: Tensor) -> tuple[Tensor, Tens
 
 
 def _hash_of_positions(key: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The hashes of 0, 1, 2, ... in an array of a shape."""
+    """The hashes of 0, 1, 2, ... as an array of the given shape."""
     size = math.prod(shape)
     dtype = torch.int32 if size <= 2**31 else torch.int64
     count = torch.zeros(shape, dtype=dtype, device=key.device)
@@ -202,7 +201,7 @@ def _hash_of_positions(key: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Ten
 
 @partial(jit, static_argnames=("shape", "dtype"))
 def random_bits(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`bits`, of checked arguments."""
+    """`bits`, for checked arguments."""
     high, low = _hash_of_positions(key, shape)
     if dtype is torch.int64:
         return (high.to(dtype) << 32) | (low.to(dtype) & 0xFFFFFFFF)

@@ -42,15 +42,15 @@ def multivariate_normal(
         key: int32[2].
         mean: ``[..., n]``.
         cov: ``[..., n, n]``, symmetric and positive definite.
-        shape: of the result without its last axis, of size n; None is that of the axes in front.
+        shape: shape of the result without its last axis, of size n; None means the leading axes.
         dtype: a floating dtype; None means torch's default.
-        method: how to take the root of `cov`: by ``"cholesky"``, ``"eigh"`` or ``"svd"``. The last
-            two take a semi-definite `cov`; their vectors are determined only up to signs, and so
+        method: how to compute the root of `cov`: ``"cholesky"``, ``"eigh"`` or ``"svd"``. The last
+            two accept a semi-definite `cov`; their vectors are determined only up to sign, and so
             are the draws.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
-        ValueError: the arguments do not fit each other or the shape, or an unknown method.
+        ValueError: the arguments do not fit each other or the shape, or the method is unknown.
 
     Source: ``jax.random.multivariate_normal``.
     """
@@ -73,14 +73,14 @@ def multivariate_normal(
 def orthogonal(
     key: Tensor, n: int, shape: Shape = (), dtype: Dtype = None, m: int | None = None
 ) -> Tensor:
-    """Matrices with orthonormal columns (or rows, if there are fewer), all equally likely.
+    """Uniformly distributed matrices with orthonormal columns (or rows, if there are fewer).
 
     Args:
         key: int32[2].
-        n: rows.
-        shape: of the result without its last two axes.
+        n: number of rows.
+        shape: shape of the result without its last two axes.
         dtype: a floating dtype; None means torch's default.
-        m: columns; None is `n`.
+        m: number of columns; None means `n`.
 
     Raises:
         TypeError: the key, dtype, size or shape is invalid.
@@ -95,12 +95,12 @@ def orthogonal(
 
 
 def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Numbers from the distribution whose density is proportional to ``exp(-abs(x) ** p)``.
+    """Samples from the distribution whose density is proportional to ``exp(-abs(x) ** p)``.
 
     Args:
         key: int32[2].
         p: positive; broadcasts to `shape`.
-        shape: of the result.
+        shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
@@ -113,13 +113,13 @@ def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype =
 
 
 def ball(key: Tensor, d: int, p: Number = 2.0, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Points of the ball of radius 1 about 0, all equally likely.
+    """Points uniformly distributed in the unit ball about 0.
 
     Args:
         key: int32[2].
         d: the ball's dimension.
-        p: of the norm that the radius is measured with.
-        shape: of the result without its last axis, of size `d`.
+        p: order of the norm that defines the ball.
+        shape: shape of the result without its last axis, of size `d`.
         dtype: a floating dtype; None means torch's default.
 
     Raises:
