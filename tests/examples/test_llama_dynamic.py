@@ -123,7 +123,7 @@ def test_a_run_goes_on_where_it_was_and_notices_other_rows(run_on: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dynamic": True, "kind": "pairs"}, "pairs are two"),
+        ({"dynamic": True, "kind": "pairs"}, "a pair has two"),
         ({"memory_limit": 100}, "use a number of bytes, with data.dynamic"),
         ({"memory_limit": 0, "dynamic": True}, "memory_limit is 0"),
     ],

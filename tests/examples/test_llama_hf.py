@@ -539,7 +539,7 @@ WRONG = {
     ),
     "no sizes": (
         lambda f: (f / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}'),
-        r"lacks hidden_size, intermediate_size, num_hidden_layers, num_attention_heads: take",
+        r"lacks hidden_size, intermediate_size, num_hidden_layers, num_attention_heads: download",
     ),
     "no JSON": (
         lambda f: (f / "config.json").write_text("{"),
