@@ -101,7 +101,8 @@ def test_settings_are_written_with_the_steps_made_with_them(
     before = content(Path(run.folder))
     assert fit.fit(run_of("a", "train.peak_lr=0.9")).step == 8
     assert fit.fit(run_of("a", "train.steps=4")) == fit.Outcome(8, None, "done")
-    assert "train.steps is 4, and the checkpoint is of step 8: there is nothing" in capsys.readouterr().out
+    said = "train.steps is 4, and the checkpoint is of step 8: there is nothing"
+    assert said in capsys.readouterr().out
     assert content(Path(run.folder)) == before
     longer = run_of("a", "train.steps=9")
     fit.fit(longer)
