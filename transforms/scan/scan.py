@@ -169,7 +169,7 @@ class ScanTransform(Transform[..., PyTree]):
         n = next(iter(lengths.values()))
         assert n is not None
         if n < 0:
-            fail(ValueError, f"{name} has length={n}", "give a length from 0.")
+            fail(ValueError, f"{name} has length={n}", "give a length of at least 0.")
         return n
 
     def _check_result(

@@ -111,8 +111,8 @@ def _refusal(name: str, result: Result) -> CompileError:
     problem = f"{name} does not fit in the memory of a chip: {said}"
     if required is not None and limit is not None:
         problem = (
-            f"{name} does not fit in the memory of a {result.request.topology.kind} chip, of which "
-            f"it may use {size(limit)}: it takes {size(required)}, results not counted"
+            f"{name} does not fit in the memory of a {result.request.topology.kind} chip, which is "
+            f"{size(limit)}: it takes {size(required)}, results not counted"
         )
     largest = [f"\n    {buffer}" for buffer in result.largest_buffers(5)]
     if largest:

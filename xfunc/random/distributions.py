@@ -89,7 +89,7 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
     Source: ``jax.random.rademacher``.
     """
     if not dtype.is_signed:
-        fail(TypeError, f"rademacher was given the dtype {dtype}", "choose one with a sign.")
+        fail(TypeError, f"rademacher was given the dtype {dtype}", "give a signed dtype.")
     # The same bits as JAX's, which computes in float64 when 64-bit types are enabled.
     half = torch.tensor(0.5, dtype=torch.float64 if dtype.itemsize == 8 else torch.float32)
     drawn = bernoulli(as_key(key, "rademacher"), half, as_shape(shape, "rademacher"))

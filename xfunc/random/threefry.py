@@ -92,7 +92,7 @@ def wrap_key_data(words: Tensor) -> Tensor:
         words = words.to(torch.int64)
     if not isinstance(words, Tensor) or words.dtype not in INTEGERS or words.shape[-1:] != (2,):
         what = short(words) if isinstance(words, Tensor) else repr(words)
-        fail(TypeError, f"a key was to be made of {what}", "give integers of the shape [..., 2].")
+        fail(TypeError, f"a key cannot be made from {what}", "give integers of the shape [..., 2].")
     return words.to(torch.int32)
 
 
