@@ -11,6 +11,7 @@ import xfunc as xf
 from xfunc.backends import active
 from xfunc.backends.torch_xla import printer, tracer
 from xfunc.backends.tracer import Printer, Tracer
+from xfunc.ops import emit
 
 
 def names(protocol: type) -> set[str]:
@@ -62,16 +63,21 @@ def _programs() -> list[str]:
     return [lowered.as_text(), lowered.as_text("stablehlo")]
 
 
+def _times_k_plus_two(k: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * (k + 2),)
+
+
 def test_a_tracer_needs_no_more_than_its_protocol(strict: tuple[Strict, Strict]) -> None:
     recorder, shower = strict
     through_protocols = _programs()
+    product = xf.jit(lambda x: emit.loop(_times_k_plus_two, 3, [x])[0])
+    assert product(torch.ones(2)).tolist() == [24, 24]
     leaked: list[torch.Tensor] = []
     with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
         xf.jit(lambda x: leaked.append(x * 2))(torch.ones(2))
     with pytest.raises(RuntimeError, match="came after the device client had started"):
         xf.config.set_cpu_devices(2)
-    # Composites of operations are recorded once in a process.
-    seldom = {"at_start", "to_device", "upload", "numbers_as_constants"}
+    seldom = {"at_start", "to_device", "upload"}
     assert recorder.asked | seldom == names(Tracer)
     assert shower.asked | {"stablehlo_bytecode"} == names(Printer)
     active.tracer.cache_clear()

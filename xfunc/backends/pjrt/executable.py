@@ -68,8 +68,8 @@ class Executable:
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
-        results = outputs[: len(outputs) - calls_host]
-        self._outputs = [(torch.Size(a.shape), a.dtype) for a in results]
+        self._results = len(outputs) - calls_host
+        self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs[: self._results]]
         where = map(sharding, placements) if placements else (None,) * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
@@ -104,7 +104,8 @@ class Executable:
             if failures:
                 raise failures[0] from None
             raise compile_error(self._name, str(error)) from error
-        return [make(Data(x), *aval) for x, aval in zip(found, self._outputs, strict=False)]
+        results = zip(found[: self._results], self._outputs, strict=True)
+        return [make(Data(x), *aval) for x, aval in results]
 
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""
