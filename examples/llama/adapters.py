@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 import xfunc as xf
 
 from . import hf, hosts, lora, model
+from .files import written
 from .hf_config import FormatError, read_json
 from .lora import FULL, LORA, Adapter, Tune
 from .model import Config, Params
@@ -88,12 +88,10 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
     whole = hosts.fetch(params)
     if not hosts.is_first():
         return
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-    save_file(dict(_tensors(whole, config)), partial / TENSORS)
-    partial.rename(folder)
+    with written(folder) as partial:
+        partial.mkdir(parents=True)
+        (partial / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        save_file(dict(_tensors(whole, config)), partial / TENSORS)
 
 
 def load(folder: Path, config: Config) -> tuple[Tune, Params]:

@@ -13,6 +13,7 @@ import xfunc as xf
 
 from . import model, options
 from .data_config import DataConfig
+from .files import write_text
 from .options import SettingError
 from .recipe import Recipe
 from .sharding import AXES, Sharding
@@ -70,8 +71,9 @@ class Run:
         train: the model, and how it is trained.
         data: what it is trained on.
         mesh: the mesh of devices.
-        base: a folder in Hugging Face's format with the frozen weights (see `train.tune`), with
-            which pairs are also compared (see `data.kind`); null: none.
+        base: a folder in Hugging Face's format with the weights that the run started from. Frozen
+            ones are read from there (see `train.tune`), and pairs are compared with them (see
+            `data.kind`); null: it did not start from any.
         seed: of the weights before the first step.
         on_bad: what to do at a step whose loss or gradient is not finite, or is a spike (see
             `train.spike`). `skip` leaves the weights unchanged, `stop` also saves and ends the run,
@@ -202,6 +204,4 @@ def _changed_by(run: Run, source: Path) -> Run:
 def write(run: Run, path: Path) -> None:
     """Write all settings, for `read`."""
     text = yaml.safe_dump(options.plain(run), sort_keys=False)
-    partial = path.with_suffix(".partial")
-    partial.write_text(f"{_BEGIN}{text}{_END}", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, f"{_BEGIN}{text}{_END}")

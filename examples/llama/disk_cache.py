@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from .documents import PYTHON_DOCS
+from .files import written
 
 _FORMAT = 2  # of the folders' contents; folders of another format are not used
 _SUMS = "sha256.json"
@@ -47,15 +48,13 @@ def _make(folder: Path, write: Callable[[Path], None]) -> None:
     # A folder with the final name is complete. Where a shared disk has no locks, several hosts may
     # get here: each fills a folder of its own, and the first to finish renames it.
     partial = folder.with_name(f"{folder.name}.{socket.gethostname()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    write(partial)
-    sums = {path.name: _sum(path) for path in partial.iterdir()}
-    (partial / _SUMS).write_text(json.dumps(sums), "utf-8")
     try:
-        partial.rename(folder)
+        with written(folder, partial):
+            partial.mkdir()
+            write(partial)
+            sums = {path.name: _sum(path) for path in partial.iterdir()}
+            (partial / _SUMS).write_text(json.dumps(sums), "utf-8")
     except OSError:
-        shutil.rmtree(partial)
         if not folder.is_dir():
             raise
 

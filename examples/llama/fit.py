@@ -150,7 +150,7 @@ def begin(
     `based` is what `base.about` returns for the weights that are not trained.
     """
     if checkpoints.latest() is None:
-        if based is not None:
+        if run.base is not None:  # New weights would not be those that were imported.
             raise SettingError(
                 f"{checkpoints.folder} has no checkpoint, and a run with a base starts from one: "
                 "create it with import-hf"

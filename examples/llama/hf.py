@@ -25,6 +25,7 @@ import xfunc as xf
 from . import hosts, model
 from . import tokenizer as tokenizers
 from .families import NAMES
+from .files import written
 from .hf_config import config_json as config_json
 from .hf_config import load_config as load_config
 from .hf_fields import FormatError as FormatError
@@ -227,28 +228,23 @@ def save(
 
     Raises:
         FileExistsError: `folder` already exists.
+        NotWrittenError: the disk is full, or fails.
         DataError: there is no tokenizer at `tokenizer`, or it has more tokens than the model.
     """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} already exists: give a new folder")
-    partial = folder.with_name(f"{folder.name}.partial")
     stored: torch.dtype = dtype or params["embed"].dtype
     if not hosts.is_first():  # It takes part in gathering; the first process writes.
-        _write(partial, config, params, stored, max_shard_size)
+        _write(folder, config, params, stored, max_shard_size)
         return
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with written(folder) as partial:
+        partial.mkdir(parents=True)
         fields = config_json(config, stored, context)
         if tokenizer is not None:
             fields |= _copy_tokenizer(tokenizers.load(tokenizer), partial, config)
         (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         _write(partial, config, params, stored, max_shard_size)
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _write(

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import xfunc as xf
 
 from . import flops, hosts, trackers
+from .files import write_text
 from .recipe import Recipe
 from .train import Metrics
 
@@ -192,9 +193,7 @@ def cut(path: Path, step: int) -> list[str]:
         aside = shutil.copyfile(path, path.with_suffix(".damaged"))
         numbers = ", ".join(map(str, wrong))
         told = [f"{path} has lines that no run writes, {numbers}: removed, and kept in {aside}"]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, "".join(kept))
     return told
 
 

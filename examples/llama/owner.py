@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from . import hosts
+from .files import write_text
 from .options import SettingError
 
 _LOCK, _OWNER = "run.lock", "owner.json"
@@ -52,9 +53,7 @@ def owned(folder: Path) -> Iterator[None]:
 def _sign(folder: Path) -> None:
     since = datetime.now(UTC).isoformat(" ", "seconds")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    partial = folder / f"{_OWNER}.partial"
-    partial.write_text(json.dumps(owner), encoding="utf-8")
-    partial.replace(folder / _OWNER)
+    write_text(folder / _OWNER, json.dumps(owner))
 
 
 def _owner(folder: Path) -> str:

@@ -1,6 +1,5 @@
 """Text to tokens and back: an existing tokenizer, or one trained on the data."""
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -13,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from .documents import DataError
+from .files import written
 
 # The names of Llama 3 first, and then others.
 _BEGIN = ("<|begin_of_text|>", "<s>", "<bos>")
@@ -70,8 +70,9 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         model, *beside = self.files
         for file, name in ((model, _FILES[0]), *((file, file.name) for file in beside)):
-            with contextlib.suppress(shutil.SameFileError):
-                shutil.copyfile(file, folder / name)
+            if not ((folder / name).exists() and file.samefile(folder / name)):
+                with written(folder / name) as partial:
+                    shutil.copyfile(file, partial)
 
     def check_fits(self, vocab: int) -> None:
         """Raise an error if a model of `vocab` tokens lacks some of these."""

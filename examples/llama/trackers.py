@@ -1,14 +1,17 @@
 """Where the curves of a run are shown besides the files in its folder."""
 
+import contextlib
+import functools
 import html
 import json
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from .files import write_text
 from .options import SettingError
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
@@ -57,16 +60,28 @@ class TensorBoard:
     def __init__(self, folder: Path, first: int, settings: Mapping[str, Any]):
         from torch.utils.tensorboard import SummaryWriter  # It takes a while to import.
 
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
+        self._open = functools.partial(SummaryWriter, str(folder / "tensorboard"))
+        self._board = self._open(purge_step=first + 1)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step."""
-        for key, value in values.items():
-            self._board.add_scalar(key, value, step)
+        with self._reopened():
+            for key, value in values.items():
+                self._board.add_scalar(key, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
         """A text, verbatim rather than as Markdown."""
-        self._board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
+        with self._reopened():
+            self._board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
+
+    @contextlib.contextmanager
+    def _reopened(self) -> Iterator[None]:
+        """Begin a new file after an error: the old one's thread has ended, and so has its file."""
+        try:
+            yield
+        except OSError:
+            self._board = self._open()
+            raise
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -157,7 +172,5 @@ def _kept(folder: Path, tracker: str, made: Any) -> str:
         known = {}
     if not isinstance(known, dict) or not isinstance(known.get(tracker), str):
         known = (known if isinstance(known, dict) else {}) | {tracker: made()}
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(known), "utf-8")
-        partial.replace(file)
+        write_text(file, json.dumps(known))
     return known[tracker]

@@ -1,6 +1,7 @@
 """Trained weights: from a run's checkpoint, or a folder in Hugging Face's format."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,12 +105,12 @@ def load_published(
     if adapter is not None:
         _check_left("tune", tune, run.train.tune, adapter / adapters.CONFIG)
     data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
-    run = dataclasses.replace(run, data=data, context=load_context(folder))
+    base_folder, context = str(folder.absolute()), load_context(folder)
+    run = dataclasses.replace(run, data=data, context=context, base=base_folder)
     recipe = run.recipe(xf.device_count())
     if not recipe.has_base:
         _, params = hf.load(folder, recipe.numbers.weights, base.every_sharding(recipe))
         return Trained(str(folder), run, recipe, params, folder)
-    run = dataclasses.replace(run, base=str(folder.absolute()))
     _, every = hf.load(folder, None, base.every_sharding(recipe))  # Frozen ones keep their dtype.
     params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
     return Trained(str(folder), run, recipe, params, folder, base.frozen(every, recipe))
@@ -180,7 +181,11 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         lambda params: train.start(trained.recipe, params),
         out_shardings=train.shardings(trained.recipe),
     )
+    settings = folder / "config.yaml"
     with Checkpoints(folder / "checkpoints") as checkpoints:
+        if hosts.is_first() and not settings.exists() and checkpoints.steps() == [0]:
+            shutil.rmtree(checkpoints.folder / "0")  # Left by an import that was killed.
+        hosts.agree(False)  # The others wait for this.
         run = options.plain(trained.run)
         extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
         checkpoints.save(0, start(trained.params), extra, at_once=True)
@@ -188,7 +193,7 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         return
     if (source / "tokenizer.json").exists():
         tokenizer.load(source).save(folder / "tokenizer")
-    config.write(trained.run, folder / "config.yaml")
+    config.write(trained.run, settings)
 
 
 def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -10,6 +10,7 @@ import pytest
 from examples.llama import __main__ as program
 from examples.llama import config, train
 from examples.llama.config import Run
+from tests.examples import tuned
 
 
 @pytest.fixture(scope="session")
@@ -71,3 +72,9 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(train, "train_step", patched)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model, and the data of every kind of run."""
+    return tuned.make(tmp_path_factory.mktemp("made"))

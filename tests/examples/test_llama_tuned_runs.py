@@ -1,8 +1,6 @@
-"""Fine-tuning from end to end: on answers, with adapters, on pairs; killed, damaged, exported."""
+"""Fine-tuning from end to end: on answers, with adapters, on pairs; what is exported."""
 
 import dataclasses
-import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,44 +11,13 @@ import torch.nn.functional as F
 import transformers
 
 import xfunc as xf
-from examples.llama import config, fit, hf, lora, model, preference, tokenizer, train, trained
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, fit, hf, lora, model, preference, train, trained
 from examples.llama.config import Run
 from examples.llama.model import IGNORE, Batch
 from examples.llama.plan import Plan
 from examples.llama.reader import DataChangedError, Reader
-from examples.llama.restored import restore
-
-SIZES = model.Config(290, 32, 48, layers=1, heads=2, kv_heads=1)
-TEMPLATE = (
-    "{% for m in messages %}<|begin_of_text|>{{ m.role }}: {{ m.content }}<|end_of_text|>"
-    "{% endfor %}{% if add_generation_prompt %}<|begin_of_text|>assistant: {% endif %}"
-)
-KINDS = {
-    "answers": ("chat", "train.optimizer=adamw"),
-    "adapters": ("chat", "train.tune.lora=[layers.w*] train.tune.full=[norm]"),
-    "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
-    "pairs-full": ("pairs", "train.precision=mixed"),
-}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random model, conversations and pairs."""
-    folder = tmp_path_factory.mktemp("made")
-    tokenizer.train(["yes and no and the rest of it " * 20], SIZES.vocab, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with xf.disable_jit():
-        hf.save(folder / "hub", SIZES, model.init(SIZES, 7), folder)
-    chat, pairs = [], []
-    for i in range(24):
-        asked = [{"role": "user", "content": f"is it {i}?"}]
-        yes, no = ([{"role": "assistant", "content": text}] for text in ("yes " * 3, "no"))
-        chat.append({"messages": asked + (yes if i % 2 else no)})
-        pairs.append({"prompt": asked, "chosen": yes, "rejected": no})
-    for name, records in (("chat", chat), ("pairs", pairs)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    return folder
+from tests.examples import tuned
+from tests.examples.tuned import SIZES, TEMPLATE
 
 
 @pytest.fixture
@@ -58,72 +25,9 @@ def begun(made: Path, tmp_path: Path) -> Callable[..., Run]:
     """A run that was imported, and has made no step."""
 
     def make(name: str, kind: str, *pairs: str) -> Run:
-        data, tune = KINDS[kind]
-        settings = (
-            f"folder={tmp_path / name} data.kind={data} data.files={made / data}.jsonl {tune} "
-            "data.batch=4 data.seq=96 train.steps=6 train.warmup=1 train.peak_lr=1e-2 save_every=2 "
-            "train.plan.attention=dense train.plan.policy=everything eval_every=3 mesh.fsdp=1"
-        )
-        return trained.import_published(made / "hub", pairs=[*settings.split(), *pairs])
+        return tuned.begin(made, tmp_path / name, kind, *pairs)
 
     return make
-
-
-class Killed(Exception):
-    """Stands for `kill -9`."""
-
-
-def curve(run: Run) -> list[dict[str, Any]]:
-    lines = Path(run.folder, "metrics.jsonl").read_text().splitlines()
-    kept = ("step", "loss", "grad_norm", "tokens", "held_out_loss")
-    return [{k: v for k, v in json.loads(line).items() if k in kept} for line in lines]
-
-
-def saved(run: Run) -> Any:
-    found = restore(Checkpoints(Path(run.folder, "checkpoints")), run.recipe(1))
-    return xf.device_get(found.state)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 16
-    path.write_bytes(data)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_and_damaged(
-    begun: Callable[..., Run],
-    at_step: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    """Killed after the checkpoint of step 2, which is damaged before it goes on from step 0."""
-    whole, killed = begun("whole", kind), begun("killed", kind)
-    assert fit.fit(whole).ended == "done"
-    learned = curve(whole)
-    losses = [line["loss"] for line in learned if "loss" in line]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0]
-    if kind.startswith("pairs"):  # At first the model is its own reference.
-        assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
-
-    def kill() -> None:
-        raise Killed("at step 4")
-
-    at_step(4, kill)
-    with pytest.raises(Killed, match="at step 4"):
-        fit.fit(killed)
-    monkeypatch.undo()
-    checkpoints = Path(killed.folder, "checkpoints")
-    assert Checkpoints(checkpoints).steps() == [0, 2]
-    flip(checkpoints / "2" / "__0_0.distcp")
-    with pytest.warns(UserWarning, match="step 2 is skipped: .* was changed"):
-        assert fit.fit(killed).ended == "done"
-    assert curve(killed) == learned
-    states = zip(xf.tree.leaves(saved(killed)), xf.tree.leaves(saved(whole)), strict=True)
-    assert all(torch.equal(a, b) for a, b in states)
-    assert (checkpoints / "2.damaged").exists()
 
 
 def test_what_is_trained_is_what_is_exported(

@@ -1,0 +1,60 @@
+"""Files and folders that get their names when they are complete."""
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+class NotWrittenError(OSError):
+    """The disk did not take a file: it is full, or fails."""
+
+
+@contextlib.contextmanager
+def written(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Where to write what becomes the file or folder `path` at the end of the ``with`` block.
+
+    If the block fails, what it wrote is removed, and an old file `path` is as it was.
+
+    Args:
+        path: a file, which may exist, or a folder, which does not.
+        partial: the name until then; None: ``<path>.partial``.
+
+    Raises:
+        NotWrittenError: the disk is full, or fails.
+    """
+    partial = partial or path.with_name(f"{path.name}.partial")
+    _remove(partial)  # A killed process may have left it.
+    try:
+        yield partial
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        _remove(partial)
+        # Neither names the file; and the second has no number and is no OSError.
+        if isinstance(error, SafetensorError) or error.errno in _OF_THE_DISK:
+            raise NotWrittenError(
+                f"{path} could not be written ({error}): free some space or fix the file system, "
+                "and run the command again"
+            ) from error
+        raise
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or leave the old one."""
+    with written(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
