@@ -3,6 +3,7 @@
 if __name__ != "xfunc.sharding":  # A second copy would have its own meshes.
     raise ImportError("import this package as xfunc.sharding, not as " + __name__)
 
+from xfunc.sharding import exported as _exported  # noqa: F401 (files can hold shardings then)
 from xfunc.sharding.arrays import sharding_of as sharding_of
 from xfunc.sharding.checkpoint import load_checkpoint as load_checkpoint
 from xfunc.sharding.checkpoint import load_extra as load_extra

@@ -148,17 +148,17 @@ class AbstractMesh:
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (type(self), self._sizes, self._names, self._layout)
+        return unchecked, (type(self), self._sizes, self._names, self._layout)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{n}={s}" for n, s in zip(self._names, self._sizes, strict=True))
         return f"{type(self).__name__}({axes})"
 
 
-def _again(
+def unchecked(
     cls: type[AbstractMesh], sizes: Sequence[int], names: Sequence[str], layout: Layout
 ) -> AbstractMesh:
-    """An unpickled mesh, possibly in a process without its devices."""
+    """A mesh from elsewhere, possibly in a process without its devices."""
     mesh = cls.__new__(cls)
     AbstractMesh.__init__(mesh, sizes, names, _layout=layout)
     return mesh

@@ -220,6 +220,17 @@ def damaged():
     for key in (*wrong, "output_avals"):
         changed = header | {key: wrong.get(key, [[[2], "no_dtype"]])}
         yield f"wrong {key}", packed(contents | {"header.json": json.dumps(changed).encode()})
+    mesh = [["x"], [2], [2], [[0]], None]
+    shardings = [
+        {"meshes": [], "arrays": [[0, []], None, None]},
+        {"meshes": [mesh], "arrays": [[0, [["y"]]], None, None]},
+        {"meshes": [mesh], "arrays": [[0, [["x"], [], ["x"]]], None, None]},
+        {"meshes": [[*mesh[:4], [0, 0]]], "arrays": [[0, [["x"]]], None, None]},
+        {"meshes": [mesh], "arrays": [None]},
+    ]
+    for more in ({"donated": [3]}, *({"shardings": s} for s in shardings)):
+        changed = json.dumps(header | more).encode()
+        yield f"wrong {more}", packed(contents | {"header.json": changed})
     yield "hlo", packed(contents | {"program.hlo": contents["program.hlo"][:-100]})
     yield "no hlo", packed(contents | {"program.hlo": b"\x0a\xff"})
 

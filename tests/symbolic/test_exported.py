@@ -150,6 +150,9 @@ def test_damaged_files(data):
         "buckets": [{"S": 8}, {"Q": 32}],
         "input_avals": [[[[[1, 0, {"S": 1}]], 4], "float32"]],
         "output_avals": [],
+        "bucket_output_avals": [[], []],
+        "donated": [2],
+        "shardings": {"meshes": [], "arrays": [None, [0, []]]},
         "static": None,
     }
     files = {f"wrong {k}": {**contents, "header.json": json.dumps(header | {k: v}).encode()}

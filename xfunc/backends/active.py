@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 
 from xfunc.backends.protocol import Runtime
@@ -39,7 +40,16 @@ set_printer(_text_of)
 
 def runtime() -> Runtime:
     """The runtime that programs run on; the first call chooses it."""
-    return _runtime or use(os.environ.get("XFUNC_BACKEND") or "torch_xla")
+    return _runtime or use(os.environ.get("XFUNC_BACKEND") or _default())
+
+
+def _default() -> str:
+    """torch_xla, unless it is not installed: exported programs run without it."""
+    try:
+        installed = importlib.util.find_spec("torch_xla") is not None
+    except (ImportError, ValueError):  # Something refuses to look for it.
+        installed = False
+    return NAMES[0] if installed else NAMES[1]
 
 
 def use(name: str) -> Runtime:

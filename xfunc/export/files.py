@@ -13,15 +13,17 @@ range of shapes has two such parts for each of its buckets: see `xfunc.symbolic.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from xfunc.backends.active import printer
 from xfunc.core.archive import SUMS, check_names, packed, unpacked
+from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
 from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.export.loaded import Exported, write_avals
@@ -38,6 +40,19 @@ _HEADER, _HLO, _STABLEHLO = "header.json", "program.hlo", "program.stablehlo"
 Reader = Callable[[Any, Mapping[str, bytes]], Exported]
 _readers: dict[int, Reader] = {}  # by format
 _writers: dict[type, Callable[[Any], dict[str, bytes]]] = {}
+_shardings: list[Callable[[Sequence[Any]], object]] = []
+
+
+def write_shardings_with(write: Callable[[Sequence[Any]], object]) -> None:
+    """Let this function write the shardings of arguments as JSON."""
+    _shardings[:] = [write]
+
+
+def kept(in_avals: Sequence[Aval], donated: frozenset[int]) -> dict[str, object]:
+    """What a header says of arguments that are sharded or donated."""
+    shardings = [a.sharding for a in in_avals]
+    found: dict[str, object] = {"donated": sorted(donated)} if donated else {}
+    return found | {"shardings": _shardings[0](shardings)} if any(shardings) else found
 
 
 def register(
@@ -58,10 +73,10 @@ def serialize(lowered: object) -> bytes:
     """A lowered function as the bytes of a file, for `deserialize`.
 
     Trees of arguments and results may be made of dicts, lists, tuples, named tuples and None.
-    Donation is not kept. A program for a mesh needs as many devices to run. The program takes
-    tensors of the shapes that it was lowered for: exactly these, or, if some of the sizes were a
-    `Dim`, all that their bounds admit. Once loaded, it cannot be differentiated or batched: export
-    the gradient instead.
+    Shardings and donation are kept. A program for a mesh needs as many devices to run. The program
+    takes tensors of the shapes that it was lowered for: exactly these, or, if some of the sizes
+    were a `Dim`, all that their bounds admit. Once loaded, it cannot be differentiated or batched:
+    export the gradient instead.
 
     Raises:
         TypeError: a tree has a node of another class.
@@ -70,6 +85,21 @@ def serialize(lowered: object) -> bytes:
     Source: ``jax.export.Exported.serialize``.
     """
     return packed(_writers.get(type(lowered), _parts)(lowered))
+
+
+def save(lowered: object, file: str | os.PathLike[str]) -> None:
+    """Write a lowered function to a file, for `load`; see `serialize`."""
+    with open(file, "wb") as opened:
+        opened.write(serialize(lowered))
+
+
+def load(file: str | os.PathLike[str]) -> Exported:
+    """The function in a file that `save` wrote; see `deserialize`.
+
+    Neither torch_xla nor the code of the function is needed: torch and JAX are enough.
+    """
+    with open(file, "rb") as opened:
+        return deserialize(opened.read())
 
 
 def refuse_effects(entry: Any) -> None:
@@ -98,6 +128,7 @@ def _parts(lowered: Any) -> dict[str, bytes]:
         "outputs": encode(traced.out_tree, f"the result of {program.name}"),
         "output_avals": write_avals(program.outputs),
         "static": traced.static_positions,
+        **kept(traced.in_avals, entry.donated),
     }
     return {
         _HEADER: json.dumps(header, indent=1).encode(),

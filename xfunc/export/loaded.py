@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from xfunc import tree
+from xfunc.backends.active import runtime
 from xfunc.backends.devices import to_device
+from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
+from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode, encode
-from xfunc.core.types import Shaped
+from xfunc.core.types import Shaped, Sharding
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
@@ -40,9 +43,13 @@ def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]
     return Lowering.of(name, hlo, avals, outputs, inputs=inputs)
 
 
-def placed(x: torch.Tensor) -> torch.Tensor:
-    """A tensor where a program needs it: on the device, or in its trace."""
-    return to_device(x) if tracing.current() is None else x
+ReadShardings = Callable[[Any], Sequence[Sharding | None]]
+_readers: list[ReadShardings] = []
+
+
+def read_shardings_with(read: ReadShardings) -> None:
+    """Let this function read what the writer of `xfunc.export.files` made of shardings."""
+    _readers[:] = [read]
 
 
 class Exported:
@@ -56,6 +63,7 @@ class Exported:
         buckets: for a range of shapes, the sizes of each bucket and its StableHLO, whose ``main``
             takes the leaves padded to the bucket's shape, and after them the actual size of each
             `Dim`, an int64; its results must be cut to their shapes. () for a single shape.
+        donated: the leaves of the arguments, by position, whose memory a call may reuse.
     """
 
     def __init__(self, header: Mapping[str, object], hlo: bytes, stablehlo: bytes):
@@ -67,13 +75,26 @@ class Exported:
 
     def _describe(self, header: Mapping[str, Any], avals: Sequence[Aval]) -> None:
         self.name: str = header["name"]
+        # Files written before these were kept lack them.
+        self.donated = frozenset(int(i) for i in header.get("donated", ()))
+        if not self.donated <= set(range(len(avals))):
+            raise ValueError(f"it donates arguments {sorted(self.donated)} of {len(avals)}")
+        shardings = header.get("shardings")
+        found = [None] * len(avals) if shardings is None else _readers[0](shardings)
+        for a, s in zip(avals, found, strict=True):
+            if s is not None and all(isinstance(n, int) for n in a.shape):
+                s.check(a.shape, f"an argument of {self.name}")
+        avals = [a.update(sharding=s) for a, s in zip(avals, found, strict=True)]
         self._inputs, self._outputs = header["inputs"], decode(header["outputs"])
         self._static = [int(i) for i in header["static"]]
         self._expected = tree.unflatten(decode(self._inputs), avals)
+        self._leaves = avals
+        args, kwargs = self._expected
+        self._labels = tuple(_by_path(args, dict(sorted(kwargs.items()))))
 
     @property
     def in_info(self) -> PyTree:
-        """``(args, kwargs)`` as trees of `ShapeDtypeStruct`."""
+        """``(args, kwargs)`` as trees of `ShapeDtypeStruct`, with the shardings it expects."""
         return self._expected
 
     @property
@@ -84,8 +105,13 @@ class Exported:
     def __call__(self, *args: object, **kwargs: object) -> PyTree:
         """Run the program.
 
+        Tensors on the CPU, and replicated ones, are sharded as the program expects. Arguments that
+        the exported function donates can't be used afterwards.
+
         Raises:
             TreeMismatchError: the arguments have another structure, shape or dtype.
+            ShardingError: an argument is sharded otherwise, or there are more or fewer devices than
+                in the program's mesh.
             UnsupportedOpError: the call is being differentiated or batched.
         """
         for where in self._static:
@@ -98,7 +124,30 @@ class Exported:
             return tree.unflatten(self._outputs, self._run(tensors))
 
     def _run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return self._lowering.apply([placed(x) for x in tensors])
+        return self._apply(self._lowering, tensors)
+
+    def _apply(
+        self, lowering: Lowering, given: Sequence[torch.Tensor], sizes: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Apply a program to the leaves of the arguments and the sizes of Dims."""
+        if tracing.current() is not None or not lowering.outputs:
+            return lowering.apply([*given, *sizes])
+        flat = [*map(self._placed, range(len(given)), given), *map(to_device, sizes)]
+        flat += lowering.held()
+        where = runtime()
+        run = lowering.executable(self.donated, where.placements(flat))
+        outputs = run_donating(run, flat, self.donated, self.name, where.kind)
+        if where.device_count() > 1:
+            hand_on_mesh(flat, outputs)
+        return outputs
+
+    def _placed(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """Leaf i of the arguments where the program needs it."""
+        x = x.detach() if x.requires_grad else x
+        sharding = self._leaves[i].sharding
+        if sharding is None or runtime().device_count() == 1:
+            return to_device(x)
+        return as_argument(x, sharding, self.name, self._labels[i])
 
     def _tensor(self, x: object) -> torch.Tensor:
         trace = tracing.current()

@@ -10,10 +10,10 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
+from xfunc.backends.donated import run_donating
 from xfunc.backends.placement import hand_on_mesh
 from xfunc.backends.protocol import Executable
 from xfunc.core.avals import Aval
-from xfunc.errors import fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.program import Program
@@ -100,45 +100,11 @@ class Entry:
             )
             self._inputs = self.executable.inputs
         if self.donated:
-            outputs = self._run_donating(self.executable, flat, where.kind)
+            outputs = run_donating(
+                self.executable, flat, self.donated, self.program.name, where.kind
+            )
         else:
             outputs = self.executable([flat[i] for i in self._inputs])
         if several:
             hand_on_mesh(flat, outputs)
         return outputs
-
-    def _run_donating(
-        self, run: Executable, flat: list[torch.Tensor], kind: type[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        donated = self.donated
-        if len(set(map(id, flat))) < len(flat):
-            ids = [id(flat[i]) for i in donated]
-            others = {id(t) for i, t in enumerate(flat) if i not in donated}
-            if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
-                fail(
-                    ValueError,
-                    f"{self.program.name} was given one tensor twice, once to be donated",
-                    "pass a copy (t.clone()), or do not donate that argument.",
-                )
-        outputs = run([flat[i] for i in self._inputs])
-        for i in donated:
-            t = flat[i]
-            if type(t) in (torch.Tensor, kind):
-                t.__class__ = _Donated
-        return outputs
-
-
-class _Donated(torch.Tensor):
-    """A tensor whose buffer a program has taken over."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: object, types: object, args: object = (), kwargs: object = None
-    ) -> str:
-        if getattr(func, "__name__", "") == "__repr__":
-            return "<donated tensor>"
-        fail(
-            RuntimeError,
-            "this tensor was donated to a jitted function, which has reused its buffer",
-            "use the function's result instead, or leave the argument out of donate_argnums.",
-        )

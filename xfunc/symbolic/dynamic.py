@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import tracer
-from xfunc.backends.devices import device_count
+from xfunc.backends.devices import device_count, to_device
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
@@ -184,7 +183,7 @@ class Dynamic:
                 if given.divide is not None:
                     args = given.divide(args, given.kwargs)
                 return run_staged(self._staged, args, given.kwargs, options)
-            sizes = [tracer().to_device(torch.tensor(env[n])) for n in declared.box.ranges]
+            sizes = [to_device(torch.tensor(env[n])) for n in declared.box.ranges]
             cut = _Cut(bucket, bucket.shapes(env))
             result = first_run(self._staged.cache, cut, flat, [*held, *sizes])
             inspected(self._staged, given.args, given.kwargs, options, result)
@@ -326,4 +325,4 @@ def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A result without its padding."""
     if tuple(x.shape) == shape:
         return x
-    return tracer().to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())
+    return to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())

@@ -29,8 +29,8 @@ from xfunc.core.archive import check_names
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
 from xfunc.core.types import Shaped
-from xfunc.export.files import refuse_effects, register
-from xfunc.export.loaded import Exported, loaded, placed
+from xfunc.export.files import kept, refuse_effects, register
+from xfunc.export.loaded import Exported, loaded
 from xfunc.hlo import Module
 from xfunc.stages.stages import Parts
 from xfunc.symbolic.binding import Declared, sizes_at
@@ -49,7 +49,7 @@ _HEADER = "header.json"
 def _write(lowered: LoweredRange) -> dict[str, bytes]:
     """The parts of a file."""
     buckets = lowered.buckets
-    bucket, parts = next(iter(buckets.values()))
+    bucket, parts = lowered.typical
     refuse_effects(parts.entry)
     declared, name = lowered.declared, lowered.name
     dims = [
@@ -62,10 +62,12 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         "inputs": encode(lowered.in_tree, f"the arguments of {name}"),
         "input_avals": _written(dims, [a.dtype for a in lowered.in_avals]),
         "outputs": encode(parts.entry.out_tree, f"the result of {name}"),
-        "output_avals": _written(bucket.outputs, [a.dtype for a in parts.entry.outputs]),
+        "output_avals": _outputs(bucket, parts),
+        "bucket_output_avals": [_outputs(*pair) for pair in buckets.values()],
         "static": lowered.static_positions,
         "symbols": [[n, r.min, r.max, r.step] for n, r in declared.box.ranges.items()],
         "buckets": [dict(zip(names, sizes, strict=True)) for sizes in buckets],
+        **kept(lowered.in_avals, parts.entry.donated),
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}
     for k, (bucket, parts) in enumerate(buckets.values()):
@@ -73,6 +75,10 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         contents[f"program-{k}.hlo"] = module.to_bytes()
         contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)
     return contents
+
+
+def _outputs(bucket: Bucket, parts: Parts) -> list[list[object]]:
+    return _written(bucket.outputs, [a.dtype for a in parts.entry.outputs])
 
 
 def _module(bucket: Bucket, parts: Parts, arguments: int, symbols: int) -> Module:
@@ -104,27 +110,27 @@ class ExportedRange(Exported):
         )
         self.stablehlo = self.buckets[-1][1]
         self._dims = [_dims(sizes) for sizes, _ in header["input_avals"]]
-        self._out_dims = [_dims(sizes) for sizes, _ in header["output_avals"]]
         self._results = _read(header["output_avals"], box)
-        self._declared = Declared(self.name, self._labels(), tuple(self._dims), box)
+        # Files written before each bucket had its own have one form for all.
+        of_all = [header["output_avals"]] * len(envs)
+        written = header.get("bucket_output_avals", of_all)
+        self._out_dims = [[_dims(sizes) for sizes, _ in outs] for outs in written]
+        if {len(self._results), *map(len, written)} != {self._outputs.num_leaves}:
+            raise ValueError("its buckets have other results")
+        self._declared = Declared(self.name, self._labels, tuple(self._dims), box)
         self._programs = [
             loaded(
                 self.name,
                 contents[f"program-{k}.hlo"],
                 [*_at(avals, self._dims, env), *[Aval((), torch.int64)] * len(env)],
-                _at(self._results, self._out_dims, env),
+                _at(_read(outs, box), dims, env),
             )
-            for k, env in enumerate(envs)
+            for k, (env, outs, dims) in enumerate(zip(envs, written, self._out_dims, strict=True))
         ]
 
     @property
     def out_info(self) -> tree.PyTree:
         return tree.unflatten(self._outputs, self._results)
-
-    def _labels(self) -> tuple[str, ...]:
-        args, kwargs = self._expected
-        roots = [*((f"argument {i}", a) for i, a in enumerate(args)), *sorted(kwargs.items())]
-        return tuple(f"{r}{path}" for r, t in roots for path, _ in tree.leaves_with_path(t))
 
     def _is_like(self, x: Shaped, want: Aval) -> bool:
         pairs = itertools.zip_longest(x.shape, want.shape)
@@ -143,9 +149,9 @@ class ExportedRange(Exported):
             for x, d in zip(tensors, self._dims, strict=True)
         ]
         sizes = [_scalar(s, traced) for s in env.values()]
-        outs = self._programs[k].apply([*map(placed, wide), *sizes])
+        outs = self._apply(self._programs[k], wide, sizes)
         shapes = [
-            sizes_at(d, tuple(x.shape), env) for x, d in zip(outs, self._out_dims, strict=True)
+            sizes_at(d, tuple(x.shape), env) for x, d in zip(outs, self._out_dims[k], strict=True)
         ]
         if traced:
             return [x[tuple(map(slice, s))] for x, s in zip(outs, shapes, strict=True)]
@@ -161,7 +167,7 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _scalar(n: int, traced: bool) -> torch.Tensor:
     if traced:
         return torch.full((), n, dtype=torch.int64, device=tracer().device())
-    return tracer().to_device(torch.tensor(n))
+    return torch.tensor(n)
 
 
 def _written(

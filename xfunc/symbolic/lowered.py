@@ -22,7 +22,7 @@ from xfunc.symbolic.box import Box
 from xfunc.symbolic.bucket import Bucket, Maker, explained
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.polynomial import value
+from xfunc.symbolic.polynomial import Polynomial, value
 from xfunc.symbolic.rungs import Rungs
 from xfunc.tree import Leaf
 
@@ -54,9 +54,16 @@ class LoweredRange:
         return self.declared.function
 
     @property
+    def typical(self) -> tuple[Bucket, Parts]:
+        """The bucket whose results tell most about those of all: one of a single size has numbers
+        instead of `Dim`s.
+        """
+        return max(self.buckets.values(), key=lambda found: _symbols(found[0]))
+
+    @property
     def out_info(self) -> tree.PyTree:
         """The result as a tree of `ShapeDtypeStruct`, with sizes computed from the `Dim`s."""
-        bucket, parts = next(iter(self.buckets.values()))
+        bucket, parts = self.typical
         box = self.declared.box
         avals = [
             ShapeDtypeStruct([dimension(s, box) for s in sizes], a.dtype)
@@ -135,8 +142,15 @@ def lower(
         high = {n: top for n, (_, top) in zip(box.ranges, cell, strict=True)}
         parts = _parts(staged, structure, leaves, dims, high, shardings, options)
         found[tuple(high.values())] = bucket, parts
-    in_avals = tuple(Aval(x.shape, x.dtype) for x in leaves)
+    in_avals = tuple(
+        Aval(x.shape, x.dtype, s if s is not None else getattr(x, "sharding", None))
+        for x, s in zip(leaves, shardings, strict=True)
+    )
     return LoweredRange(declared, structure, in_avals, found, maker, options)
+
+
+def _symbols(bucket: Bucket) -> int:
+    return sum(isinstance(s, Polynomial) for sizes in bucket.outputs for s in sizes)
 
 
 def refuse_trace(name: str) -> NoReturn:

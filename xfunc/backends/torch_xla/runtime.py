@@ -20,7 +20,7 @@ from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.torch_xla import limits
 from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
-from xfunc.errors import fail
+from xfunc.errors import fail, report
 
 
 @functools.cache
@@ -41,7 +41,10 @@ def xla() -> ModuleType:
     _make_room_for_devices()
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
-    import torch_xla
+    try:
+        import torch_xla
+    except ModuleNotFoundError as error:
+        raise ImportError(_without(error)) from error
 
     if unpatched:  # It replaces them with slower ones with fewer options, for all of torch.
         torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
@@ -50,6 +53,15 @@ def xla() -> ModuleType:
     for do in _at_start:
         do()
     return torch_xla._XLAC
+
+
+def _without(error: ModuleNotFoundError) -> str:
+    return report(
+        f"tracing a function needs torch_xla, which is not installed ({error}); so does the "
+        "backend 'torch_xla'",
+        "pip install xfunc with its dependencies; or trace elsewhere, and run here what "
+        "xf.export has written, with the backend 'pjrt'.",
+    )
 
 
 _at_start: list[Callable[[], None]] = []
