@@ -128,8 +128,6 @@ MODES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 BACKWARD = ("vmap of grad", "grad of vmap", "grad of grad", "hessian")
 VIEWS = ("a view made before", "one of several views")
 NOT_OF_TORCH = {*itertools.product(BACKWARD, VIEWS), ("hessian", "fill_")}
-# Forward mode needs a slice of a length that depends on data: refused.
-REFUSED = {("linearize", "masked_scatter_")}
 
 
 def _agree(ours: Callable[..., Any], theirs: Callable[..., Any], functions: dict[str, Any]) -> None:
@@ -142,8 +140,7 @@ def _agree(ours: Callable[..., Any], theirs: Callable[..., Any], functions: dict
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of eager torch
 @pytest.mark.parametrize("mode", MODES)
 def test_writing_in_place(mode: str) -> None:
-    left_out = NOT_OF_TORCH | REFUSED
-    _agree(*MODES[mode], {n: _writing(n) for n in WRITES if (mode, n) not in left_out})
+    _agree(*MODES[mode], {n: _writing(n) for n in WRITES if (mode, n) not in NOT_OF_TORCH})
 
 
 def test_writing_into_what_the_function_did_not_make() -> None:

@@ -144,12 +144,10 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, src)
 
 
-@kernel(
-    "masked_scatter",
-    unless=lambda x, mask, source: 0 < x.ndim == mask.ndim and x.numel() == source.numel(),
-)
+@kernel("masked_scatter")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements.
+    # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements. It
+    # emits dimensions of dynamic size.
     x, mask = torch.broadcast_tensors(x, mask)
     if not x.numel() or not source.numel():
         return x.clone()

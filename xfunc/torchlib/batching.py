@@ -114,9 +114,11 @@ class Batching:
         """Remember how a view was made."""
         several = isinstance(out, (tuple, list))
         for i, t in enumerate(out if several else (out,)):
-            if isinstance(t, Tensor) and t._is_view() and id(t) not in self._views:
+            if isinstance(t, Tensor) and id(t) not in self._views:
                 base = next(tensors_in(args, kwargs), None)
                 if base is None or base is t or self._before.keys() <= functorch.mapped_levels(t):
+                    continue
+                if not functorch.shares_memory(t, base):
                     continue
                 self._views[id(t)] = _View(
                     weakref.ref(t), base, lambda: func(*args, **kwargs), i if several else None

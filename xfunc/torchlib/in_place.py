@@ -22,6 +22,7 @@ from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.unbatched import where_mapped
 
 Tensor = torch.Tensor
 Several = Tensor | tuple[Tensor, ...] | list[Tensor]
@@ -33,9 +34,10 @@ REPLACED = (
 """The problem and the hint."""
 
 
-def _by_copy(name: str) -> Callable[..., Tensor]:
-    """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``: the former fails in forward mode."""
-    func, plain = getattr(torch.Tensor, name), getattr(torch.Tensor, name.removesuffix("_"))
+def _by_copy(name: str, plain_name: str = "") -> Callable[..., Tensor]:
+    """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``."""
+    func = getattr(torch.Tensor, name)
+    plain = getattr(torch.Tensor, plain_name or name.removesuffix("_"))
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         new = plain(x.clone(), *args, **kwargs)  # Autograd may keep what it is given.
@@ -44,6 +46,11 @@ def _by_copy(name: str) -> Callable[..., Tensor]:
         return x.copy_(new)
 
     return call
+
+
+def _functions(name: str) -> list[Callable[..., Tensor]]:
+    """The method of this name, and the function ``torch.name`` if there is one."""
+    return [getattr(of, name) for of in (torch.Tensor, torch) if hasattr(of, name)]
 
 
 def _copied(view: Callable[..., Several]) -> Callable[..., Several]:
@@ -84,8 +91,24 @@ _VIEWS = (
     "transpose unbind unfold unsqueeze view view_as_real view_as_complex narrow"
 ).split()
 
+_NO_FORWARD_MODE = ("lerp_", "polygamma_", "xlogy_")
+_NO_VMAP = (
+    "addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ baddbmm_ clamp_ clip_ conj_physical_ cumprod_ "
+    "cumsum_ div_ divide_ eq_ floor_divide_ fmod_ ge_ greater_ greater_equal_ gt_ heaviside_ "
+    "hypot_ igamma_ igammac_ index_copy_ index_reduce_ le_ less_ less_equal_ lt_ masked_scatter_ "
+    "ne_ nextafter_ not_equal_ pow_ put_ remainder_ renorm_ scatter_ tril_ triu_"
+).split()
+"""Without a batching rule in torch 2.9, which changes one example after the other."""
+
 IN_PLACE: dict[object, Callable[..., object]] = {
-    **{getattr(torch.Tensor, n): _by_copy(n) for n in ("lerp_", "polygamma_", "xlogy_")},
+    **{getattr(torch.Tensor, n): _by_copy(n) for n in _NO_FORWARD_MODE},
+    **{f: where_mapped(f, _by_copy(n)) for n in _NO_VMAP for f in _functions(n)},
+    **{
+        (f := getattr(torch.Tensor, f"__i{n}__")): where_mapped(
+            f, _by_copy(f"__i{n}__", f"__{n}__")
+        )
+        for n in ("floordiv", "mod", "pow")
+    },
     **{
         getattr(torch.Tensor, n): _reshaping(n)
         for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()

@@ -15,9 +15,7 @@ from xfunc.torchlib import functorch
 Tensor = torch.Tensor
 
 
-def _where_mapped(
-    func: Callable[..., object], rule: Callable[..., object]
-) -> Callable[..., object]:
+def where_mapped(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
     """`rule` inside a vmap, and torch's own function elsewhere."""
 
     def call(*args: object, **kwargs: object) -> object:
@@ -89,6 +87,17 @@ def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
 
 
+def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that torch applies along the axis of the vmap where there is no other axis."""
+
+    def call(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if input.ndim:
+            return func(input, *args, **kwargs)
+        return func(input.unsqueeze(0), *args, **kwargs).squeeze(0)
+
+    return call
+
+
 def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
     def call(*args: object) -> object:
         packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
@@ -110,7 +119,7 @@ _RECURRENT = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh",
 
 UNBATCHED: dict[object, Callable[..., object]] = {
     **{
-        func: _where_mapped(func, rule)
+        func: where_mapped(func, rule)
         for func, rule in (
             (torch.cov, covariance),
             (Tensor.cov, covariance),
@@ -123,6 +132,7 @@ UNBATCHED: dict[object, Callable[..., object]] = {
             (torch.column_stack, _column_stack),
         )
     },
-    **{f: _where_mapped(f, _recurrent(f, _decomposed(n))) for n, f in _RECURRENT.items()},
+    **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{f: where_mapped(f, _recurrent(f, _decomposed(n))) for n, f in _RECURRENT.items()},
 }
 """The replacement for each such function."""

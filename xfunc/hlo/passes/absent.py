@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.composite import operation_of
 from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import bypass, constant, copied, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.module import Module
@@ -213,13 +214,22 @@ class _Absent:
                 callee = self._spread.computations[i.called_computation_ids[0]]
                 if callee.name.startswith(absent_tangent.__name__):
                     return True
-                return tuple(known) if is_pair(callee) else False
+                return tuple(known) if is_pair(callee) else self._call(i, known)
             case "while":
                 return self._loop(i, known[0])
             case "conditional":
                 return self._choice(i, known[1:])
             case _:
                 return self._array(i, known)
+
+    def _call(self, i: pb.HloInstructionProto, known: Sequence[Known]) -> Known:
+        callee = i.called_computation_ids[0]
+        # What a target puts in the place of a composite computes from all of its operands.
+        if not any(map(_any, known)) or operation_of(self._spread.computations[callee]) is not None:
+            return False
+        special, found = self._spread.special(callee, dict(enumerate(known)))
+        i.called_computation_ids[0] = special
+        return found
 
     def _loop(self, i: pb.HloInstructionProto, known: Known) -> Known:
         body, made = i.called_computation_ids[0], len(self._spread.made)

@@ -1,0 +1,103 @@
+"""Changes in place under a vmap in a vmap, where each maps another operand of the change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+torch.manual_seed(0)
+XS, BS = torch.rand(3, 2, 2) + 0.5, torch.rand(2, 3, 2, 2) + 0.5
+AT = torch.tensor([1, 0])
+MASK = torch.tensor([[True, False], [True, True]])
+
+CHANGES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    **{
+        f"{name}_": lambda x, b, name=name: getattr(x, f"{name}_")(b)
+        for name in (
+            "add clamp clip copy div eq floor_divide fmod ge gt heaviside hypot igamma igammac le "
+            "less lt ne nextafter pow remainder xlogy"
+        ).split()
+    },
+    **{
+        f"{name}_": lambda x, b, name=name: getattr(x, f"{name}_")(b, b + 1)
+        for name in ("addcdiv", "addcmul", "addmm", "clamp")
+    },
+    "addbmm_": lambda x, b: x.addbmm_(b[None], b[None]),
+    "addmv_": lambda x, b: x[0].addmv_(b, b[0]),
+    "addr_": lambda x, b: x.addr_(b[0], b[1]),
+    "baddbmm_": lambda x, b: x[None].baddbmm_(b[None], b[None]),
+    "div_ of a mode": lambda x, b: x.div_(b, rounding_mode="floor"),
+    "cumprod_": lambda x, b: x.cumprod_(0),
+    "cumsum_": lambda x, b: x.mul_(b).cumsum_(1),
+    "tril_": lambda x, b: x.copy_(b).tril_(),
+    "triu_": lambda x, b: x.triu_(1).add_(b),
+    "renorm_": lambda x, b: x.add_(b).renorm_(2, 0, 0.7),
+    "index_copy_": lambda x, b: x.index_copy_(0, AT, b),
+    "masked_scatter_": lambda x, b: x.masked_scatter_(MASK, b),
+    "put_": lambda x, b: x.put_(AT, b[0]),
+    "scatter_": lambda x, b: x.scatter_(0, AT[None], b),
+    "scatter_reduce_": lambda x, b: x.scatter_reduce_(0, AT[None], b, "prod"),
+    "//=": lambda x, b: x.__ifloordiv__(b),
+    "%=": lambda x, b: x.__imod__(b),
+    "**=": lambda x, b: x.__ipow__(b),
+    "a row": lambda x, b: x[0].add_(b[0]),
+    "a column": lambda x, b: x.select(1, 0).mul_(b[0]),
+    "an item": lambda x, b: x.__setitem__(0, b[1]),
+    "a new axis": lambda x, b: x[None].add_(b),
+    "the transpose": lambda x, b: x.T.add_(b),
+    "all elements": lambda x, b: x.view(4).add_(b.view(4)),
+    "one of several": lambda x, b: x.unbind(0)[1].add_(b[0]),
+    "a view of a view": lambda x, b: x[0][:1].div_(b[0, :1]),
+    "data": lambda x, b: x.data.add_(b),
+}
+
+
+def changed(change: Callable[[Tensor, Tensor], object], x: Tensor, b: Tensor) -> Tensor:
+    """A tensor, and a view that was made before the change."""
+    y = x.clone()
+    view = y[:1]
+    change(y, b)
+    return torch.cat([y, view])
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0)], ids=["both", "one"])
+def test_each_vmap_maps_another_operand(axes: tuple[int | None, int]) -> None:
+    xs = XS if axes[0] == 0 else XS[0]
+
+    def run(xs: Tensor, bs: Tensor) -> dict[str, Tensor]:
+        return {
+            name: xf.vmap(xf.vmap(partial(changed, c), axes), (None, 0))(xs, bs)
+            for name, c in CHANGES.items()
+        }
+
+    expected = {
+        name: torch.stack(
+            [
+                torch.stack([changed(c, XS[i if axes[0] == 0 else 0], b[i]) for i in range(3)])
+                for b in BS
+            ]
+        )
+        for name, c in CHANGES.items()
+    }
+    found = xf.device_get(xf.jit(run)(xs, BS))
+    for name, want in expected.items():
+        torch.testing.assert_close(found[name], want, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("name", ["flip", "roll"])
+def test_an_example_without_axes_stays_where_it_is(name: str) -> None:
+    f = getattr(torch, name)
+    xs = torch.tensor([1.0, 2.0, 3.0])
+    moved = (lambda x: f(x, 1)) if name == "roll" else (lambda x: f(x, [0]))
+    for x in (xs, xs[:, None].expand(3, 2)):
+        found = (xf.vmap(moved)(x), xf.vmap(xf.grad(lambda x: moved(x * x).sum()))(x))
+        expected = torch.stack([moved(row) for row in x]), 2 * x
+        torch.testing.assert_close(xf.device_get(found), expected)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        xf.vmap(lambda x: torch.flip(x, (1,)))(xs)

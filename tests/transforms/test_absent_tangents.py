@@ -1,0 +1,63 @@
+"""What does not depend on the differentiated arguments has no tangent, however it is computed.
+
+Zeros in its place would be multiplied by an infinite derivative, and give NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+X = torch.tensor([1.0, 0.5, 2.0])
+
+
+def two(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results; the first does not depend on `x`."""
+    return torch.tensor([1.0, 0.0, 3.0]).sin(), x * 2
+
+
+def scanned(x: Tensor) -> Tensor:
+    return xf.scan(lambda c, r: (c, (r[0].sin(), r[1])), x, (torch.ones(3), x))[1][0]
+
+
+CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "jit": lambda x: xf.jit(two)(x)[0],
+    "checkpoint": lambda x: xf.checkpoint(two)(x)[0],
+    "cond": lambda x: xf.cond(x.sum() > 0, two, two, x)[0],
+    "scan": scanned,
+    "vmap": lambda x: xf.vmap(two)(x[None])[0][0],
+}
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "divided by zero": lambda c, x: c / 0,
+    "divided by an integer": lambda c, x: c / x.argsort(),
+    "the smaller, divided": lambda c, x: torch.minimum(c, x.argsort()) / x.argsort(),
+    "divided in place": lambda c, x: c.clone().div_(x.argsort()),
+    "the remainder": lambda c, x: torch.fmod(c, x.argsort()) / x.argsort(),
+    "in a jit": lambda c, x: xf.jit(lambda v: v.sin() * torch.inf)(c),
+    "in a jit in a jit": lambda c, x: xf.jit(lambda v: xf.jit(torch.log)(v * 0) / 0)(c),
+    "in a checkpoint": lambda c, x: xf.checkpoint(lambda v: (v * 0).sqrt() * torch.inf)(c),
+    "in a vmap": lambda c, x: xf.vmap(lambda v: v.log() / 0)(c),
+    "in a branch": lambda c, x: xf.cond(x.sum() > 0, lambda v: v / 0, lambda v: v * torch.inf, c),
+    "beside a tangent": lambda c, x: xf.jit(lambda c, x: c / 0 + x)(c, x) * 2,
+}
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
+def test_a_constant_beside_infinity_has_no_tangent(constant: str) -> None:
+    f = CONSTANTS[constant]
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        return {name: use(f(x), x) for name, use in USES.items()}
+
+    expected = {name: X * 2 if name == "beside a tangent" else X * 0 for name in USES}
+    for tangents in (
+        xf.jvp(run, (X,), (X,))[1],
+        xf.jit(lambda x: xf.jvp(run, (x,), (x,))[1])(X),
+        xf.linearize(run, X)[1](X),
+    ):
+        torch.testing.assert_close(xf.device_get(tangents), expected)
