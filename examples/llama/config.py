@@ -75,6 +75,8 @@ class Run:
             ones are read from there (see `train.tune`), and pairs are compared with them (see
             `data.kind`); null: it did not start from any.
         seed: of the weights before the first step.
+        average: whether evaluation, samples, generation and export use the running mean of the
+            weights, see `train.ema`, in place of the weights.
         on_bad: what to do at a step whose loss or gradient is not finite, or is a spike (see
             `train.spike`). `skip` leaves the weights unchanged, `stop` also saves and ends the run,
             `ignore` takes the step.
@@ -97,6 +99,7 @@ class Run:
     mesh: Mesh = Mesh()
     base: str | None = None
     seed: int = 0
+    average: bool = False
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
     save_every: int = 500
     keep: int = 3
@@ -122,6 +125,11 @@ class Run:
                 raise SettingError(f"{name} is {value}: use 1 or more")
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"seed is {self.seed}: use 0 or more, of at most 63 bits")
+        if self.average and self.train.ema is None:
+            raise SettingError(
+                "average is true, and train.ema is null, so there is no running mean of the weights"
+                ": set train.ema to its decay, such as 0.999, or leave average out"
+            )
         if not self.folder:
             raise SettingError("folder is empty: give the run's folder")
         if self.data.batch % self.train.plan.microbatches:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import xfunc as xf
 
-from . import base, config, evaluate, hosts, options, samples, train
+from . import base, config, evaluate, hosts, options, restored, samples, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite, not_finite
@@ -197,6 +197,7 @@ def _made_of(run: dict[str, Any]) -> dict[str, Any]:
         **{f"train.tune.{key}": value for key, value in tune.items()},
         "train.optimizer": run["train"]["optimizer"],
         "what train.precision keeps": _kept(run),
+        "whether train.ema is set": run["train"].get("ema") is not None,
     }
 
 
@@ -236,7 +237,7 @@ class _Loop:
                 if step % run.eval_every == 0 or step == steps:
                     late.read()
                     held_out = evaluate.held_out_loss(
-                        state.params, self.reader, self.recipe, run.eval_batches, self.frozen
+                        self._used(state), self.reader, self.recipe, run.eval_batches, self.frozen
                     )
                     self.log.held_out(step, held_out)
                     if run.samples:
@@ -252,10 +253,14 @@ class _Loop:
         diverged = wrong or (held_out is not None and not math.isfinite(held_out))
         return Outcome(step, held_out, "diverged" if diverged else "done")
 
+    def _used(self, state: State) -> Params:
+        """The weights to evaluate."""
+        return restored.used(state.average, self.recipe) if self.run.average else state.params
+
     def _sample(self, step: int, state: State) -> None:
         try:
             texts = samples.write(
-                self.run, self.recipe, state.params, self.frozen, self.reader.tokenizer, step
+                self.run, self.recipe, self._used(state), self.frozen, self.reader.tokenizer, step
             )
         except (ValueError, OSError) as error:  # This does not end training.
             self.log.say(f"step {step}: no samples: {error}")

@@ -103,7 +103,7 @@ def footprint(case: Case, compiled: Compiled) -> Footprint:
     memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
     given = [_bytes((state.params, base)), 0, _bytes(batch)]
     if case.what == "train":
-        given[1] = _bytes((state.opt, state.guard, state.compensation))
+        given[1] = _bytes((state.opt, state.guard, state.compensation, state.average))
     text = compiled.as_text()
     sent = None if text is None else traffic(text)
     work = _work(case, sent)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -91,8 +92,9 @@ class Log:
             metrics: of `train_step`.
             host_ms: what the host spent on launching it.
         """
-        found = Metrics(*(x.item() for x in xf.device_get(metrics)))
+        found = xf.tree.map(torch.Tensor.tolist, xf.device_get(metrics))
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
+        values |= _by_layer(values.pop("norms"))
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used
         self._write(step, values)
@@ -171,6 +173,15 @@ _SHOWN = {
     "host_ms": "host {:.2f} ms",
     "hbm_gib": "HBM {:.2f} GiB",
 }
+
+
+def _by_layer(norms: Mapping[str, Any] | None) -> dict[str, float]:
+    """The gradient norms of layers, with a name for each."""
+    found = {}
+    for name, norm in (norms or {}).items():
+        of_layers = enumerate(norm) if isinstance(norm, list) else ()
+        found |= {f"grad_norm/{name}.{i}": x for i, x in of_layers} or {f"grad_norm/{name}": norm}
+    return found
 
 
 def cut(path: Path, step: int) -> list[str]:

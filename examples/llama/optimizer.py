@@ -31,7 +31,7 @@ def adamw_init(params: Tree) -> AdamWState:
     """The state before the first update."""
 
     def zeros(p: Tensor) -> Tensor:
-        return torch.zeros_like(p, dtype=_wide(p).dtype)
+        return torch.zeros_like(p, dtype=wide(p).dtype)
 
     first, second = xf.tree.map(zeros, params), xf.tree.map(zeros, params)
     return AdamWState(torch.zeros((), dtype=torch.int64), first, second)
@@ -54,18 +54,18 @@ def adamw_update(
     `decayed` says whether each parameter decays; None: all do.
     """
     step = state.step + 1
-    mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * _wide(g), state.mean, grads)
+    mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * wide(g), state.mean, grads)
     square = xf.tree.map(
-        lambda s, g: beta2 * s + (1 - beta2) * _wide(g).square(), state.square, grads
+        lambda s, g: beta2 * s + (1 - beta2) * wide(g).square(), state.square, grads
     )
     # 1 - beta**step, by expm1: the plain difference loses digits in float32 when beta is near one.
     unbias1, unbias2 = (-torch.expm1(step * math.log(b)) if b else 1.0 for b in (beta1, beta2))
 
     def update(p: Tensor, m: Tensor, s: Tensor, decay: float) -> Tensor:
-        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * _wide(p)
-        return (_wide(p) - lr * change).to(p.dtype)
+        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * wide(p)
+        return (wide(p) - lr * change).to(p.dtype)
 
-    decay = _decay_of(params, weight_decay, decayed)
+    decay = decay_of(params, weight_decay, decayed)
     return xf.tree.map(update, params, mean, square, decay), AdamWState(step, mean, square)
 
 
@@ -87,7 +87,7 @@ def adafactor_init(params: Tree) -> AdafactorState:
     """The state before the first update."""
 
     def zeros(p: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=_wide(p).dtype, device=p.device)
+        return torch.zeros(shape, dtype=wide(p).dtype, device=p.device)
 
     def rows(p: Tensor) -> Tensor:
         return zeros(p, p.shape[:-1] if p.ndim > 1 else (0,))
@@ -124,7 +124,7 @@ def adafactor_update(
     weight = step**-0.8  # of the new squares, one at first
 
     def squares_of(g: Tensor) -> Tensor:
-        return _wide(g).square() + 1e-30
+        return wide(g).square() + 1e-30
 
     def row(r: Tensor, g: Tensor) -> Tensor:
         return r + weight * (squares_of(g).mean(-1) - r) if g.ndim > 1 else r
@@ -142,20 +142,20 @@ def adafactor_update(
     def update(p: Tensor, g: Tensor, r: Tensor, c: Tensor, s: Tensor, decay: float) -> Tensor:
         if g.ndim > 1:
             relative = (r / r.mean(-1, keepdim=True)).rsqrt()
-            change = _wide(g) * relative[..., None] * c.rsqrt()[..., None, :]
+            change = wide(g) * relative[..., None] * c.rsqrt()[..., None, :]
         else:
-            change = _wide(g) * s.rsqrt()
+            change = wide(g) * s.rsqrt()
         matrix = tuple(range(-min(g.ndim, 2), 0))
         rms = change.square().mean(matrix, keepdim=True).sqrt()
-        change = change / rms.clamp(min=1.0) + decay * _wide(p)
-        return (_wide(p) - lr * change).to(p.dtype)
+        change = change / rms.clamp(min=1.0) + decay * wide(p)
+        return (wide(p) - lr * change).to(p.dtype)
 
-    decay = _decay_of(params, weight_decay, decayed)
+    decay = decay_of(params, weight_decay, decayed)
     new = xf.tree.map(update, params, grads, rows, columns, squares, decay)
     return new, AdafactorState(step, rows, columns, squares)
 
 
-def _decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
+def decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
     """The decay of each parameter."""
     if decayed is None:
         return xf.tree.map(lambda _: weight_decay, params)
@@ -164,10 +164,21 @@ def _decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
 
 def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, ""]]:
     """Gradients scaled to a joint norm of at most `limit`, and the norm they had, in float32."""
-    squares = [_wide(g).square().sum().float() for g in xf.tree.leaves(grads)]
+    squares = [wide(g).square().sum().float() for g in xf.tree.leaves(grads)]
     norm = torch.stack(squares).sum().sqrt()
     scale = (limit / norm).clamp(max=1.0)
-    return xf.tree.map(lambda g: (_wide(g) * scale).to(g.dtype), grads), norm
+    return xf.tree.map(lambda g: (wide(g) * scale).to(g.dtype), grads), norm
+
+
+def norms(grads: Tree) -> dict[str, Tensor]:
+    """The norm of the gradients of each layer, in `layers`, and of each weight outside them."""
+
+    def norm(tree: Tree, stacked: bool) -> Tensor:
+        squares = [wide(g).square() for g in xf.tree.leaves(tree)]
+        each = [s.reshape(*s.shape[:stacked], -1).sum(-1) for s in squares]
+        return torch.stack(each).sum(0).sqrt().float()
+
+    return {name: norm(tree, name == "layers") for name, tree in grads.items()}
 
 
 @dataclass(frozen=True)
@@ -229,5 +240,6 @@ and shape of the last.
 """
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype that updates are computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

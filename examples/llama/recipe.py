@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import lora, model, optimizer
+from . import lora, model, muon, optimizer
 from .flops import Extent
 from .lora import Adapter, Tune
 from .model import Params, Routers
@@ -17,6 +17,7 @@ from .precision import PRECISIONS, Precision
 OPTIMIZERS = {
     "adamw": (optimizer.adamw_init, optimizer.adamw_update),
     "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
+    "muon": (muon.muon_init, muon.muon_update),
 }
 SCHEDULES = {
     "cosine": optimizer.warmup_cosine,
@@ -24,7 +25,12 @@ SCHEDULES = {
     "wsd": optimizer.warmup_stable_decay,
     "constant": optimizer.warmup_constant,
 }
-_OF_ADAMW = ("beta1", "beta2", "eps")
+# The settings that only some optimizers have.
+_OPTIONS = {
+    "adamw": ("beta1", "beta2", "eps"),
+    "adafactor": (),
+    "muon": ("beta1", "beta2", "eps", "momentum"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Recipe:
             weights in float32, the model in bfloat16; `stochastic`, `compensated`: everything in
             bfloat16 except the optimizer, whose updates are rounded at random, or whose rounding
             errors are kept; `bfloat16`: the same, but small updates are lost.
-        optimizer: `adamw` or `adafactor`.
+        optimizer: `adamw`, `adafactor`, or `muon`, which updates the matrices within layers and
+            leaves the rest to `adamw`.
         schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
             in the last steps, see `cooldown`; `constant`: it does not fall.
         warmup: steps in which the learning rate rises to `peak_lr`.
@@ -49,11 +56,15 @@ class Recipe:
         beta1: the decay of `adamw`'s running mean of gradients.
         beta2: the decay of its running mean of squared gradients.
         eps: added by `adamw` to the square root of that mean before dividing.
+        momentum: the decay of `muon`'s running mean of gradients.
         weight_decay: the fraction of each weight that a step subtracts, times the learning rate.
         decay_norms: whether weight decay applies to the scales of norms too.
         decay_embeddings: whether it applies to embeddings too, and so, if these are tied, to the
             output matrix.
         clip: the maximum global norm of the gradients.
+        ema: the decay of a running mean of the weights, such as 0.999, which is kept in float32;
+            null: there is none. See `average` for its use.
+        layer_norms: whether metrics include the gradient norm of each layer.
         router_balance: the weight of the load-balancing loss of experts in training.
         router_size: the weight of the loss for large router logits.
         tune: which weights are trained, and with which adapters.
@@ -78,10 +89,13 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    momentum: float = 0.95
     weight_decay: float = 0.3
     decay_norms: bool = False
     decay_embeddings: bool = True
     clip: float = 1.0
+    ema: float | None = None
+    layer_norms: bool = False
     router_balance: float = 0.001
     router_size: float = 0.0
     tune: Tune = Tune()
@@ -111,19 +125,25 @@ class Recipe:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}: use a fraction of the {whole}, from 0 to 1"
                 )
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
-        given = [x for x in _OF_ADAMW if getattr(self, x) != getattr(Recipe, x)]
-        if given and self.optimizer != "adamw":
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema is {self.ema}: use a number between 0 and 1, such as 0.999")
+        others = set(_OPTIONS["muon"]) - set(self._options)
+        if given := sorted(x for x in others if getattr(self, x) != getattr(Recipe, x)):
             raise ValueError(
-                f"{', '.join(given)}: only for adamw, and the optimizer is {self.optimizer}. Leave "
-                "it out"
+                f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
+                "out"
             )
         try:
             lora.roles(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
+
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return _OPTIONS[self.optimizer]
 
     @property
     def numbers(self) -> Precision:
@@ -175,7 +195,6 @@ class Recipe:
         self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
     ) -> tuple[Params, Any]:
         """The parameters after an update of the optimizer, and its state."""
-        options = {name: getattr(self, name) for name in _OF_ADAMW}
         return OPTIMIZERS[self.optimizer][1](
             grads,
             opt,
@@ -188,5 +207,5 @@ class Recipe:
                 self.tune,
                 lambda yes: Adapter(yes, yes),
             ),
-            **(options if self.optimizer == "adamw" else {}),
+            **{name: getattr(self, name) for name in self._options},
         )

@@ -9,6 +9,7 @@ import xfunc as xf
 
 from . import train
 from .checkpoints import Checkpoints, Restored
+from .model import Params
 from .recipe import Recipe
 from .train import Guard, State
 
@@ -36,11 +37,21 @@ def restore_params(
     recipe: Recipe,
     step: int | None = None,
     check: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    average: bool = False,
 ) -> Restored:
-    """Read only the parameters, as the state: the optimizer's stays on disk."""
-    target = {"params": train.abstract_state(recipe).params}
+    """Read only the parameters, as the state, or their average: the optimizer's stays on disk."""
+    state = train.abstract_state(recipe)
+    target = {"average": state.average} if average else {"params": state.params}
     found = checkpoints.restore(target, step, check, partial=True)
-    return found._replace(state=found.state["params"])
+    params = used(found.state["average"], recipe) if average else found.state["params"]
+    return found._replace(state=params)
+
+
+def used(average: Params | None, recipe: Recipe) -> Params:
+    """The average of the weights, in their dtype."""
+    kept = recipe.numbers.weights
+    return xf.jit(lambda tree: xf.tree.map(lambda a: a.to(kept), tree))(average)
 
 
 def _with_guard_of_losses(target: Any) -> State:

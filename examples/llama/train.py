@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.optim import swa_utils
 
 import xfunc as xf
 from xfunc import NamedSharding, P
@@ -39,6 +40,7 @@ class State(NamedTuple):
     opt: Any
     guard: Guard
     compensation: Params | None = None  # see `Precision.kept`
+    average: Params | None = None  # the running mean of the weights, see `Recipe.ema`
 
 
 class Metrics(NamedTuple):
@@ -49,6 +51,7 @@ class Metrics(NamedTuple):
     lr: Float[Tensor, ""]
     tokens: Float[Tensor, ""]  # that had a target
     skipped: Bool[Tensor, ""]
+    norms: dict[str, Tensor] | None = None  # see `Recipe.layer_norms`
 
 
 def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
@@ -68,8 +71,9 @@ def start(recipe: Recipe, params: Params) -> State:
     guard = Guard(torch.zeros((), dtype=torch.int64), zero, zero)
     opt = OPTIMIZERS[recipe.optimizer][0](params)
     numbers = recipe.numbers
-    params, compensation = numbers.kept(numbers.wide(params, None), opt.step)
-    return State(params, opt, guard, compensation)
+    wide = numbers.wide(params, None)
+    params, compensation = numbers.kept(wide, opt.step)
+    return State(params, opt, guard, compensation, None if recipe.ema is None else wide)
 
 
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
@@ -86,13 +90,15 @@ def train_step(
     """
     recipe.check_warmup()
     mean, grads = gradient(state.params, batch, recipe, base)
+    norms = optimizer.norms(grads) if recipe.layer_norms else None
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = recipe.rate(state.opt.step)
     wide = recipe.numbers.wide(state.params, state.compensation)
     wide, opt = recipe.update(grads, state.opt, wide, lr)
     params, compensation = recipe.numbers.kept(wide, opt.step)
     guard, bad = watch(state.guard, mean.float(), norm, recipe.spike)
-    new = State(params, opt, guard, compensation)
+    average = averaged(state.average, wide, opt.step, recipe.ema)
+    new = State(params, opt, guard, compensation, average)
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
         new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
@@ -100,7 +106,17 @@ def train_step(
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step must find it as this one did.
         new = xf.with_sharding_constraint(new, shardings(recipe))
-    return new, Metrics(mean, norm, lr, model.target_count(batch), bad)
+    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms)
+
+
+def averaged(
+    average: Params | None, wide: Params, step: Int[Tensor, ""], decay: float | None
+) -> Params | None:
+    """The running mean of the weights: at first the weights, as in `swa_utils.AveragedModel`."""
+    if decay is None:
+        return None
+    mean: Any = swa_utils.get_ema_avg_fn(decay)
+    return xf.tree.map(lambda a, w: torch.where(step == 1, w, mean(a, w, step)), average, wide)
 
 
 @functools.cache
@@ -236,7 +252,8 @@ def abstract_state(recipe: Recipe) -> State:
         *(_beside(name, part, placed, sharding) for name, part in made.opt._asdict().items())
     )
     guard = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.guard)
-    return State(placed, opt, guard, made.compensation and placed)
+    average = made.average and xf.tree.map(lambda a, p: _on(a, p.sharding), made.average, placed)
+    return State(placed, opt, guard, made.compensation and placed, average)
 
 
 def abstract_base(recipe: Recipe) -> Params | None:

@@ -72,9 +72,14 @@ def load(
     based = base.about(run, recipe)
     checkpoints = Checkpoints(folder / "checkpoints")
     found = restore_params(
-        checkpoints, recipe, step, lambda extra: base.check_same(based, extra.get("base"))
+        checkpoints,
+        recipe,
+        step,
+        lambda extra: base.check_same(based, extra.get("base")),
+        average=run.average,
     )
-    name, params = f"step {found.step} of {folder}", found.state
+    which = "the average at " if run.average else ""
+    name, params = f"{which}step {found.step} of {folder}", found.state
     frozen = base.load(run, recipe)
     return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen))
 

@@ -35,7 +35,7 @@ Command = Callable[..., tuple[int, str]]
         ("train.eps=0", r"train: eps is 0\.0: use a number above 0"),
         (
             "train={optimizer: adafactor, beta1: 0.8, eps: 1e-6}",
-            "train: beta1, eps: only for adamw, and the optimizer is adafactor. Leave",
+            "train: beta1, eps: not an option of the optimizer, adafactor. Leave",
         ),
         ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
         ("train.clip=.nan", "train: clip is nan: use a number above 0"),

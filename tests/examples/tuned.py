@@ -20,6 +20,11 @@ TUNED = {
     "adapters": ("chat", "train.tune.lora=[layers.w*] train.tune.full=[norm]"),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
     "pairs-full": ("pairs", "train.precision=mixed"),
+    "averaged": (
+        "chat",
+        "train.ema=0.5 average=true train.layer_norms=true train.optimizer=muon "
+        "train.precision=stochastic",
+    ),
 }
 KINDS = {"text": ("text", "train.model=tiny train.model.vocab=290")} | TUNED
 
