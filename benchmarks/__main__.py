@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import operations
+from benchmarks import dynamic, operations
 from xfunc.backends.torch_xla import runtime
 
 
@@ -27,6 +27,7 @@ def main() -> None:
         help="a Python that has JAX, for trace and linalg (or set XFUNC_JAX_PYTHON)",
     )
     operations.add_options(parser)
+    dynamic.add_options(parser)
     options = parser.parse_args()
     runtime.xla()  # First: imported otherwise, torch_xla guesses the device and warns.
     for name in options.names:
@@ -55,9 +56,7 @@ def main() -> None:
 
             remat.main()
         elif name == "dynamic":
-            from benchmarks import dynamic
-
-            dynamic.main()
+            dynamic.main(options)
         elif name == "training":
             from benchmarks import training
 

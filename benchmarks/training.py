@@ -93,20 +93,25 @@ def _ours(recipe: train.Recipe, batch: Batch) -> Callable[[], Tensor]:
 def _theirs(
     recipe: train.Recipe, params: Any, batch: Batch, compiled: bool
 ) -> Callable[[], Tensor]:
-    leaves = [p.requires_grad_() for p in xf.tree.leaves(params)]
-    adamw = torch.optim.AdamW(
-        leaves, recipe.peak_lr, (recipe.beta1, recipe.beta2), fused=True, weight_decay=0.1
-    )
-    forward = functools.partial(plain_loss, c=recipe.model)
-    if compiled:
-        forward = torch.compile(forward)
     tokens, targets = batch.tokens.long(), batch.targets.long()
     assert batch.segments is not None
     seen = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
     mask = (seen & (batch.segments[:, None] == batch.segments[:, :, None]))[:, None]
+    step = plain_step(recipe, params, torch.compile(plain_loss) if compiled else plain_loss)
+    return functools.partial(step, tokens, targets, mask)
 
-    def step() -> Tensor:
-        loss = forward(params, tokens, targets, mask)
+
+def plain_step(
+    recipe: train.Recipe, params: Any, forward: Callable[..., Tensor]
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """A step as one would write it in torch, of tokens, targets and a mask of what is seen."""
+    leaves = [p.requires_grad_() for p in xf.tree.leaves(params)]
+    adamw = torch.optim.AdamW(
+        leaves, recipe.peak_lr, (recipe.beta1, recipe.beta2), fused=True, weight_decay=0.1
+    )
+
+    def step(tokens: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        loss = forward(params, tokens, targets, mask, c=recipe.model)
         adamw.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(leaves, recipe.clip)
@@ -116,8 +121,10 @@ def _theirs(
     return step
 
 
-def plain_loss(params: Any, tokens: Tensor, targets: Tensor, mask: Tensor, *, c: Config) -> Tensor:
-    """The loss of the example's model, as one would write it in torch."""
+def plain_loss(
+    params: Any, tokens: Tensor, targets: Tensor, mask: Tensor | None, *, c: Config
+) -> Tensor:
+    """The loss of the example's model, as one would write it in torch; no mask: causal."""
     angles = model.rotary(torch.arange(tokens.shape[1]), c)
     x = F.embedding(tokens, params["embed"])
     layers = {name: stack.unbind() for name, stack in params["layers"].items()}
@@ -134,13 +141,15 @@ def _norm(x: Tensor, weight: Tensor, c: Config) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, c.norm_eps)
 
 
-def _attention(x: Tensor, w: Any, angles: Any, mask: Tensor, c: Config) -> Tensor:
+def _attention(x: Tensor, w: Any, angles: Any, mask: Tensor | None, c: Config) -> Tensor:
     q, k, v = (
         F.linear(x, w[name]).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
         for name in ("wq", "wk", "wv")
     )
     q, k = model.rotate(q, angles), model.rotate(k, angles)
-    mixed = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=c.heads != c.kv_heads)
+    mixed = F.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=mask is None, enable_gqa=c.heads != c.kv_heads
+    )
     return F.linear(mixed.transpose(1, 2).flatten(2), w["wo"])
 
 

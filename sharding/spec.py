@@ -221,7 +221,8 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
                 ShardingError,
                 f"{what} of shape {shape} cannot be sharded as {spec!r} says: its dimension "
                 f"{d} is {shape[d]}, which is not a multiple of {size} ({axes})",
-                "pad or change that dimension, or shard it over fewer devices.",
+                "pad or change that dimension, or shard it over fewer devices; if its size is "
+                f"a Dim, declare it with multiple_of={size}.",
             )
 
 

@@ -195,7 +195,7 @@ class Jit(Transform[P, R]):
                 "declare dynamic_shapes.",
             )
         self._dynamic = self._limit = None
-        self._buckets, self._has_limit = buckets, memory_limit is not None
+        self._buckets, self._bytes = buckets, memory_limit
         if shapes is not None:
             self._dynamic = Dynamic(self._staged, shapes, buckets, memory_limit)
         elif memory_limit is not None:
@@ -225,15 +225,13 @@ class Jit(Transform[P, R]):
     def _run(self, args: tuple[object, ...], kwargs: dict[str, object], options: Options) -> PyTree:
         if self._dynamic is not None:
             divide = None if self._in is None else self._divided
-            return self._dynamic.run(args, kwargs, options, divide)
+            wanted = () if self._in is None else self._wanted_by_all(args, kwargs)
+            return self._dynamic.run(args, kwargs, options, divide, wanted)
         if self._limit is None:
             return run_staged(self._staged, args, kwargs, options)
         override = self._limit.override(args, kwargs, options, self._wanted_by_all(args, kwargs))
-        before = ambient.set_override(override)
-        try:
+        with ambient.overridden(override):
             return run_staged(self._staged, args, kwargs, options)
-        finally:
-            ambient.set_override(before)
 
     def _split(
         self, args: tuple[object, ...], kwargs: dict[str, object]
@@ -345,26 +343,23 @@ class Jit(Transform[P, R]):
         wanted = self._wanted_by_all(given, named)
         if self._limit is None:
             return stages.trace(self._staged, given, named, wanted, options)
-        before = ambient.set_override(self._limit.override(given, named, options, wanted))
-        try:
+        with ambient.overridden(self._limit.override(given, named, options, wanted)):
             return stages.trace(self._staged, given, named, wanted, options)
-        finally:
-            ambient.set_override(before)
 
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and return the HLO.
 
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
-        bucket, for `xfunc.export`.
+        bucket, to be inspected, compiled, or exported.
         """
         if is_symbolic(args, kwargs):
             given, named, options = self._split(args, kwargs)
             wanted = self._wanted_by_all(given, named)
-            if self._has_limit:
-                lowered.refuse_limit(self._staged.name)
             # A `LoweredRange`, which few callers ask for: as `Lowered | LoweredRange`, the result
             # would have no method that a type checker lets the others use.
-            found: Any = lowered.lower(self._staged, given, named, options, self._buckets, wanted)
+            found: Any = lowered.lower(
+                self._staged, given, named, options, self._buckets, wanted, self._bytes
+            )
             return found
         return self.trace(*args, **kwargs).lower()
 

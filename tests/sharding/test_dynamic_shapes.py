@@ -154,3 +154,36 @@ def test_shardings_of_arguments_results_and_values(mesh):
     with pytest.raises(ShardingError, match="dimension 0 is 7, which is not a multiple of 4"):
         odd(torch.ones(7))
     assert odd(torch.ones(8)).item() == 1
+
+
+def scaled(x):
+    return x.sin() * x.mean(1, keepdim=True)
+
+
+def on_all(mesh, dim, **options):
+    where = xf.NamedSharding(mesh, P(("data", "model")))
+    spec = ((dim, None),)
+    return xf.jit(scaled, in_shardings=where, out_shardings=where, dynamic_shapes=spec, **options)
+
+
+def test_a_limit_is_for_each_device(mesh):
+    x = torch.randn(40, 64)
+    all_arguments = 64 * 64 * 4
+    lowered = on_all(mesh, S, buckets=[64]).lower(xf.ShapeDtypeStruct((S, 64), torch.float32))
+    compiled = lowered.compile()
+    assert compiled.memory_analysis().peak_memory_in_bytes < all_arguments
+    limited = on_all(mesh, S, buckets=[64], memory_limit=all_arguments)
+    for run in (compiled, limited, limited.lower(*lowered.in_avals).compile()):
+        torch.testing.assert_close(run(x).cpu(), scaled(x))
+    assert "S=64" in limited.explain()
+
+
+@pytest.mark.parametrize("n", [8, 5, 16])
+def test_a_size_that_the_mesh_does_not_divide(mesh, n):
+    jitted, x = on_all(mesh, xf.Dim("Q", max=64)), torch.randn(n, 3)
+    if n % 8:
+        with pytest.raises(ShardingError, match=r"declare it with multiple_of=8"):
+            jitted(x)
+    else:
+        torch.testing.assert_close(jitted(x).cpu(), scaled(x))
+    assert "bucket Q<=64" not in jitted.explain()

@@ -8,9 +8,10 @@ in place of the user's.
 # torch has no public names for the settings that `modes` reads.
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -120,6 +121,16 @@ class Override:
 def set_override(new: Override | None) -> Override | None:
     """Use this policy in place of all others from now on; returns the previous override."""
     return restore(_thread.around._replace(override=new)).override
+
+
+@contextlib.contextmanager
+def overridden(new: Override | None) -> Generator[None]:
+    """Use this policy in place of all others."""
+    before = set_override(new)
+    try:
+        yield
+    finally:
+        set_override(before)
 
 
 def override() -> Override | None:

@@ -87,7 +87,7 @@ def register_target(kind: str, target: Target) -> None:
 def compile_for(lowered: Lowered, target: str | None, options: Mapping[str, object]) -> Compiled:
     """See `Lowered.compile`."""
     if target is None:
-        return Compiled(lowered, _Running(lowered, options))
+        return Compiled(lowered, Running(lowered, options))
     kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
     return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, dict(options)))
 
@@ -165,8 +165,12 @@ class Compiled:
         return self.program.call(args, kwargs)
 
 
-class _Running:
-    """A program of the running device."""
+class Running:
+    """A program of the running device.
+
+    Attributes:
+        entry: runs it.
+    """
 
     topology = None
 
@@ -176,7 +180,7 @@ class _Running:
         if own:
             own = tuple(sorted({**dict(entry.compiler), **dict(own)}.items()))
             entry = dataclasses.replace(entry, compiler=own, executable=None)
-        self._entry = entry
+        self.entry = entry
         if self._parts.lowering.outputs:
             self._executable()
 
@@ -187,7 +191,7 @@ class _Running:
             placements = tuple(t and placement_of(t) for t in tiles)
             n = len(lowering.avals) + len(lowering.held())
             placements = placements[:n] or (None,) * n
-        return lowering.executable(self._entry.donated, placements, self._entry.compiler)
+        return lowering.executable(self.entry.donated, placements, self.entry.compiler)
 
     def _optimised(self) -> Optimised | None:
         return self._executable().optimised() if self._parts.lowering.outputs else None
@@ -212,6 +216,12 @@ class _Running:
 
     def call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> PyTree:
         traced, staged = self._lowered.traced, self._parts.staged
+        if self._parts.is_padded:
+            fail(
+                ValueError,
+                f"this is the program of a bucket of {staged.name}, which takes padded arguments",
+                "call what compile() of the whole range returns: it takes them as they are.",
+            )
         for where in traced.static_positions:
             args = (*args[:where], None, *args[where:])
         leaves, structure = tree.flatten((args, kwargs))
@@ -228,12 +238,12 @@ class _Running:
             x if a.sharding is None else as_argument(x, a.sharding, staged.name, label)
             for x, a, label in zip(leaves, traced.in_avals, staged.labels(structure), strict=True)
         ]
-        if self._entry is not self._parts.entry:
+        if self.entry is not self._parts.entry:
             with lock:
                 ready, fixed = prepare(staged, leaves, structure)
                 options = self._parts.options._replace(fixed=fixed)
                 _, held = staged.key_of(structure, given, options)
-                return self._entry.result(self._entry.run(ready, held))
+                return self.entry.result(self.entry.run(ready, held))
         args, kwargs = tree.unflatten(structure, leaves)
         return run_staged(staged, args, kwargs, self._parts.options)
 

@@ -36,12 +36,14 @@ class Parts:
         entry: its program.
         options: the options it was traced with.
         tiles: shardings of the arguments, captures and held values; () if none has one.
+        is_padded: whether the program takes arguments padded to a bucket, and their actual sizes.
     """
 
     staged: Staged
     entry: Entry
     options: Options
     tiles: tuple[Tiles | None, ...] = ()
+    is_padded: bool = False
 
     @property
     def lowering(self) -> Lowering:

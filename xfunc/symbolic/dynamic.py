@@ -21,10 +21,11 @@ from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
-from xfunc.symbolic.limit import fixed, held_by, of_chip, plans_of
+from xfunc.symbolic.cut import narrowed, widened
+from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, traced_at
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
-from xfunc.tree import Leaf, PyTree
+from xfunc.tree import PyTree
 
 Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
 
@@ -74,6 +75,7 @@ class Dynamic:
         kwargs: dict[str, object],
         options: Options,
         divide: Divide | None = None,
+        wanted: Sequence[object] = (),
     ) -> Any:
         """Call the function.
 
@@ -82,6 +84,7 @@ class Dynamic:
             kwargs: keyword arguments.
             options: how it is traced.
             divide: puts positional arguments on the devices as the function requires.
+            wanted: the shardings that it requires of flat arguments; some may be None.
         """
         with lock:
             leaves, structure = tree.flatten((args, kwargs))
@@ -97,17 +100,14 @@ class Dynamic:
             given = _Given(args, kwargs, options, divide)
             if self._limit is None:
                 return self._call(declared, leaves, structure, env, ends, given)
-            plans = self._plans_of(declared, leaves, structure, options)
+            plans = self._plans_of(declared, leaves, structure, options, wanted)
             largest = {n: high for n, (_, high) in ends.items()}
             exact = {n: (s, s) for n, s in env.items()}
             if largest != env and not plans.fits(largest):
                 ends = exact  # Its own size may fit where the bucket's does not.
             plan = plans.choose({n: high for n, (_, high) in ends.items()})
-            before = ambient.set_override(plan.override)
-            try:
+            with ambient.overridden(plan.override):
                 return self._call(declared, leaves, structure, env, ends, given)
-            finally:
-                ambient.set_override(before)
 
     def _ends(self, declared: Declared, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """The smallest and the largest sizes of the bucket that holds these."""
@@ -117,7 +117,12 @@ class Dynamic:
         return {n: self._rungs.of(n, s, declared.box.ranges[n]) for n, s in env.items()}
 
     def _plans_of(
-        self, declared: Declared, leaves: list[object], structure: tree.Structure, options: Options
+        self,
+        declared: Declared,
+        leaves: list[object],
+        structure: tree.Structure,
+        options: Options,
+        wanted: Sequence[object],
     ) -> Plans:
         """The plans for calls of one kind."""
         assert self._limit is not None
@@ -128,9 +133,13 @@ class Dynamic:
             options = options._replace(donated=fixed(options))
             maker = Maker(self._staged, declared, structure, avals, options)
 
+            # On the CPU, where it is padded, an argument has no sharding, but it will have one.
+            like = [abstract(x) for x in leaves]
+
             def trace(env: Mapping[str, int]) -> tuple[Module, tuple[int, ...]]:
-                entry, _ = maker.entry(env)
-                return of_chip(entry.program.lowering, entry.donated)
+                staged, dims = self._staged, declared.dims
+                found = traced_at(staged, structure, like, dims, wanted, options, env)
+                return of_chip(found.parts)
 
             def measure(env: Mapping[str, int]) -> int | None:
                 ends = self._ends(declared, env)
@@ -303,26 +312,3 @@ class _Cut:
 
     def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
         return self._entry.result(outs)
-
-
-# NOTE [padded on the CPU]
-# On the device, an operation would be compiled as a separate program for each shape. So arguments
-# that do not have the bucket's shape are padded on the CPU, where batches come from, and results
-# that depend on sizes are cut there.
-
-
-def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
-    """An argument padded at the end; see NOTE [padded on the CPU]."""
-    if tuple(getattr(x, "shape", ())) == shape:
-        return x
-    t = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x)
-    wide = torch.zeros(shape, dtype=t.dtype)
-    wide[tuple(slice(0, n) for n in t.shape)] = t
-    return wide
-
-
-def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A result without its padding."""
-    if tuple(x.shape) == shape:
-        return x
-    return to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())

@@ -32,13 +32,13 @@ from xfunc.core.types import Shaped
 from xfunc.export.files import kept, refuse_effects, register
 from xfunc.export.loaded import Exported, loaded
 from xfunc.hlo import Module
-from xfunc.stages.stages import Parts
+from xfunc.stages.stages import Parts, Traced
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.bucket import Bucket
+from xfunc.symbolic.cut import narrowed, widened
 from xfunc.symbolic.dim import dimension
-from xfunc.symbolic.dynamic import narrowed, widened
-from xfunc.symbolic.lowered import LoweredRange
+from xfunc.symbolic.lowered import LoweredRange, of_bucket
 from xfunc.symbolic.polynomial import Polynomial, Size, value
 from xfunc.trace import portable, tracing
 
@@ -49,8 +49,9 @@ _HEADER = "header.json"
 def _write(lowered: LoweredRange) -> dict[str, bytes]:
     """The parts of a file."""
     buckets = lowered.buckets
-    bucket, parts = lowered.typical
-    refuse_effects(parts.entry)
+    bucket, traced = lowered.typical
+    entry = traced.parts.entry
+    refuse_effects(entry)
     declared, name = lowered.declared, lowered.name
     dims = [
         a.shape if d is None else d for a, d in zip(lowered.in_avals, declared.dims, strict=True)
@@ -61,37 +62,33 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         "name": name,
         "inputs": encode(lowered.in_tree, f"the arguments of {name}"),
         "input_avals": _written(dims, [a.dtype for a in lowered.in_avals]),
-        "outputs": encode(parts.entry.out_tree, f"the result of {name}"),
-        "output_avals": _outputs(bucket, parts),
+        "outputs": encode(entry.out_tree, f"the result of {name}"),
+        "output_avals": _outputs(bucket, traced),
         "bucket_output_avals": [_outputs(*pair) for pair in buckets.values()],
         "static": lowered.static_positions,
         "symbols": [[n, r.min, r.max, r.step] for n, r in declared.box.ranges.items()],
         "buckets": [dict(zip(names, sizes, strict=True)) for sizes in buckets],
-        **kept(lowered.in_avals, parts.entry.donated),
+        **kept(lowered.in_avals, entry.donated),
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}
-    for k, (bucket, parts) in enumerate(buckets.values()):
-        module = _module(bucket, parts, len(dims), len(names))
+    for k, (key, (_, source)) in enumerate(buckets.items()):
+        parts = of_bucket(lowered, key).traced.parts
+        module = _module(parts, source.parts.entry.program.captures, len(dims))
         contents[f"program-{k}.hlo"] = module.to_bytes()
         contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)
     return contents
 
 
-def _outputs(bucket: Bucket, parts: Parts) -> list[list[object]]:
-    return _written(bucket.outputs, [a.dtype for a in parts.entry.outputs])
+def _outputs(bucket: Bucket, traced: Traced) -> list[list[object]]:
+    return _written(bucket.outputs, [a.dtype for a in traced.parts.entry.outputs])
 
 
-def _module(bucket: Bucket, parts: Parts, arguments: int, symbols: int) -> Module:
+def _module(parts: Parts, captures: Sequence[torch.Tensor], arguments: int) -> Module:
     """The program of a bucket, with the tensors that the function holds: see `bucket._entry`."""
-    assert bucket.entry is not None
-    lowering, source = bucket.entry.program.lowering, parts.entry.program
-    captures = dict(enumerate(source.captures, start=arguments))
-    held = captures | dict(enumerate(lowering.consts, start=len(lowering.avals)))
-    tiles = parts.tiles
-    if tiles:
-        n = arguments + len(captures)
-        tiles = (*tiles[:n], *[None] * symbols, *tiles[n:])
-    return portable.whole(lowering, held, lines=False, tiles=tiles)
+    lowering = parts.lowering
+    held = dict(enumerate(captures, start=arguments))
+    held |= dict(enumerate(lowering.consts, start=len(lowering.avals)))
+    return portable.whole(lowering, held, lines=False, tiles=parts.tiles)
 
 
 class ExportedRange(Exported):

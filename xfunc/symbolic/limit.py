@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
@@ -16,16 +16,15 @@ from xfunc.errors import fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.spmd.shard import per_chip
-from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.stages import stages
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
+from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
 from xfunc.trace.finalise import finished
-from xfunc.trace.lowering import Lowering
 
 
 def check(limit: object, name: str) -> None:
@@ -66,7 +65,7 @@ class Limit:
         key = (function, structure, kinds, options.static, ambient.modes())
         plans = self._plans.get(key)
         if plans is None:
-            args, kwargs = tree.unflatten(structure, [_abstract(x) for x in leaves])
+            args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
             options = options._replace(donated=fixed(options))
             with lock:
                 plans = _plans(self._staged, self._bytes, args, kwargs, options, wanted)
@@ -94,8 +93,7 @@ def _plans(
         return lowered(env).compile().memory_analysis().peak_memory_in_bytes
 
     def module(env: Env) -> tuple[Module, tuple[int, ...]]:
-        parts = lowered(env).traced.parts
-        return of_chip(parts.lowering, parts.entry.donated, parts.tiles)
+        return of_chip(lowered(env).traced.parts)
 
     return plans_of(staged.name, module, Box({}), bytes, measure)
 
@@ -105,12 +103,31 @@ def plans_of(name: str, trace: Trace, box: Box, bytes: int, measure: Measure) ->
     return Plans(name, trace, box, bytes, "cpu" if default_backend() == "cpu" else "v6e", measure)
 
 
-def of_chip(
-    lowering: Lowering, donated: Collection[int], tiles: Sequence[Tiles | None] = ()
-) -> tuple[Module, tuple[int, ...]]:
+def traced_at(
+    staged: Staged,
+    structure: tree.Structure,
+    leaves: Sequence[object],
+    dims: Sequence[Dims],
+    shardings: Sequence[object],
+    options: Options,
+    env: Env,
+) -> stages.Traced:
+    """A function traced for arguments like `leaves`, with the dimensions that vary as in `env`."""
+    at = [
+        ShapeDtypeStruct(sizes_at(d, tuple(x.shape), env), x.dtype, x.sharding)
+        if d is not None and isinstance(x, ShapeDtypeStruct)
+        else x
+        for x, d in zip(leaves, dims, strict=True)
+    ]
+    args, kwargs = tree.unflatten(structure, at)
+    return stages.trace(staged, args, kwargs, shardings, options)
+
+
+def of_chip(parts: stages.Parts) -> tuple[Module, tuple[int, ...]]:
     """The module that one chip runs, and its donated parameters."""
+    lowering, tiles = parts.lowering, parts.tiles
     inputs = list(lowering.inputs)
-    numbers = tuple(inputs.index(k) for k in sorted(donated) if k in inputs)
+    numbers = tuple(inputs.index(k) for k in sorted(parts.entry.donated) if k in inputs)
     module = finished(lowering.module, tiles=[tiles[k] for k in inputs] if tiles else ())
     return per_chip(liveness.prepared(module)) if any(tiles) else module, numbers
 
@@ -131,7 +148,8 @@ def _is_array(x: object) -> bool:
     return isinstance(x, (torch.Tensor, ShapeDtypeStruct))
 
 
-def _abstract(x: object) -> object:
+def abstract(x: object) -> object:
+    """An argument without its values."""
     if isinstance(x, torch.Tensor):
         return ShapeDtypeStruct(tuple(x.shape), x.dtype, stages.known_sharding(x))
     return x

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
 
 from xfunc import tree
+from xfunc.backends.devices import device_count
+from xfunc.core import ambient
 from xfunc.core.avals import Aval, ShapeDtypeStruct, SymbolicSize
-from xfunc.errors import ShapeError, fail
-from xfunc.stages import stages
+from xfunc.errors import ShapeError, fail, shown
+from xfunc.hlo import Module
 from xfunc.stages.arguments import arguments_of
 from xfunc.stages.options import Options
-from xfunc.stages.stages import Parts
+from xfunc.stages.stages import Lowered, Traced
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box
-from xfunc.symbolic.bucket import Bucket, Maker, explained
+from xfunc.symbolic.bucket import Bucket, Ends, Maker, explained
+from xfunc.symbolic.compiled import CompiledRange
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.polynomial import Polynomial, value
+from xfunc.symbolic.limit import held_by, of_chip, plans_of, traced_at
+from xfunc.symbolic.plans import Plans
+from xfunc.symbolic.polynomial import Env, Polynomial, value
 from xfunc.symbolic.rungs import Rungs
-from xfunc.tree import Leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoweredRange:
     """A function as HLO for a range of shapes: a program for each bucket.
+
+    `at` gives one of them. What is asked without sizes is about that of the largest bucket, which
+    takes the most memory and time.
 
     Attributes:
         declared: which dimensions of the arguments vary, and between which bounds.
@@ -37,15 +46,15 @@ class LoweredRange:
         in_avals: of its leaves, with `Dim`s among the sizes.
         buckets: by the largest size of each `Dim`, in the order of the box, the program and its
             source.
-        maker: makes the programs.
+        makers: make the programs: one, or one for each plan that a memory limit led to.
         options: how the function was traced.
     """
 
     declared: Declared
     in_tree: tree.Structure
     in_avals: tuple[Aval, ...]
-    buckets: dict[tuple[int, ...], tuple[Bucket, Parts]]
-    maker: Maker
+    buckets: dict[tuple[int, ...], tuple[Bucket, Traced]]
+    makers: tuple[Maker, ...]
     options: Options
 
     @property
@@ -54,42 +63,131 @@ class LoweredRange:
         return self.declared.function
 
     @property
-    def typical(self) -> tuple[Bucket, Parts]:
+    def typical(self) -> tuple[Bucket, Traced]:
         """The bucket whose results tell most about those of all: one of a single size has numbers
         instead of `Dim`s.
         """
         return max(self.buckets.values(), key=lambda found: _symbols(found[0]))
 
     @property
+    def out_tree(self) -> tree.Structure:
+        """The structure of the result."""
+        return self.typical[1].out_tree
+
+    @property
     def out_info(self) -> tree.PyTree:
         """The result as a tree of `ShapeDtypeStruct`, with sizes computed from the `Dim`s."""
-        bucket, parts = self.typical
+        bucket, traced = self.typical
         box = self.declared.box
         avals = [
             ShapeDtypeStruct([dimension(s, box) for s in sizes], a.dtype)
-            for sizes, a in zip(bucket.outputs, parts.entry.outputs, strict=True)
+            for sizes, a in zip(bucket.outputs, traced.parts.entry.outputs, strict=True)
         ]
-        return tree.unflatten(parts.entry.out_tree, avals)
+        return tree.unflatten(self.out_tree, avals)
 
     @property
     def static_positions(self) -> list[int]:
         """Positions of the arguments that are part of the program."""
         return [i for i, *_ in self.options.static or () if isinstance(i, int)]
 
-    def as_text(self) -> str:
-        """The HLO for all sizes, with shapes such as ``f32[B,S-1,16]``.
+    def at(self, **sizes: int) -> Lowered:
+        """The program of the bucket that holds these sizes; a `Dim` left out has its largest.
+
+        It takes the leaves of the arguments padded to the bucket's shape and the actual sizes, so
+        it is for inspection: to run it, call ``compile()`` of the range.
+
+        Raises:
+            ValueError: a size of no `Dim`, or one that is no number.
+            ShapeError: no bucket holds it.
+        """
+        return of_bucket(self, self.key_of(sizes))
+
+    @property
+    def module(self) -> Module:
+        """The HLO of the largest bucket, as data."""
+        return self.at().module
+
+    def as_text(self, dialect: str = "hlo") -> str:
+        """The program as text.
+
+        Args:
+            dialect: ``"hlo"``: for all sizes, with shapes such as ``f32[B,S-1,16]``;
+                ``"stablehlo"``: that of the largest bucket.
 
         Raises:
             ShapeError: each bucket has its own HLO.
+            ValueError: another dialect.
         """
-        found = self.maker.all_sizes()
+        if dialect != "hlo":
+            return self.at().as_text(dialect)
+        if len(self.makers) > 1:
+            fail(
+                ShapeError,
+                f"{self.name} is not one program for all sizes: memory_limit makes buckets keep "
+                "other values for the backward pass",
+                "ask for one bucket: at(...).as_text().",
+            )
+        (maker,) = self.makers
+        found = maker.all_sizes()
         if isinstance(found, SymbolicModule):
             return str(found)
         fail(
             ShapeError,
             f"{self.name} is not one program for all sizes: {explained(found)}",
-            "ask for one shape.",
+            "ask for one bucket: at(...).as_text().",
         )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """See `Lowered.cost_analysis`; of the largest bucket."""
+        return self.at().cost_analysis()
+
+    def compile(
+        self, target: str | None = None, compiler_options: Mapping[str, object] | None = None
+    ) -> CompiledRange:
+        """Compile the program of each bucket; runs nothing. See `Lowered.compile`."""
+        found = {
+            key: of_bucket(self, key).compile(target, compiler_options) for key in self.buckets
+        }
+        return CompiledRange(self, found)
+
+    def key_of(self, sizes: Mapping[str, object]) -> tuple[int, ...]:
+        """The key in `buckets` of the smallest bucket that holds sizes; see `at`."""
+        ranges = self.declared.box.ranges
+        for name, n in sizes.items():
+            if name not in ranges or not isinstance(n, int) or isinstance(n, bool):
+                fail(
+                    ValueError,
+                    f"{self.name} was asked for its program at {name}={shown(n)}",
+                    f"give a number for some of {', '.join(ranges)}.",
+                )
+            if n not in ranges[name]:
+                r = ranges[name]
+                step = f", multiples of {r.step}" * (r.step > 1)
+                fail(
+                    ShapeError,
+                    f"{self.name} has no program at {name}={n}",
+                    f"its sizes are {r.min} to {r.max}{step}.",
+                )
+        wanted = [sizes.get(n, r.max) for n, r in ranges.items()]
+        holding = [
+            key
+            for key in self.buckets
+            if all(n <= m for n, m in zip(wanted, key, strict=True))  # type: ignore[operator]
+        ]
+        return min(holding)
+
+
+def of_bucket(lowered: LoweredRange, key: tuple[int, ...]) -> Lowered:
+    """The program of a bucket, as `LoweredRange.at` describes it."""
+    bucket, traced = lowered.buckets[key]
+    entry, symbols, n = bucket.entry, len(key), len(traced.in_avals)
+    assert entry is not None
+    tiles = traced.parts.tiles
+    if tiles:
+        n += len(traced.parts.entry.captures)
+        tiles = (*tiles[:n], *[None] * symbols, *tiles[n:])
+    parts = dataclasses.replace(traced.parts, entry=entry, tiles=tiles, is_padded=True)
+    return Lowered(dataclasses.replace(traced, parts=parts))
 
 
 def lower(
@@ -99,6 +197,7 @@ def lower(
     options: Options,
     buckets: object,
     shardings: list[object],
+    limit: int | None = None,
 ) -> LoweredRange:
     """Lower a function for arguments with `Dim`s in their shapes.
 
@@ -109,8 +208,10 @@ def lower(
         options: how it is traced.
         buckets: see `Rungs`.
         shardings: of the flat arguments; some may be None.
+        limit: bytes that a program may use on a device; None: no limit.
 
     Raises:
+        OutOfMemoryError: a bucket fits the limit with no plan.
         ShapeError: there is no single program for all sizes of a bucket, or a `Dim` has no maximum.
     """
     leaves, structure = tree.flatten((args, kwargs))
@@ -129,24 +230,38 @@ def lower(
     avals = tuple(
         (sizes_at(d, tuple(x.shape), at_least), x.dtype) for d, x in zip(dims, leaves, strict=True)
     )
-    maker = Maker(staged, declared, structure, avals, options)
-    found = {}
-    for cell in itertools.product(*ends):
-        bucket = maker.bucket(dict(zip(box.ranges, cell, strict=True)))
-        if bucket.entry is None:
-            fail(
-                ShapeError,
-                f"{staged.name} has no program for a range of sizes: {bucket.why}",
-                "lower it for each exact shape, or change what is named so that it is exact.",
-            )
-        high = {n: top for n, (_, top) in zip(box.ranges, cell, strict=True)}
-        parts = _parts(staged, structure, leaves, dims, high, shardings, options)
-        found[tuple(high.values())] = bucket, parts
+    makers: dict[Hashable, Maker] = {}  # by the plan
+
+    def made(ends: Ends) -> tuple[Maker, Bucket]:
+        """The program of a bucket under the plan that is set."""
+        new = Maker(staged, declared, structure, avals, options)
+        maker = makers.setdefault(ambient.modes(), new)
+        return maker, maker.bucket(ends)
+
+    cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
+    trace = functools.partial(traced_at, staged, structure, leaves, dims, shardings, options)
+    plans = None if limit is None else _plans(staged.name, box, limit, trace, made, cells)
+    found: dict[tuple[int, ...], tuple[Bucket, Traced]] = {}
+    used: list[Maker] = []
+    for cell in cells:
+        high = {n: top for n, (_, top) in cell.items()}
+        with nullcontext() if plans is None else ambient.overridden(plans.choose(high).override):
+            maker, bucket = made(cell)
+            if bucket.entry is None:
+                fail(
+                    ShapeError,
+                    f"{staged.name} has no program for a range of sizes: {bucket.why}",
+                    "lower it for each exact shape, or change what is named so that it is exact.",
+                )
+            traced = trace(high)
+        found[tuple(high.values())] = bucket, traced
+        used.append(maker)
     in_avals = tuple(
         Aval(x.shape, x.dtype, s if s is not None else getattr(x, "sharding", None))
         for x, s in zip(leaves, shardings, strict=True)
     )
-    return LoweredRange(declared, structure, in_avals, found, maker, options)
+    makers_used = tuple(dict.fromkeys(used))
+    return LoweredRange(declared, structure, in_avals, found, makers_used, options)
 
 
 def _symbols(bucket: Bucket) -> int:
@@ -162,31 +277,22 @@ def refuse_trace(name: str) -> NoReturn:
     )
 
 
-def refuse_limit(name: str) -> NoReturn:
-    """Refuse a memory limit: a program for a range of sizes holds no plans."""
-    fail(
-        ValueError,
-        f"{name} has a memory_limit, which a program for a range of sizes cannot keep",
-        "lower the function without the limit, with the checkpoint policies that fit it.",
-    )
+def _plans(
+    name: str,
+    box: Box,
+    limit: int,
+    trace: Callable[[Env], Traced],
+    made: Callable[[Ends], tuple[Maker, Bucket]],
+    cells: Sequence[Ends],
+) -> Plans:
+    """What the programs of the buckets may keep for the backward pass."""
 
+    def measure(env: Env) -> int | None:
+        (cell,) = (c for c in cells if all(high == env[n] for n, (_, high) in c.items()))
+        entry = made(cell)[1].entry
+        return None if entry is None or device_count() > 1 else held_by(entry)
 
-def _parts(
-    staged: Staged,
-    structure: tree.Structure,
-    leaves: list[Leaf],
-    dims: tuple[Any, ...],
-    env: dict[str, int],
-    shardings: list[object],
-    options: Options,
-) -> Parts:
-    """The function traced at a bucket's own shape."""
-    at = [
-        x if d is None else ShapeDtypeStruct(sizes_at(d, x.shape, env), x.dtype, x.sharding)
-        for x, d in zip(leaves, dims, strict=True)
-    ]
-    args, kwargs = tree.unflatten(structure, at)
-    return stages.trace(staged, args, kwargs, shardings, options).parts
+    return plans_of(name, lambda env: of_chip(trace(env).parts), box, limit, measure)
 
 
 def _dims(x: torch.Tensor | ShapeDtypeStruct) -> tuple[Any, ...] | None:

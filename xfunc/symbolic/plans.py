@@ -8,7 +8,8 @@ the fastest candidate that fits a size only takes comparisons.
 
 NOTE [plans that nobody needs]: finding out how much memory a plan takes at all sizes needs a few
 traces of the function. So plans are examined in order, those that keep the most first, and plans
-after one that has fitted every size so far are never examined: they would only recompute more.
+after one that has fitted every size so far are never examined: they would only recompute more. One
+trace shows whether a plan equals an earlier one; more are made of plans that differ.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ Measure = Callable[[Env], int | None]
 """Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
 _NEAR = 1.25  # times the limit: plans up to this estimate are measured before a limit is refused
+_ALONE = 3  # sizes of a plan that are analysed by themselves
 _UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
 
 
@@ -62,6 +64,9 @@ def candidates() -> dict[str, Policy | None]:
 class Plan:
     """A policy, and the memory and time that the function takes under it.
 
+    They are found for all sizes at once when the largest that fits is asked for, or a fourth size:
+    that takes about as many traces as three sizes by themselves.
+
     Attributes:
         name: of the candidate.
         override: replaces all other policies while the function is traced and called.
@@ -71,35 +76,24 @@ class Plan:
     def __init__(self, name: str, override: Override | None, trace: Trace, box: Box, chip: str):
         self.name, self.override, self._trace, self._chip = name, override, trace, chip
         self.why_one_by_one: str | None = None
+        self._box, self._is_fitted = box, not box.ranges
         self._found: tuple[SymbolicPeak, Seconds] | None = None
         self._measured: dict[tuple[int, ...], int] = {}
         self._known: dict[tuple[int, ...], tuple[int, float]] = {}
-        if box.ranges:
-            donated: list[tuple[int, ...]] = []
-
-            def module(env: Env) -> Module:
-                found, numbers = self.traced(env)
-                donated[:] = [numbers]
-                return found
-
-            try:
-                symbolic = prepared(module, box)
-                self._found = SymbolicPeak(symbolic, donated[0]), Seconds(symbolic, chip)
-            except NoFit as error:
-                self.why_one_by_one = error.reason
 
     def traced(self, env: Env) -> tuple[Module, tuple[int, ...]]:
         """The HLO under the plan, and its donated parameters."""
-        before = ambient.set_override(self.override)
-        try:
+        with ambient.overridden(self.override):
             return self._trace(env)
-        finally:
-            ambient.set_override(before)
 
     def peak(self, env: Env) -> int:
         """The peak in bytes: as compiled, or else as estimated."""
         key = tuple(env.values())
-        return self._measured.get(key) or self._of(env)[0]
+        return self._measured.get(key) or self.estimate(env)
+
+    def estimate(self, env: Env) -> int:
+        """The peak in bytes, as estimated."""
+        return self._of(env)[0]
 
     def seconds(self, env: Env) -> float:
         """The duration of a run according to the roofline model."""
@@ -110,11 +104,8 @@ class Plan:
         key = tuple(env.values())
         if key in self._measured:
             return False
-        before = ambient.set_override(self.override)
-        try:
+        with ambient.overridden(self.override):
             found = measure(env)
-        finally:
-            ambient.set_override(before)
         self._measured[key] = self._of(env)[0] if found is None else found
         return True
 
@@ -123,6 +114,7 @@ class Plan:
 
         It is where the envelope around it meets the limit.
         """
+        self._fit()
         r = box.ranges[symbol]
         top = r.max if r.max is not None else max(_UNBOUNDED // r.step * r.step, r.min)
         sizes = np.arange(r.min, top + 1, r.step)
@@ -150,6 +142,8 @@ class Plan:
     def _of(self, env: Env) -> tuple[int, float]:
         key = tuple(env.values())
         if key not in self._known:
+            if len(self._known) >= _ALONE:
+                self._fit()
             if self._found is not None:
                 of_memory, of_time = self._found
                 self._known[key] = of_memory.at(env), of_time.at(env)
@@ -159,6 +153,24 @@ class Plan:
                 rows = [roofline(c, self._chip) * n for i, c, n in running(flat) if _works(i)]
                 self._known[key] = liveness.peak(module, donated).bytes, math.fsum(rows)
         return self._known[key]
+
+    def _fit(self) -> None:
+        """Find memory and time at all sizes, once."""
+        if self._is_fitted:
+            return
+        self._is_fitted = True
+        donated: list[tuple[int, ...]] = []
+
+        def module(env: Env) -> Module:
+            found, numbers = self.traced(env)
+            donated[:] = [numbers]
+            return found
+
+        try:
+            symbolic = prepared(module, self._box)
+            self._found = SymbolicPeak(symbolic, donated[0]), Seconds(symbolic, self._chip)
+        except NoFit as error:
+            self.why_one_by_one = error.reason
 
 
 class Plans:
@@ -217,9 +229,8 @@ class Plans:
         lines = [f"memory_limit of {self.name}: {size(self.limit)}; plans{where}"]
         rows = [("plan", "peak", "time", "fits up to")]
         for plan in self.plans:
-            ends = {n: plan.largest(self.box, at, n, self.limit) for n in self.box.ranges}
             fits = plan.peak(at) <= self.limit
-            reach = ", ".join("no " + n if e is None else f"{n}={e}" for n, e in ends.items())
+            reach = ", ".join(self._end(plan, at, n) for n in self.box.ranges)
             rows.append(
                 (
                     plan.name,
@@ -276,8 +287,16 @@ class Plans:
 
     def _reach(self, plan: Plan, env: Env, symbol: str) -> str:
         """The part of the hint that says how large a symbol may be."""
-        end = plan.largest(self.box, env, symbol, self.limit)
-        return "" if end is None else f", or {symbol} of at most {end}"
+        end = self._end(plan, env, symbol)
+        return f", or {symbol} of at most {end.partition('=')[2]}" if "=" in end else ""
+
+    def _end(self, plan: Plan, env: Env, symbol: str) -> str:
+        """The largest size of a symbol that fits: ``S=44``, or ``no S``."""
+        try:
+            end = plan.largest(self.box, env, symbol, self.limit)
+        except Exception:  # The function may refuse sizes that no call has had.
+            return f"{symbol} unknown"
+        return f"no {symbol}" if end is None else f"{symbol}={end}"
 
     def _look(self, env: Env) -> None:
         """Examine the next candidate; drop it if it equals an earlier one."""
@@ -287,19 +306,19 @@ class Plans:
             return  # The function as written does that.
         override = None if policy is None else Override(policy, self._is_whole())
         plan = Plan(name, override, self._trace, self.box, self._chip)
-        mine = plan.peak(env), plan.seconds(env)
-        if all(mine != (p.peak(env), p.seconds(env)) for p in self.plans):
+        if not any(
+            p.estimate(env) == plan.estimate(env)
+            and math.isclose(p.seconds(env), plan.seconds(env), rel_tol=1e-9)
+            for p in self.plans
+        ):
             self.plans.append(plan)
 
     def _is_whole(self) -> bool:
         """Whether there is no checkpoint and no scan in the function."""
         if self._whole is None:
             override = Override(cp.nothing_saveable)
-            before = ambient.set_override(override)
-            try:
+            with ambient.overridden(override):
                 self._trace(_some(self.box))
-            finally:
-                ambient.set_override(before)
             self._whole = not override.asked
         return self._whole
 

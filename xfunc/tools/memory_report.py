@@ -183,12 +183,9 @@ def _name_of(policy: object) -> str:
 def _under(f: Callable[..., object], args: tuple[object, ...], policy: Policy) -> _Gradient:
     """The gradient with one policy for every checkpoint and scan."""
     override = ambient.Override(policy)
-    before = ambient.set_override(override)
-    try:
+    with ambient.overridden(override):
         found = _Gradient.of(f, f, args)
         return found if override.asked else _Gradient.of(f, checkpoint(f, policy), args)
-    finally:
-        ambient.set_override(before)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
