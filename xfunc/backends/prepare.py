@@ -9,6 +9,7 @@ from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.accumulate import compute_wide
 from xfunc.hlo.passes.barriers import hold_barriers
+from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.spmd.collectives import DEVICES
@@ -29,6 +30,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     if on_cpu:
         strip_offload(proto)  # It has one memory.
         compute_wide(proto)
+        reach_limits(proto)
         if count == 1:
             hold_barriers(proto)  # After the partitioner, XLA heeds barriers.
             orient_products(proto)

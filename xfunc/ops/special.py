@@ -55,7 +55,7 @@ def _lgamma(x: Tensor) -> Tensor:
 @kernel("lgamma")
 def lgamma(x: Tensor) -> Tensor:
     y, dtype = wide(x)
-    return _lgamma(y).to(dtype)
+    return torch.where((y == 1) | (y == 2), 0, _lgamma(y)).to(dtype)
 
 
 @kernel("digamma")

@@ -117,6 +117,12 @@ for _name in ("sign", "sgn"):
     bare(_name)(_sign(_name))
 
 
+@composition("special_ndtr")
+def normal_distribution(x: Tensor) -> Tensor:
+    # torch adds 1 to `erf`, which leaves little of a small result.
+    return 0.5 * torch.erfc(-x * math.sqrt(0.5))
+
+
 @kernel("threshold")
 def threshold(x: Tensor, least: float, value: float) -> Tensor:
     # torch_xla 2.9 replaces NaN too, and rounds the value to float32.
