@@ -17,7 +17,6 @@ from .hf_config import read_json
 from .model import Params
 from .options import SettingError
 from .recipe import Recipe
-from .train import abstract_base
 
 
 class BaseChangedError(SettingError):
@@ -91,11 +90,9 @@ def every_sharding(recipe: Recipe) -> Params:
 def frozen(params: Params, recipe: Recipe) -> Params | None:
     """The weights that are not trained, in the dtype of the arithmetic."""
     kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.pairs)
-    return xf.tree.map(
-        lambda leaf, wanted: leaf if leaf.dtype == wanted.dtype else _cast(leaf, wanted.dtype),
-        kept,
-        abstract_base(recipe),
-    )
+    dtype = recipe.numbers.arithmetic
+    cast = xf.tree.map(lambda leaf: leaf if leaf.dtype == dtype else _cast(leaf, dtype), kept)
+    return lora.compressed(cast, recipe.model, recipe.tune)
 
 
 def _cast(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

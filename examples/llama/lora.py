@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,7 @@ import xfunc as xf
 from xfunc import NamedSharding, P
 
 from . import model
-from .linear import Adapted
+from .linear import Adapted, Quantised, plain, quantised
 from .model import Config, Params
 
 FULL, LORA, FROZEN = "full", "lora", "frozen"
@@ -42,6 +42,8 @@ class Tune:
         rank: the rank of the adapters.
         alpha: an adapter's product is multiplied by this and divided by the rank.
         rank_stabilised: whether to divide by the square root of the rank instead.
+        base: `int8`: the matrices that no step changes are kept in 8 bits, with a scale for each
+            output; null: as the model computes.
     """
 
     lora: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ class Tune:
     rank: int = 16
     alpha: float = 32.0
     rank_stabilised: bool = False
+    base: Literal["int8"] | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -89,6 +92,10 @@ def roles(config: Config, tune: Tune) -> Params:
         raise ValueError(
             f"{', '.join(wrong)}: adapters are for matrices only; name it in full, or remove "
             "it from lora"
+        )
+    if tune.base is not None and len(trained) == len(shapes):
+        raise ValueError(
+            f"base is {tune.base}, but no weight is frozen: name some in lora, or leave base out"
         )
     if not adapted | trained:
         raise ValueError("nothing is trained: name weights in lora or full, such as layers.w*")
@@ -159,6 +166,36 @@ def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> 
     return _kept(tree, roles(config, tune), dict.fromkeys(kept, lambda leaf: leaf)) or None
 
 
+def compressed(tree: Params | None, config: Config, tune: Tune) -> Params | None:
+    """The frozen part with its matrices as `tune.base` says; of shapes, their shapes."""
+    if tree is None or tune.base is None:
+        return tree
+    shapes, role = named(model.shapes(config)), named(roles(config, tune))
+
+    def compress(name: str, leaf: Any) -> Any:
+        if role[name] == FULL or not _is_matrix(name, shapes[name]):
+            return leaf
+        return _abstract_codes(leaf) if isinstance(leaf, xf.ShapeDtypeStruct) else _codes(leaf)
+
+    return nested({name: compress(name, leaf) for name, leaf in named(tree).items()})
+
+
+@xf.jit
+def _codes(weight: Tensor) -> Quantised:
+    return quantised(weight)
+
+
+def _abstract_codes(weight: xf.ShapeDtypeStruct) -> Quantised:
+    where, shape = weight.sharding, (*weight.shape[:-1], 1)
+    assert isinstance(where, NamedSharding)
+    spec = (*where.spec, None, None, None)[: len(shape) - 1]
+    codes: Any = xf.ShapeDtypeStruct(weight.shape, torch.int8, where)
+    scale: Any = xf.ShapeDtypeStruct(
+        shape, torch.float32, NamedSharding(where.mesh, P(*spec, None))
+    )
+    return Quantised(codes, scale)
+
+
 def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
     """The leaves whose role is in `made`; mappings left empty are dropped."""
     if not isinstance(role, dict):
@@ -220,12 +257,14 @@ def _joined(trained: Any, frozen: Any, scale: float) -> Any:
     return found
 
 
-def merged(params: Params) -> Params:
-    """Plain weights in place of `Adapted` ones, in the dtype of the adapters."""
+def merged(params: Params, dtype: torch.dtype) -> Params:
+    """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of `Quantised`
+    ones, in `dtype`.
+    """
 
     def merge(leaf: Any) -> Tensor:
         if not isinstance(leaf, Adapted):
-            return leaf
-        return (leaf.base.float() + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
+            return plain(leaf).to(dtype) if isinstance(leaf, Quantised) else leaf
+        return (plain(leaf.base).float() + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
 
-    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, Adapted))
+    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, Adapted | Quantised))

@@ -196,7 +196,9 @@ def _is_choice(kind: Any) -> bool:
 
 def _value(kind: Any, old: Any, value: Any, path: str) -> Any:
     """A value of a field's type. A text is read as YAML unless the field takes texts."""
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    # `Literal[...] | None` is a typing.Union.
+    several = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(kind) if several else (kind,)
     optional = types.NoneType in kinds
     if isinstance(value, str) and (str not in kinds or (optional and value == "null")):
         value = _parsed(value)

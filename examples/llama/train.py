@@ -259,7 +259,8 @@ def abstract_state(recipe: Recipe) -> State:
 def abstract_base(recipe: Recipe) -> Params | None:
     """The shapes and shardings of the weights that are not trained."""
     every = abstract_params(recipe, recipe.numbers.arithmetic)
-    return lora.frozen(every, recipe.model, recipe.tune, whole=recipe.pairs)
+    kept = lora.frozen(every, recipe.model, recipe.tune, whole=recipe.pairs)
+    return lora.compressed(kept, recipe.model, recipe.tune)
 
 
 def abstract_params(recipe: Recipe, dtype: torch.dtype) -> Params:

@@ -36,8 +36,12 @@ class Trained(NamedTuple):
         """All weights, with adapters merged in."""
         if self.base is None:
             return self.params
-        tune = self.recipe.tune
-        return xf.jit(lambda p, base: lora.merged(lora.join(p, base, tune)))(self.params, self.base)
+        tune, dtype = self.recipe.tune, self.recipe.numbers.arithmetic
+
+        def merge(params: Params, base: Params) -> Params:
+            return lora.merged(lora.join(params, base, tune), dtype)
+
+        return xf.jit(merge)(self.params, self.base)
 
     def computing(self) -> Params:
         """All weights, in the form the model computes with."""
@@ -108,6 +112,7 @@ def load_published(
     run = config.read(source, pairs, dataclasses.replace(defaults, train=recipe))
     _check_left("model", sizes, run.train.model, folder / "config.json")
     if adapter is not None:
+        tune = dataclasses.replace(tune, base=run.train.tune.base)  # Not PEFT's to say.
         _check_left("tune", tune, run.train.tune, adapter / adapters.CONFIG)
     data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
     base_folder, context = str(folder.absolute()), load_context(folder)

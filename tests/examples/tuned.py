@@ -20,6 +20,7 @@ TUNED = {
     "adapters": ("chat", "train.tune.lora=[layers.w*] train.tune.full=[norm]"),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
     "pairs-full": ("pairs", "train.precision=mixed"),
+    "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=int8"),
     "averaged": (
         "chat",
         "train.ema=0.5 average=true train.layer_norms=true train.optimizer=muon "
