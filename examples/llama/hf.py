@@ -1,7 +1,7 @@
 """Weights in Hugging Face's format: a folder with `config.json` and safetensors files.
 
 Files are read and written so that the host never holds the model more than once: `load` with
-shardings holds one tensor, and what the system caches of one file; `save` holds one file.
+shardings holds one tensor; `save` holds one file.
 """
 
 import contextlib
@@ -125,15 +125,17 @@ def _filled(place: xf.NamedSharding) -> Any:
 
 
 def _fill(folder: Path, names: Any, placed: Any) -> None:
-    """Fill weights from one file after another, so that only one is in memory at a time."""
+    """Fill weights one tensor after another, so that only one is in memory at a time."""
     pairs = zip(xf.tree.leaves(names), xf.tree.leaves(placed), strict=True)
     wanted = {part.name: (w, part.at) for name, w in pairs for part in _parts(name, w.shape)}
     for path in _paths(folder):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if name in wanted:
-                    weight, at = wanted[name]
-                    weight.fill(file.get_tensor(name), at)
+            found = [name for name in file.keys() if name in wanted]  # noqa: SIM118
+        for name in found:
+            weight, at = wanted[name]
+            # All that was read of a file is kept in memory while it is open.
+            with safe_open(path, framework="pt") as file:
+                weight.fill(file.get_tensor(name), at)
 
 
 class _Part(NamedTuple):

@@ -45,10 +45,10 @@ def random_params(config: model.Config) -> model.Params:
     return xf.tree.map(lambda s: torch.randn(s.shape, generator=generator), model.shapes(config))
 
 
-def test_a_file_and_a_layer(tmp_path: Path) -> None:
-    """A stack of all layers, or the whole model, would be more."""
+def test_not_even_a_file(tmp_path: Path) -> None:
+    """A file, a stack of all layers, or the whole model would be more."""
     params, tiny = random_params(CONFIG), model.TINY["tiny"]
-    hf.save(tmp_path / "large", CONFIG, params, max_shard_size=20_000_000)
+    hf.save(tmp_path / "large", CONFIG, params, max_shard_size=60_000_000)
     hf.save(tmp_path / "tiny", tiny, random_params(tiny))
     folders = [str(tmp_path / name) for name in ("large", "tiny", "found.pt")]
     made = subprocess.run(
@@ -62,7 +62,7 @@ def test_a_file_and_a_layer(tmp_path: Path) -> None:
     size = sum(4 * leaf.numel() for leaf in xf.tree.leaves(params))
     largest = max(path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors"))
     beside = json.loads(made.stdout) - size
-    assert size > 6 * largest
-    assert beside < 1.2 * largest + LAYER + PROGRAMS
+    assert size > 2 * largest > 4 * LAYER
+    assert beside < LAYER + PROGRAMS
     found = torch.load(tmp_path / "found.pt")
     xf.tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), found, params)
