@@ -1,11 +1,13 @@
 """A second process: the time to its first result, with and without files on disk.
 
-The loss and gradient of the 12-layer Llama of `trace`, from the start of the process to numbers,
-each in its own process:
+Two programs, from the start of the process to numbers, each in its own process: the loss and
+gradient of the 12-layer Llama of `trace`, and a program of 5,000 lines of HLO.
 
 - ``jit``: the Python code is traced and compiled;
 - ``exported``: a file of `xfunc.export` is loaded and compiled;
-- ``cached``: as ``jit``, with torch_xla's persistent cache full.
+- ``pjrt``: as ``jit``, with the backend ``"pjrt"``;
+- ``pjrt, compiled``: JAX's cache of compiled programs is full;
+- ``pjrt, traced and compiled``: so is the one of traced programs.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,73 +26,100 @@ import torch
 
 import xfunc as xf
 from benchmarks import llama
-from xfunc.backends.torch_xla import runtime
 
 ROUNDS = 3
+CASES = {
+    "jit": ("torch_xla", "jit"),
+    "exported": ("torch_xla", "exported"),
+    "pjrt": ("pjrt", "jit"),
+    "pjrt, compiled": ("pjrt", "compiled"),
+    "pjrt, traced and compiled": ("pjrt", "kept"),
+}
+C = llama.Config()
 
 
-def main() -> None:
-    """Print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "program"
-        cache = Path(folder) / "cache"
-        run("write", file)
-        run("jit", file, cache)
-        plain, loaded, cached = (
-            min((run(how, file, where) for _ in range(ROUNDS)), key=lambda r: sum(r.values()))
-            for how, where in (("jit", None), ("exported", None), ("jit", cache))
-        )
-        sizes = file.stat().st_size, sum(f.stat().st_size for f in cache.iterdir())
-    print("## second process: seconds to the first result\n")
-    print("| | import | trace or load | compile and run | together |")
-    print("|---|---|---|---|---|")
-    for name, found in (("jit", plain), ("exported", loaded), ("cached", cached)):
-        cells = " | ".join(f"{t:.2f}" for t in (*found.values(), sum(found.values())))
-        print(f"| {name} | {cells} |")
-    print(f"\nThe file has {sizes[0] / 1e6:.2f} MB, the persistent cache {sizes[1] / 1e6:.2f} MB.")
+def loss(params: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+    """Of the Llama."""
+    return llama.loss(params, tokens, C)
 
 
-def run(how: str, file: Path, cache: Path | None = None) -> dict[str, float]:
+def chain(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Layers that XLA can neither merge nor share: 5,000 lines of HLO with the gradient."""
+    for k in range(116):
+        x = torch.tanh(x @ weights[k % 4] + k) * (1 + 1 / (k + 1))
+    return x.square().mean()
+
+
+def of_llama(leaf: Callable[[Any], Any]) -> Any:
+    """The parameters of the Llama, leaf by leaf."""
+    return xf.tree.map(leaf, llama.shapes(C), is_leaf=lambda x: isinstance(x, tuple))
+
+
+def program(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A jitted function, and its arguments."""
+    if name == "llama":
+        tokens = torch.ones((C.batch, C.seq + 1), dtype=torch.int64)
+        return xf.jit(xf.value_and_grad(loss)), (of_llama(lambda s: torch.full(s, 0.01)), tokens)
+    return xf.jit(xf.value_and_grad(chain)), (torch.full((4, 32, 32), 0.01), torch.ones(8, 32))
+
+
+def main(rounds: int = ROUNDS) -> None:
+    """Print the tables."""
+    for name in ("llama", "long"):
+        with tempfile.TemporaryDirectory() as folder:
+            lines = int(run(name, "torch_xla", "write", folder)["lines"])
+            run(name, "pjrt", "kept", folder)
+            found = {
+                case: min(
+                    (run(name, *how, folder) for _ in range(rounds)), key=lambda r: r["together"]
+                )
+                for case, how in CASES.items()
+            }
+        print(f"## second process, {name} ({lines} lines): seconds to the first result\n")
+        print("| | import | until ready | trace, compile, run | together | of the first |")
+        print("|---|---|---|---|---|---|")
+        for case, times in found.items():
+            first = found["pjrt" if case.startswith("pjrt") else "jit"]["together"]
+            columns = ("import", "ready", "run", "together")
+            cells = " | ".join(f"{times[column]:.2f}" for column in columns)
+            print(f"| {case} | {cells} | {times['together'] / first:.2f} |")
+        print()
+
+
+def run(name: str, backend: str, how: str, folder: str) -> dict[str, float]:
     """The measurements of a fresh process."""
-    environment = dict(os.environ)
-    environment.pop("XLA_PERSISTENT_CACHE_PATH", None)
-    if cache is not None:
-        environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache)
+    environment = {**os.environ, "XFUNC_BACKEND": backend}
     begin = time.time()
-    command = [sys.executable, "-m", "benchmarks.second_process", how, str(file), str(begin)]
+    module = "benchmarks.second_process"
+    command = [sys.executable, "-m", module, name, how, folder, str(begin)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{how} failed:\n{done.stderr}")
+        raise RuntimeError(f"{name}, {how} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def child(how: str, file: str, begin: float) -> None:
+def child(name: str, how: str, folder: str, begin: float) -> None:
     """Run one case in this process, and print how long it took."""
-    runtime.xla()
-    c = llama.Config()
-
-    def build(leaf: Any) -> Any:
-        return xf.tree.map(leaf, llama.shapes(c), is_leaf=lambda x: isinstance(x, tuple))
-
-    def loss(params: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
-        return llama.loss(params, tokens, c)
-
-    shapes = build(lambda s: xf.ShapeDtypeStruct(s, torch.float32))
-    tokens = xf.ShapeDtypeStruct((c.batch, c.seq + 1), torch.int64)
     imported = time.time()
+    if how in ("compiled", "kept"):
+        xf.config.set_compilation_cache_dir(Path(folder, "compiled"))
+    if how == "kept":
+        xf.config.set_trace_cache_dir(Path(folder, "traced"))
+    step, args = program(name)
+    file = Path(folder, "exported")
+    if how == "write":
+        lowered = step.lower(*args)
+        xf.export.save(lowered, file)
+        print(json.dumps({"lines": lowered.as_text().count("\n")}))
+        return
     if how == "exported":
-        step: Any = xf.export.deserialize(Path(file).read_bytes())
-    else:
-        step = xf.jit(xf.value_and_grad(loss))
-        lowered = step.lower(shapes, tokens)
-        if how == "write":
-            Path(file).write_bytes(xf.export.serialize(lowered))
+        step = xf.export.load(file)
     ready = time.time()
-    args = build(lambda s: torch.full(s, 0.01)), torch.ones(tokens.shape, dtype=tokens.dtype)
     xf.device_get(step(*args))
-    times = {"import": imported - begin, "ready": ready - imported, "run": time.time() - ready}
-    print(json.dumps(times))
+    done = time.time()
+    times = {"import": imported - begin, "ready": ready - imported, "run": done - ready}
+    print(json.dumps(times | {"together": done - begin}))
 
 
 if __name__ == "__main__":
-    child(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    child(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))

@@ -19,11 +19,15 @@ __all__ = [
     "set_compilation_cache_dir",
     "set_cpu_devices",
     "set_platform",
+    "set_trace_cache_dir",
     "shard_as_in_scan",
 ]
 
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
+
+kept_traces: str | None = None
+"""The folder in which `set_trace_cache_dir` keeps traced programs."""
 
 shard_as_in_scan: bool = True
 """Whether gradients inside scans are sharded like their values."""
@@ -61,6 +65,19 @@ def set_compilation_cache_dir(folder: str | os.PathLike[str]) -> None:
     Source: ``jax_compilation_cache_dir``.
     """
     client.keep_programs_in(os.fspath(folder))
+
+
+def set_trace_cache_dir(folder: str | os.PathLike[str] | None) -> None:
+    """Keep traced programs in a folder, for other processes, which then need not trace them.
+
+    A program is found by the contents of its function and of everything that this reaches by name,
+    by its arguments, the settings of the process, and the versions of what is installed. If any of
+    this is uncertain, the function is traced as usual: see the page on caching. With the backend
+    ``"pjrt"`` and `set_compilation_cache_dir` the process need not compile either. Other users must
+    not be able to write to the folder. None keeps nothing.
+    """
+    global kept_traces
+    kept_traces = None if folder is None else os.path.abspath(os.fspath(folder))
 
 
 def set_cpu_devices(n: int) -> None:

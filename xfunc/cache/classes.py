@@ -34,6 +34,11 @@ _DERIVED = frozenset(
 )
 
 
+def is_derived(name: str) -> bool:
+    """Whether Python makes an attribute of a class from its other attributes."""
+    return name in _DERIVED
+
+
 class ClassState:
     """A class, and all its states seen so far."""
 
@@ -141,7 +146,7 @@ class ClassState:
             for c in kind.__mro__
             if can_change(c)
             for n, v in vars(c).items()
-            if n not in _DERIVED and (c, n) not in self._volatile
+            if not is_derived(n) and (c, n) not in self._volatile
         ]
 
 

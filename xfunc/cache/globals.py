@@ -40,6 +40,20 @@ Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hasha
 """The values of globals and class attributes at some time."""
 
 
+class Reached(NamedTuple):
+    """What functions reach by name.
+
+    Attributes:
+        places: namespaces, and names in them.
+        changes: whether the functions changed some places, which no longer count.
+        environment: whether they mention the environment variables.
+    """
+
+    places: list[tuple[dict[str, object], str]]
+    changes: bool
+    environment: bool
+
+
 class Globals:
     """Guards functions against changes to what they reach by name.
 
@@ -92,6 +106,12 @@ class Globals:
     def _now(self) -> _Reach:
         """The values reached now."""
         return self._last if self._state is not None and self._watch.same() else self._look()[0]
+
+    def reached(self) -> Reached:
+        """Everything that is reached by name, now."""
+        found = self._reach()
+        places = [(namespace, name) for (_, name), namespace in found.places.items()]
+        return Reached(places, bool(self._volatile), bool(found.others))
 
     def _look(self) -> tuple[_Reach, State]:
         reach = self._reach()
@@ -225,7 +245,7 @@ class _Reach:
         if (code, id(namespace)) in self._codes:
             return
         self._codes[code, id(namespace)] = None
-        names = _names(code)
+        names = names_in(code)
         self._mentioned.update(dict.fromkeys(names.mentioned))
         direct: list[object] = []
         for name in names.looked_up:
@@ -292,7 +312,7 @@ def _is_fixed(x: object, name: str) -> bool:
     return False
 
 
-class _Names(NamedTuple):
+class Names(NamedTuple):
     """Names in code, nested code included.
 
     Attributes:
@@ -314,7 +334,8 @@ _BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattr
 
 
 @functools.lru_cache(16384)
-def _names(code: types.CodeType) -> _Names:
+def names_in(code: types.CodeType) -> Names:
+    """The names in code."""
     looked_up: dict[str, None] = {}
     attributes: dict[str, None] = {}
     texts: dict[str, None] = {}
@@ -325,7 +346,7 @@ def _names(code: types.CodeType) -> _Names:
             attributes[i.argval] = None
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            inner = _names(const)
+            inner = names_in(const)
             looked_up.update(dict.fromkeys(inner.looked_up))
             attributes.update(dict.fromkeys(inner.attributes))
             texts.update(dict.fromkeys(inner.by_text))
@@ -333,4 +354,4 @@ def _names(code: types.CodeType) -> _Names:
             texts[const] = None
     if _BY_TEXT.isdisjoint((*looked_up, *attributes)):
         texts.clear()
-    return _Names(tuple(looked_up), tuple(attributes), tuple(texts))
+    return Names(tuple(looked_up), tuple(attributes), tuple(texts))

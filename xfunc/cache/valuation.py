@@ -205,7 +205,7 @@ def _as_it_is(x: object) -> Hashable:
 
 
 @functools.cache
-def _is_transparent(cls: type) -> bool:
+def is_transparent(cls: type) -> bool:
     """Whether the state of a class's instances is all in attributes, with none hidden in C.
 
     `object.__reduce_ex__` uses the same sum to decide what it may pickle.
@@ -218,7 +218,7 @@ def _is_transparent(cls: type) -> bool:
 @functools.cache
 def _is_iterator(cls: type) -> bool:
     """Whether reading an instance of a class changes it invisibly."""
-    return issubclass(cls, Iterator) and not issubclass(cls, _OPAQUE) and not _is_transparent(cls)
+    return issubclass(cls, Iterator) and not issubclass(cls, _OPAQUE) and not is_transparent(cls)
 
 
 @functools.lru_cache(4096)
@@ -268,7 +268,7 @@ def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
     own_hash = kind.__hash__ not in (object.__hash__, None)
     if own_hash and not dataclasses.is_dataclass(kind) and not is_of_user(kind):
         return _by_hash if classes.can_change(kind) else _as_pickled
-    if _is_transparent(kind):
+    if is_transparent(kind):
         return lambda walk, x: (walk.class_state(kind), walk.state(x))
     if own_hash:
         return _as_pickled

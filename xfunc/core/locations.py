@@ -121,6 +121,11 @@ def function_name(fun: object) -> str:
     return name or type(fun).__name__
 
 
+def is_of_xfunc(file: str) -> bool:
+    """Whether a source file is xfunc's own."""
+    return file.startswith(_LIBRARIES[:3])
+
+
 @functools.cache
 def _is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file

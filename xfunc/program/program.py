@@ -228,6 +228,13 @@ class Program:
             self._lowering = lower(self.name, trace.raw_inputs(), self.avals, outs)
             del inputs, outs  # Whatever is alive when the trace ends has leaked.
 
+    def restore(self, lowering: Lowering, captures: Sequence[torch.Tensor], has_rule: bool) -> None:
+        """Take over what an earlier process traced, in place of `trace`."""
+        self.captures = list(captures)
+        self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
+        self.has_rule, self._outputs = has_rule, lowering.outputs
+        self._lowering, self._traced = lowering, True
+
     def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
         """The joint program for gradients with respect to the inputs marked in `wrt`.
 

@@ -24,6 +24,7 @@ from xfunc.cache import identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
+from xfunc.cache.observed import Observer
 from xfunc.cache.programs import FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
@@ -33,6 +34,7 @@ from xfunc.core.paths import path_of
 from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
+from xfunc.stages import kept
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
@@ -134,6 +136,7 @@ class Staged:
         held: list[torch.Tensor],
         wrt: tuple[bool, ...] | None,
         options: Options,
+        may_keep: bool = False,
     ) -> Entry:
         """Trace the function for a new key.
 
@@ -143,6 +146,7 @@ class Staged:
             wrt: for a first-order gradient, the arguments it is taken with respect to: then the
                 first run makes the joint program.
             options: those that the key was made from.
+            may_keep: whether the program may come from the disk, and be written there.
         """
         key = Key(*key_parts)
         run, fixed = [options.call or self.fun], options.fixed
@@ -175,13 +179,25 @@ class Staged:
         store.globals = store.globals or Guards()
         named = store.globals.of(self.value)
         before, kinds = named.snapshot(), identity.class_contents(self.value)
+        place = found = None
+        if may_keep and not (wrt is not None and any(wrt)):
+            raws = (options.static, fixed, options.beside)
+            place = kept.place_of(self.value, (key.tree, key.avals, key.modes), named, raws)
+            found = place and place.find(self.name, avals)
+        seen = Observer()
         with _being_traced(self, key), collect_guards() as guards:
             if named:
                 depend_on(named)
-            if wrt is not None and any(wrt):
+            if found is not None:
+                program.restore(found.lowering, [held[i] for i in found.captures], found.has_rule)
+                out_tree[:] = [found.out_tree]
+            elif wrt is not None and any(wrt):
                 program.joint(wrt, options.zeros)
             else:
-                program.trace()
+                if place is not None:
+                    active.tracer().device()  # It is not to be seen how it starts.
+                with seen if place is not None else contextlib.nullcontext():
+                    program.trace()
         run[0] = later
         changed = named.note_changes(before) | identity.note_changes(self.value, places)
         changed |= Changed.any(cls.note_changes(contents) for cls, contents in kinds.items())
@@ -191,6 +207,8 @@ class Staged:
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
+        if place is not None and found is None and not had:
+            place.keep(program, captures, out_tree[0], seen, list(guards), changed)
         entry = Entry(
             program,
             options.primitive(program),
@@ -296,7 +314,7 @@ def run_staged(
         entry = store.find(key)
         if entry is None:
             options = options._replace(effects_allowed=True)
-            entry = staged.make(key, held, watched(leaves), options)
+            entry = staged.make(key, held, watched(leaves), options, may_keep=True)
         if entry.executable is None or where.device_count() > 1:
             result = first_run(store, entry, leaves, held)
         else:

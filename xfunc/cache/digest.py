@@ -1,0 +1,264 @@
+"""Digests of Python objects: equal in two processes only for what computes the same.
+
+The value of a function in the key of a program (`xfunc.cache.valuation`) is compared within one
+process, where objects may count by identity. A digest is of contents only: code, defaults, cells,
+attributes, classes. What has no contents that can be told for certain raises `Unknown`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import functools
+import hashlib
+import logging
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from xfunc.cache import classes, views, volatile
+from xfunc.cache.globals import Names
+from xfunc.cache.valuation import is_transparent
+from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
+from xfunc.core.wrappers import Bundle, Wrapper
+
+_ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))
+_PLAIN = (torch.dtype, torch.device)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_FIELD = type(vars(Names)["looked_up"])
+_TREE = optree.PyTreeSpec
+
+
+class Unknown(Exception):
+    """An object has no digest; the message says which."""
+
+
+class Digest:
+    """The digest of a sequence of objects.
+
+    Attributes:
+        codes: the code of all functions among them, nested code included.
+    """
+
+    def __init__(self) -> None:
+        self.codes: set[types.CodeType] = set()
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        self._alive: list[object] = []
+
+    def hex(self) -> str:
+        """The digest of what was added."""
+        return self._hash.hexdigest()
+
+    def add_apart(self, x: object) -> None:
+        """Add an object that shares nothing with those before."""
+        self._seen.clear()
+        self.add(x)
+
+    def put(self, *words: object) -> None:
+        """Add words, each by its text."""
+        for word in words:
+            data = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
+            self._hash.update(b"%d:" % len(data))
+            self._hash.update(data)
+
+    def add(self, x: Any) -> None:
+        """Add an object by its contents.
+
+        Raises:
+            Unknown: it has none that are certain.
+        """
+        kind = type(x)
+        if kind in _ATOMS or kind in (float, complex) or kind in _PLAIN:
+            self.put(kind.__name__, x if kind is bytes else repr(x))
+        elif isinstance(x, torch.Tensor):
+            self._tensor(x)
+        elif isinstance(x, types.ModuleType):
+            self.put("module", x.__name__)
+        elif id(x) in self._seen:
+            self.put("again", self._seen[id(x)])
+        else:
+            self._seen[id(x)] = len(self._seen)
+            self._alive.append(x)
+            try:
+                self._object(kind, x)
+            except RecursionError:
+                raise Unknown(f"a {kind.__name__} that is nested too deep") from None
+
+    def _object(self, kind: type, x: Any) -> None:
+        if isinstance(x, type):
+            self._class(x)
+        elif isinstance(x, types.FunctionType):
+            self._function(x)
+        elif isinstance(x, types.MethodType):
+            self._all("method", (x.__func__, x.__self__))
+        elif isinstance(x, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+            self._builtin(x)
+        elif isinstance(x, functools.partial):
+            self._all("partial", (x.func, x.args, x.keywords))
+            self._state(x)
+        elif isinstance(x, Wrapper):
+            self._all("wrapper", (kind.__module__, kind.__qualname__, x.options))
+            self._all("funs", x.funs if isinstance(x, Bundle) else (x.fun,))
+        elif isinstance(x, enum.Enum):
+            self._class(kind)
+            self.put(x.name)
+        elif isinstance(x, (types.GenericAlias, types.UnionType)):
+            self.put(kind.__name__, repr(x))
+        elif kind is contextvars.ContextVar:
+            self._all("variable", (x.name, views.context_value(x)))
+        elif isinstance(x, logging.Logger):
+            self.put("logger", x.name)
+        elif isinstance(x, (np.ndarray, np.generic)):
+            self._array(kind, x)
+        elif kind is _FIELD:
+            self._all("field", x.__reduce__()[1])
+        elif kind is _TREE:
+            self._all("tree", x.__getstate__())
+        elif kind.__module__.startswith("xfunc.sharding."):
+            if kind.__reduce__ is object.__reduce__:
+                self._class(kind)
+                self._state(x)
+            else:
+                self._all(kind.__qualname__, x.__reduce__()[1])
+        elif isinstance(x, (slice, range)):
+            self._all(kind.__name__, (x.start, x.stop, x.step))
+        elif isinstance(x, (property, staticmethod, classmethod, functools.cached_property)):
+            parts = ("fget", "fset", "fdel", "__func__", "func")
+            self._all(kind.__name__, [getattr(x, n) for n in parts if hasattr(x, n)])
+        elif isinstance(x, (dict, list, tuple, set, frozenset)):
+            self._container(kind, x)
+        elif kind.__module__.startswith("xfunc.") or not is_transparent(kind):
+            raise Unknown(f"a {kind.__module__}.{kind.__qualname__}")
+        else:
+            self._class(kind)
+            self._state(x)
+
+    def _all(self, tag: str, xs: Iterable[object]) -> None:
+        xs = list(xs)
+        self.put(tag, len(xs))
+        for x in xs:
+            self.add(x)
+
+    def _container(self, kind: type, x: Any) -> None:
+        if volatile.mark_of(x, None) is not None:
+            raise Unknown("something that the function changes")
+        if kind not in (dict, list, tuple, set, frozenset):
+            self._class(kind)
+            self._state(x)
+        if isinstance(x, dict):
+            self._all("dict", (part for item in x.items() for part in item))
+        elif isinstance(x, (set, frozenset)):
+            parts = [Digest() for _ in x]
+            for part, element in zip(parts, x, strict=True):
+                part.add(element)
+                self.codes |= part.codes
+            self.put("set", len(parts), *sorted(part.hex() for part in parts))
+        else:
+            self._all("sequence", (kind is tuple, *x))
+
+    def _state(self, x: Any) -> None:
+        named = dict(getattr(x, "__dict__", None) or {})
+        named |= {n: getattr(x, n) for n in views.all_slots(type(x)) if hasattr(x, n)}
+        if any(volatile.mark_of(x, n) is not None for n in named):
+            raise Unknown("something that the function changes")
+        self.put("state")
+        self._all("names", (part for item in named.items() for part in item))
+
+    def _array(self, kind: type, x: Any) -> None:
+        if x.dtype.hasobject or kind.__module__ != "numpy":
+            raise Unknown(f"an array of dtype {x.dtype}")
+        strides = getattr(x, "strides", ())
+        self.put("array", kind.__name__, x.dtype.str, x.shape, strides, x.tobytes())
+
+    def _tensor(self, x: torch.Tensor) -> None:
+        """See `xfunc.cache.valuation.Walk.tensor`: it becomes an input of the program."""
+        kind = type(x)
+        known = kind in _TENSORS or kind.__module__ == "xfunc.backends.pjrt.array"
+        if not known or getattr(x, "__dict__", None):
+            raise Unknown(f"a {kind.__name__} with attributes")
+        slot = self._slots.setdefault(id(x), len(self._slots))
+        self._alive.append(x)
+        more = (x.stride() if x.is_cpu else None, x.requires_grad, x.is_leaf)
+        self.put("tensor", slot, kind.__name__, tuple(x.shape), x.dtype, *more)
+
+    def _function(self, x: types.FunctionType) -> None:
+        if not is_of_program(x.__code__) and _named(x.__module__, x.__qualname__) is x:
+            self.put("function", x.__module__, x.__qualname__)
+            return
+        self._note(x.__code__)
+        self.put("function", x.__globals__.get("__name__"), code_digest(x.__code__))
+        for cell in x.__closure__ or ():
+            if volatile.mark_of(cell, None) is not None:
+                raise Unknown("a variable that the function changes")
+            self._all("cell", [v for v in [views.content(cell)] if v is not views.MISSING])
+        self._all("defaults", (x.__defaults__, x.__kwdefaults__))
+        self._state(x)
+
+    def _note(self, code: types.CodeType) -> None:
+        self.codes.add(code)
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                self._note(const)
+
+    def _builtin(self, x: Any) -> None:
+        owner = getattr(x, "__self__", None) if not hasattr(x, "__objclass__") else x.__objclass__
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            where = owner.__module__ if isinstance(owner, type) else x.__module__
+            self.put("builtin", where, getattr(owner, "__qualname__", ""), x.__name__)
+        else:
+            self._all("bound", (x.__name__, owner))
+
+    def _class(self, cls: type) -> None:
+        self.put("class", cls.__module__, cls.__qualname__)
+        if not is_of_user(cls):
+            if _named(cls.__module__, cls.__qualname__) is not cls and classes.can_change(cls):
+                raise Unknown(f"the class {cls.__qualname__}")
+            return
+        if type(cls) is not type:
+            self.add(type(cls))
+        self._all("bases", cls.__bases__)
+        own = {n: v for n, v in vars(cls).items() if not classes.is_derived(n)}
+        self.put(len(own))
+        for name, value in own.items():
+            self.put(name)
+            if not isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                self.add(value)
+
+
+def _named(module: str | None, qualname: str) -> object:
+    """What can be reached by these names, without wrappers; None: nothing."""
+    found: Any = sys.modules.get(module or "")
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+@functools.lru_cache(16384)
+def code_digest(code: types.CodeType) -> str:
+    """The digest of a code object, with the lines of its instructions."""
+    found = Digest()
+    found.put(
+        *(code.co_filename, code.co_qualname, code.co_firstlineno, code.co_flags),
+        *(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        *(code.co_code, code.co_linetable, code.co_exceptiontable),
+    )
+    for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        found.put(len(names), *names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            found.put("code", code_digest(const))
+        else:
+            found.add_apart(const)
+    return found.hex()
+
+
+def is_library(module: types.ModuleType) -> bool:
+    """Whether a module belongs to an installed package, not to the user's program."""
+    return not module_is_of_user(module, module.__name__)

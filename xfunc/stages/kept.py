@@ -1,0 +1,339 @@
+"""Traced programs on disk, where another process finds them by the value of the function.
+
+NOTE [never stale]: a program is only kept, and only used, if everything that its trace could depend
+on is known by its contents. The name of a file is a digest of the function and of all that it
+reaches by name, its arguments, xfunc's own source, the versions of everything installed, and the
+settings of the process. The file holds the links to installed packages that the trace went through
+(NOTE [what ran] in `xfunc.cache.observed`), which must lead to the same. If anything is unknown,
+the function is traced again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import pickle
+import sys
+import tempfile
+import types
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from google.protobuf.message import DecodeError
+
+from xfunc import config, tree
+from xfunc.backends import active
+from xfunc.backends.host_calls import has_host_calls
+from xfunc.cache.changes import Changed
+from xfunc.cache.digest import Digest, Unknown, is_library
+from xfunc.cache.globals import Globals
+from xfunc.cache.observed import Observer, digests, same
+from xfunc.cache.views import MISSING
+from xfunc.core import ambient
+from xfunc.core.archive import check_names, packed, unpacked
+from xfunc.core.avals import Aval
+from xfunc.export.loaded import read_avals, write_avals
+from xfunc.hlo import InvalidHloError, Module, verify
+from xfunc.program import foreign
+from xfunc.program.program import Program
+from xfunc.trace import scopes
+from xfunc.trace.lowering import Lowering
+
+_HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
+# With these, code reaches what its names do not tell, or draws numbers without our seeing it.
+_OBSCURE = frozenset(
+    "getattr hasattr vars globals locals attrgetter __dict__ __getattribute__ eval exec compile "
+    "__import__ import_module reload modules _getframe currentframe gc inspect "
+    "default_rng RandomState SeedSequence SystemRandom".split()
+)
+_WHAT_READING_RAISES = (
+    *(OSError, zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError),
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
+    *(DecodeError, InvalidHloError, pickle.UnpicklingError),
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A program that was found.
+
+    Attributes:
+        lowering: its HLO.
+        captures: the tensors that the function holds and the program takes, by position.
+        out_tree: the structure of its results.
+        has_rule: see `Program`.
+    """
+
+    lowering: Lowering
+    captures: list[int]
+    out_tree: tree.Structure
+    has_rule: bool
+
+
+class Place:
+    """Where the program of one call is kept, or would be.
+
+    Args:
+        value: the function.
+        parts: the fields of the key of the call, but for the value of the function.
+        named: what the function reaches by name.
+        raws: the static and fixed arguments, and whatever else the program depends on.
+    """
+
+    def __init__(self, value: object, parts: Sequence[object], named: Globals, raws: object):
+        self._given = value, parts, named, raws
+        self._modules: dict[int, types.ModuleType] = {}
+        self._digest = self._taken()
+        self._file = Path(config.kept_traces or "", f"{self._digest.hex()}.trace")
+
+    def _taken(self) -> Digest:
+        value, parts, named, raws = self._given
+        found = Digest()
+        for x in (_environment(), value, *parts, raws):
+            found.add(x)
+        reached = named.reached()
+        if reached.changes:
+            raise Unknown("something that the function changes")
+        if reached.environment:
+            found.add_apart(sorted(os.environ.items()))
+        for namespace, name in reached.places:
+            x = namespace.get(name, MISSING)
+            found.put(namespace.get("__name__"), name)
+            if isinstance(x, torch.Tensor):
+                raise Unknown(f"the tensor {name}")
+            if isinstance(x, types.ModuleType):
+                self._modules[id(x)] = x
+            found.put("nothing") if x is MISSING else found.add_apart(x)
+        self._add_attributes(found)
+        return found
+
+    def _add_attributes(self, found: Digest) -> None:
+        """The data in modules of installed packages that the program names."""
+        mentioned = sorted({name for code in found.codes for name in code.co_names})
+        todo, seen = list(self._modules.values()), set[int]()
+        while todo:
+            module = todo.pop()
+            if id(module) in seen or not is_library(module):
+                continue
+            seen.add(id(module))
+            if module is sys:
+                raise Unknown("what the interpreter holds in sys")
+            for name in mentioned:
+                x = vars(module).get(name)
+                if isinstance(x, types.ModuleType):
+                    todo.append(x)
+                elif not callable(x):  # Those are links: see NOTE [what ran].
+                    found.put(module.__name__, name)
+                    found.add_apart(x)
+
+    def find(self, name: str, avals: Sequence[Aval]) -> Kept | None:
+        """The program, if it was kept and is still what tracing would give."""
+        try:
+            contents = unpacked(self._file.read_bytes())
+            header = json.loads(contents[_HEADER])
+            files, links = header["files"], header["links"]
+            if header["digest"] != self._digest.hex():
+                return None
+            if digests(files) != files or same(links) is not None:
+                return None
+            return _read(name, avals, header, contents)
+        except _WHAT_READING_RAISES:
+            return None
+
+    def keep(
+        self,
+        program: Program,
+        captures: Sequence[object],
+        out_tree: tree.Structure,
+        seen: Observer,
+        guards: Sequence[object],
+        changed: Changed,
+    ) -> None:
+        """Write a program that was just traced, unless something about it is not certain."""
+        try:
+            why = self._why_not(program, captures, seen, guards, changed)
+            if not why:
+                links = seen.links(self._modules.values())
+                found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
+                data = _written(program, captures, out_tree, found)
+                _replace(self._file, data)
+        except (Unknown, pickle.PicklingError, TypeError, AttributeError):
+            return
+        except OSError as error:
+            _warn(str(self._file.parent), str(error))
+
+    def _why_not(
+        self,
+        program: Program,
+        captures: Sequence[object],
+        seen: Observer,
+        guards: Sequence[object],
+        changed: Changed,
+    ) -> str:
+        """Why a program is not kept; "" if it is."""
+        if changed is not Changed.NOTHING or self._taken().hex() != self._digest.hex():
+            return "the function changes what it depends on"
+        if seen.why:
+            return seen.why
+        unknown = [c for c in seen.of_program if c not in self._digest.codes]
+        if unknown:
+            return f"{unknown[0].co_qualname} ran, which no name leads to"
+        if seen.imports_own():
+            return "it imports a module of the program"
+        if any(code.co_filename == foreign.__file__ for code, _ in seen.codes.values()):
+            return "a worker traced a part of it"
+        obscure = [n for code in seen.of_program for n in code.co_names if n in _OBSCURE]
+        if obscure:
+            return f"it uses {obscure[0]}"
+        if not all(isinstance(c, int) for c in captures):
+            return "it uses a tensor that is neither an argument nor held by the function"
+        own = {(id(n), name) for n, name in self._given[2].reached().places}
+        for guard in guards:
+            if not isinstance(guard, Globals):
+                return "it depends on the state of a module"
+            if not own.issuperset((id(n), name) for n, name in guard.reached().places):
+                return "a function made in the trace reaches more by name"
+        lowering = program.lowering
+        if not lowering.outputs or has_host_calls(lowering.module.proto):
+            return "it calls back to Python, or computes nothing"
+        return ""
+
+
+def place_of(value: object, parts: Sequence[object], named: Globals, raws: object) -> Place | None:
+    """Where the program of a call is kept; None if its function has no digest, or nothing is kept.
+
+    See `Place`.
+    """
+    if config.kept_traces is None or ambient.is_inside_something():
+        return None
+    try:
+        return Place(value, parts, named, raws)
+    except Unknown:
+        return None
+
+
+def _environment() -> tuple[object, ...]:
+    """Everything of this process besides the function that a trace may depend on."""
+    where = active.runtime()
+    settings = {n: v for n, v in os.environ.items() if n.startswith("XFUNC_")}
+    return (
+        *(sys.version, sys.flags.optimize, sys.platform, _installed(), _own_source()),
+        *(where.name, where.platform(), where.device_count(), where.process_count()),
+        *(config.shard_as_in_scan, sorted(settings.items())),
+    )
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The names and versions of everything installed."""
+    found = set[str]()
+    for folder in sys.path:
+        if os.path.isdir(folder):
+            found.update(n for n in os.listdir(folder) if n.endswith((".dist-info", ".egg-info")))
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _own_source() -> str:
+    """The digest of xfunc's source files."""
+    found = hashlib.sha256()
+    here = Path(__file__).parents[1]
+    beside = [here.parent / name for name in ("transforms", "sharding")]
+    for folder in (here, *beside):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _written(
+    program: Program,
+    captures: Sequence[object],
+    out_tree: tree.Structure,
+    found: Mapping[str, object],
+) -> bytes:
+    lowering = program.lowering
+    pickled = pickle.dumps(out_tree, 4)
+    if _Trees(io.BytesIO(pickled)).load() != out_tree:
+        raise Unknown("the structure of the results")
+    consts = [c.detach().cpu().contiguous() for c in lowering.consts]
+    header = {
+        "inputs": lowering.inputs,
+        "outputs": write_avals(lowering.outputs),
+        "captures": list(captures),
+        "captured": write_avals([Aval(tuple(c.shape), c.dtype) for c in program.captures]),
+        "consts": write_avals([Aval(tuple(c.shape), c.dtype) for c in consts]),
+        "has_rule": program.has_rule,
+        **found,
+    }
+    return packed(
+        {
+            _HEADER: json.dumps(header).encode(),
+            _HLO: scopes.resolve(lowering.module).to_bytes(),
+            _TREE: pickled,
+            **{f"const-{k}": _bytes_of(c) for k, c in enumerate(consts)},
+        }
+    )
+
+
+def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, bytes]) -> Kept:
+    of_consts = read_avals(header["consts"])
+    check_names(contents, {_HEADER, _HLO, _TREE, *(f"const-{k}" for k in range(len(of_consts)))})
+    consts = [_tensor_of(contents[f"const-{k}"], a) for k, a in enumerate(of_consts)]
+    whole = (*avals, *read_avals(header["captured"]))
+    lowering = Lowering.of(
+        name, contents[_HLO], whole, read_avals(header["outputs"]), consts, header["inputs"]
+    )
+    verify(Module.from_bytes(contents[_HLO]))
+    out_tree: tree.Structure = _Trees(io.BytesIO(contents[_TREE])).load()
+    return Kept(lowering, [int(c) for c in header["captures"]], out_tree, header["has_rule"])
+
+
+class _Trees(pickle.Unpickler):
+    """Reads structures of trees: it finds classes that are there already, and calls none."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = getattr(sys.modules.get(module), name, None)
+        if not isinstance(found, type) or (is_library(sys.modules[module]) and name not in _NODES):
+            raise pickle.UnpicklingError(f"{module}.{name} is no class of a tree")
+        return found
+
+
+_NODES = frozenset("PyTreeSpec OrderedDict defaultdict deque list tuple dict".split())
+
+
+def _bytes_of(x: torch.Tensor) -> bytes:
+    return x.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _tensor_of(data: bytes, aval: Aval) -> torch.Tensor:
+    if not data:
+        return torch.empty(aval.shape, dtype=aval.dtype)
+    return torch.frombuffer(bytearray(data), dtype=aval.dtype).reshape(aval.shape)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Write a file at once: other processes see all of it, or what was there before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with open(handle, "wb") as opened:
+            opened.write(data)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@functools.cache
+def _warn(folder: str, why: str) -> None:
+    """Once per folder and reason."""
+    warnings.warn(f"traced programs cannot be kept in {folder}: {why}", stacklevel=2)
