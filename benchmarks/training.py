@@ -6,6 +6,7 @@ The peers are one torch function, eager and compiled, with fused attention and f
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import xfunc as xf
 from examples.llama import allocation, config, demo, model, train
 from examples.llama.model import Batch, Config
 
-ROUNDS, STEPS = 5, 1
+ROUNDS = {"demo-1m": 60, "small-11m": 6}
 
 
 def main() -> None:
@@ -39,19 +40,23 @@ def main() -> None:
 
 
 def measure() -> None:
-    """Print the median of the turns, which alternate."""
+    """Print the medians of the turns, which alternate, and of the ratios in each round."""
     allocation.keep_memory()
     torch.set_num_threads(1)
     print("| tokens per CPU-second | xfunc | eager torch | torch.compile | / eager | / compile |")
     print("|---|---|---|---|---|---|")
     runs = {"demo-1m": config.Run(train=demo.recipe(1000)), "small-11m": config.read("small-11m")}
     for name, run in runs.items():
-        ours, eager, compiled = _rates(run)
-        ratios = f"{ours / eager:.2f} | {ours / compiled:.2f}"
-        print(f"| {name} | {ours:,.0f} | {eager:,.0f} | {compiled:,.0f} | {ratios} |", flush=True)
+        ours, *peers = _costs(run, ROUNDS[name])
+        tokens = run.data.batch * run.data.seq
+        rates = (tokens / statistics.median(cost) for cost in (ours, *peers))
+        ratios = (statistics.median(map(operator.truediv, cost, ours)) for cost in peers)
+        cells = [f"{rate:,.0f}" for rate in rates] + [f"{ratio:.2f}" for ratio in ratios]
+        print("|", " | ".join([name, *cells]), "|", flush=True)
 
 
-def _rates(run: config.Run) -> list[float]:
+def _costs(run: config.Run, rounds: int) -> list[list[float]]:
+    """Seconds of each step: ours, eager torch's and those of `torch.compile`."""
     recipe, rows, seq = run.train, run.data.batch, run.data.seq
     batch = _batch(recipe.model, rows, seq)
     params = xf.device_get(model.init(recipe.model))
@@ -63,13 +68,12 @@ def _rates(run: config.Run) -> list[float]:
     for step in contenders:
         step()
     costs: list[list[float]] = [[] for _ in contenders]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for step, cost in zip(contenders, costs, strict=True):
             start = time.process_time()
-            for _ in range(STEPS):
-                step()
-            cost.append((time.process_time() - start) / STEPS)
-    return [rows * seq / statistics.median(cost) for cost in costs]
+            step()
+            cost.append(time.process_time() - start)
+    return costs
 
 
 def _batch(c: Config, rows: int, seq: int) -> Batch:

@@ -95,12 +95,13 @@ def per_token(config: Config, seq: int, extent: Extent = ALL) -> float:
 def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = ALL) -> float:
     """Like `per_token`, plus what the backward pass recomputes.
 
-    That is the logits, whatever the policy; all of a recomputed layer but its last product, whose
-    result no gradient needs; and attention scores, unless they are kept.
+    That is the logits, unless they are computed all at once; all of a recomputed layer but its last
+    product, whose result no gradient needs; and attention scores, unless they are kept.
     """
     once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
+    head = 0.0 if seq <= plan.loss_chunk else once.head
     last = 2.0 * config.layers * config.hidden * _features(config)
-    again = once.head + layers * (once.layers - last) + attention * once.attention
+    again = head + layers * (once.layers - last) + attention * once.attention
     scores = 0.0 if plan.attention == "dense" else once.attention / 2
     return per_token(config, seq, extent) + again + scores
 

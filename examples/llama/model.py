@@ -349,8 +349,8 @@ def losses(
 ) -> Float[Tensor, "batch seq"]:
     """The cross-entropy of each target, in nats and at least float32; 0 where it is IGNORE.
 
-    Only the logits of `plan.loss_chunk` positions of each row exist at a time; the backward pass
-    recomputes them.
+    Only the logits of `plan.loss_chunk` positions of each row exist at a time: if a row is longer,
+    the backward pass computes them again.
     """
     return _losses(params, batch, config, plan)[0]
 
@@ -360,24 +360,25 @@ def _losses(
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
     x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
     words = torch.arange(config.vocab, device=x.device)
-    seq = x.shape[1]
-    size = min(plan.loss_chunk, seq)
+
+    def of(x: Tensor, targets: Tensor) -> Tensor:
+        scores = attention.wide(logits(params, x, config, plan))
+        # By comparing: a gather would bring the shards of the vocabulary together.
+        chosen = scores.where(targets[..., None] == words, 0.0).sum(-1)
+        found = scores.logsumexp(-1) - chosen
+        return found.masked_fill(targets == IGNORE, 0.0)
+
+    seq, size = x.shape[1], plan.loss_chunk
+    if seq <= size:
+        return of(x, batch.targets), routed
     padding = -seq % size
 
     def chunks(x: Tensor) -> Tensor:
         return x.unflatten(1, (-1, size)).movedim(1, 0)
 
-    def chunk(_: None, part: tuple[Tensor, Tensor]) -> tuple[None, Tensor]:
-        x, targets = part
-        scores = attention.wide(logits(params, x, config, plan))
-        # By comparing: a gather would bring the shards of the vocabulary together.
-        chosen = scores.where(targets[..., None] == words, 0.0).sum(-1)
-        found = scores.logsumexp(-1) - chosen
-        return None, found.masked_fill(targets == IGNORE, 0.0)
-
     parts = F.pad(x, (0, 0, 0, padding)), F.pad(batch.targets, (0, padding), value=IGNORE)
     _, found = xf.scan(
-        chunk,
+        lambda _, part: (None, of(*part)),
         None,
         xf.tree.map(chunks, parts),
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,

@@ -65,9 +65,11 @@ def test_forward_flops_are_those_of_the_program() -> None:
     assert found == pytest.approx(sum(flops.forward(CONFIG, 2 * 512)), rel=0.01)
 
 
-@pytest.mark.parametrize("policy", plan.POLICIES)
-def test_training_flops_are_those_of_the_program(policy: str) -> None:
-    one_block = plan.Plan(policy=policy, block=512, loss_chunk=128)
+@pytest.mark.parametrize(
+    ("policy", "loss_chunk"), [*((name, 128) for name in plan.POLICIES), ("full", 1024)]
+)
+def test_training_flops_are_those_of_the_program(policy: str, loss_chunk: int) -> None:
+    one_block = plan.Plan(policy=policy, block=512, loss_chunk=loss_chunk)
 
     def loss(params: Any, tokens: Any) -> Any:
         return model.loss(params, model.Batch(tokens, tokens), CONFIG, one_block)
