@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 from xfunc.core.avals import Aval, aval_of
-from xfunc.program.bind import bind, or_zeros
+from xfunc.program.bind import bind
 from xfunc.program.exchanges import Sum
-from xfunc.program.primitive import Dims, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.reach import where_reached
 from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import Halves, gathered
 from xfunc.sharding.border import Port, across, ways
@@ -86,7 +88,7 @@ class ShardMap(Primitive):
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         n = len(args)
         present = tuple(i for i, c in enumerate(cts) if c is not None)
         pull = self.body.pullback(wrt, present)
@@ -106,7 +108,9 @@ class ShardMap(Primitive):
             (*self.in_specs, *(self.out_specs[i] for i in present)),
             tuple(self.in_specs[i] for i in wrt),
         )
-        return bind(inner, [*args, *(c for c in cts if c is not None)])
+        given = [*args, *(c for c in cts if c is not None)]
+        grads = bind(inner, given)
+        return where_reached(grads, inner.body.lowering.dependencies, range(n, len(given)))
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         wrt = tuple(i for i, t in enumerate(tangents) if t is not None and differentiable(args[i]))
@@ -118,8 +122,9 @@ class ShardMap(Primitive):
             (*self.out_specs, *smooth),
         )
         dots = [t for t in (tangents[i] for i in wrt) if t is not None]
-        found = iter(bind(inner, [*args, *dots])[len(self.outputs) :])
-        return [next(found) if differentiable(o) else None for o in self.outputs]
+        out_dots = iter(bind(inner, [*args, *dots])[len(self.outputs) :])
+        found = [next(out_dots) if differentiable(o) else None for o in self.outputs]
+        return where_reached(found, self.body.lowering.dependencies, wrt)
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
@@ -181,22 +186,22 @@ class ShardMapPair:
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor]:
-        inputs = [*args, *self.halves.forward.consts]
+    ) -> list[Tensor | None]:
+        joint = self.joint
+        halves = joint.without(self.halves, cts)
+        if not halves.gradients:
+            return [None] * len(self.wrt)
+        inputs = [*args, *halves.forward.consts]
+        given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
+        flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
+        key = ("shard_map backward", self.forwards.key, self.grad_specs, halves)
+        grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
+        return list(placed(len(self.wrt), halves.gradients, grads))
 
-        def ct(k: int) -> Tensor:
-            i = self.joint.cts[k]
-            port = Port(self.forwards.out_specs[i])
-            return or_zeros(cts[i], port.outside(self.forwards.region, self.joint.outputs[i]))
-
-        flat = gathered(self.halves.sources, inputs, residuals, ct)
-        key = ("shard_map backward", self.forwards.key, self.grad_specs)
-        return self.joint.memo(key, self._backward).apply(flat)
-
-    def _backward(self) -> Lowering:
+    def _backward(self, halves: Halves) -> Lowering:
         p, region = self.forwards, self.forwards.region
-        differ, varies = ways(self.halves.forward, region, [*map(Port, p.in_specs)])
-        held = [Port(PartitionSpec())] * len(self.halves.forward.consts)
+        differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
+        held = [Port(PartitionSpec())] * len(halves.forward.consts)
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
         def ct(k: int) -> Port:  # See NOTE [gradients across the border].
@@ -204,10 +209,10 @@ class ShardMapPair:
             return Port(spec, share=region.size(region.missing(spec)))
 
         residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(self.halves.sources, [*map(Port, p.in_specs), *held], residuals, ct)
-        specs = [self.grad_specs[i] for i in self.wrt]
+        ins = gathered(halves.sources, [*map(Port, p.in_specs), *held], residuals, ct)
+        specs = [self.grad_specs[self.wrt[k]] for k in halves.gradients]
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
-        return across(f"{p.name}.backward", self.halves.backward, region, ins, outs)
+        return across(f"{p.name}.backward", halves.backward, region, ins, outs)
 
     def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)

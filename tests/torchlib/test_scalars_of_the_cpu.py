@@ -39,3 +39,28 @@ def test_shifts_of_what_is_no_integer_are_refused(name: str, dtype: torch.dtype)
     x = torch.ones(3).to(dtype)
     with pytest.raises(xf.errors.UnsupportedOpError, match=rf"torch.{name} .* shifts integers"):
         xf.jit(lambda x: getattr(torch, name)(x, x))(x)
+
+
+X = torch.tensor([1.0, 2.0, 3.0])
+MADE_THERE = {
+    "where": lambda x, c: torch.where(x > 1, x, c),
+    "the condition of where": lambda x, c: torch.where(c > 1, x, 0),
+    "cat": lambda x, c: torch.cat([x, c]),
+    "stack": lambda x, c: torch.stack((x, c)),
+    "lerp": lambda x, c: torch.lerp(x, c, 0.5),
+    "addcmul": lambda x, c: torch.addcmul(x, c, c),
+    "gather": lambda x, c: x.gather(0, c.long()),
+    "an index": lambda x, c: x[c.long()],
+    "copy_": lambda x, c: x.clone().copy_(c),
+    "a batch": lambda x, c: torch.vmap(lambda v: torch.where(v > 1, v, c))(x),
+}
+
+
+def test_an_array_that_the_function_makes_on_the_cpu() -> None:
+    """It is moved to where the others are."""
+    made = lambda: torch.tensor([0.0, 2.0, 1.0], device="cpu")  # noqa: E731
+    expected = {name: f(X, made()) for name, f in MADE_THERE.items()}
+    for transform in (xf.jit, lambda f: lambda x: xf.jvp(f, (x,), (x,))[0]):
+        found = transform(lambda x: {name: f(x, made()) for name, f in MADE_THERE.items()})(X)
+        torch.testing.assert_close(xf.device_get(found), expected)
+    assert xf.grad(lambda x: torch.where(x > 1, x, made()).sum())(X).tolist() == [0, 1, 1]

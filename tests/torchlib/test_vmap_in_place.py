@@ -101,3 +101,13 @@ def test_an_example_without_axes_stays_where_it_is(name: str) -> None:
         torch.testing.assert_close(xf.device_get(found), expected)
     with pytest.raises(IndexError, match="Dimension out of range"):
         xf.vmap(lambda x: torch.flip(x, (1,)))(xs)
+
+
+@pytest.mark.parametrize("exponent", [True, False])
+@pytest.mark.parametrize("name", ["pow_", "__ipow__"])
+def test_a_power_of_truth_values_stays_one(name: str, exponent: bool) -> None:
+    x = torch.tensor([True, False])
+    expected = getattr(x.clone(), name)(exponent)
+    for f in (xf.jit, xf.vmap):
+        found = f(lambda v: getattr(v.clone(), name)(exponent))(x)
+        torch.testing.assert_close(xf.device_get(found), expected)

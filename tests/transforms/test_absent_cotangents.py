@@ -56,6 +56,14 @@ def inside(scan: Callable[..., Any], x: Tensor) -> list[Tensor]:
     return [*carry, *ys]
 
 
+MESH = xf.sharding.make_mesh((1,), ("i",))
+SPEC = xf.sharding.PartitionSpec("i")
+
+
+def mapped(f: Callable[..., Any]) -> Callable[..., Any]:
+    return xf.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC)
+
+
 SCANS = [
     *((f"scan {k}", lambda x, s, k=k: scanned(s, x)[k]) for k in (0, 2, 3, 4, 6)),
     *(
@@ -71,6 +79,7 @@ CALLS = [
     ("checkpoint", lambda x: xf.checkpoint(two)(x)[0]),
     ("cond", lambda x: xf.cond(x.sum() == 0, two, same, x)[0]),
     ("jit of cond", lambda x: xf.jit(lambda v: xf.cond(v.sum() == 0, two, same, v))(x)[0]),
+    ("shard_map", lambda x: mapped(two)(x)[0]),
     ("fori_loop", lambda x: xf.fori_loop(0, 1, lambda _, c: two(c[0]), (x, x))[0]),
 ]
 

@@ -25,11 +25,17 @@ def scanned(x: Tensor) -> Tensor:
     return xf.scan(lambda c, r: (c, (r[0].sin(), r[1])), x, (torch.ones(3), x))[1][0]
 
 
+def mapped(f: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    mesh, spec = xf.sharding.make_mesh((1,), ("i",)), xf.sharding.PartitionSpec("i")
+    return xf.shard_map(f, mesh=mesh, in_specs=spec, out_specs=(xf.sharding.PartitionSpec(), spec))
+
+
 CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "jit": lambda x: xf.jit(two)(x)[0],
     "checkpoint": lambda x: xf.checkpoint(two)(x)[0],
     "cond": lambda x: xf.cond(x.sum() > 0, two, two, x)[0],
     "scan": scanned,
+    "shard_map": lambda x: mapped(two)(x)[0],
     "vmap": lambda x: xf.vmap(two)(x[None])[0][0],
 }
 USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

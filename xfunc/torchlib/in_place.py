@@ -67,6 +67,18 @@ def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
     return torch.diagonal(x, diagonal).clone() if x.ndim == 2 else torch.diag(x, diagonal)
 
 
+def _power(name: str) -> Callable[..., object]:
+    """``x.pow_(True)`` of truth values, which stay such in torch."""
+    mapped = where_mapped(getattr(torch.Tensor, name), _by_copy(name, "pow"))
+
+    def call(x: Tensor, exponent: object) -> object:
+        if x.dtype is torch.bool and isinstance(exponent, bool):
+            return x.logical_or_(torch.tensor(not exponent, device=x.device))
+        return mapped(x, exponent)
+
+    return call
+
+
 def _reshaping(name: str) -> Callable[..., Tensor]:
     """See NOTE [shapes changed in place]."""
     func = getattr(torch.Tensor, name)
@@ -96,7 +108,7 @@ _NO_VMAP = (
     "addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ baddbmm_ clamp_ clip_ conj_physical_ cumprod_ "
     "cumsum_ div_ divide_ eq_ floor_divide_ fmod_ ge_ greater_ greater_equal_ gt_ heaviside_ "
     "hypot_ igamma_ igammac_ index_copy_ index_reduce_ le_ less_ less_equal_ lt_ masked_scatter_ "
-    "ne_ nextafter_ not_equal_ pow_ put_ remainder_ renorm_ scatter_ tril_ triu_"
+    "ne_ nextafter_ not_equal_ put_ remainder_ renorm_ scatter_ tril_ triu_"
 ).split()
 """Without a batching rule in torch 2.9, which changes one example after the other."""
 
@@ -107,8 +119,9 @@ IN_PLACE: dict[object, Callable[..., object]] = {
         (f := getattr(torch.Tensor, f"__i{n}__")): where_mapped(
             f, _by_copy(f"__i{n}__", f"__{n}__")
         )
-        for n in ("floordiv", "mod", "pow")
+        for n in ("floordiv", "mod")
     },
+    **{getattr(torch.Tensor, n): _power(n) for n in ("pow_", "__ipow__")},
     **{
         getattr(torch.Tensor, n): _reshaping(n)
         for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +102,13 @@ class Mode(TorchFunctionMode):
                 if func is torch.autograd.grad and trace.around.region is not None:
                     run = _grad_here()
                 into = kwargs.get("out") is not None
-                out = write_into(run, args, kwargs) if into else run(*args, **kwargs)
+                run = partial(write_into, run) if into else partial(_run, run)
+                try:
+                    out = run(args, kwargs)
+                except RuntimeError as error:  # One that the user made on the CPU is moved to it.
+                    if "XLA tensor" not in str(error):
+                        raise
+                    out = run(*_on_device(args, kwargs))
         except Exception as error:
             beside = (*args[1:], *kwargs.values())
             refusal = refusal_of(func, error, trace.name, user_location(), beside)
@@ -195,3 +202,22 @@ regions = Regions()
 def _grad_here() -> Callable[..., Any]:
     own = functorch.takes_own_gradient()
     return (None if own else regions.grad()) or torch.autograd.grad
+
+
+def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _on_device(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Arguments with the tensors of the CPU moved to the device."""
+
+    def moved(a: Any) -> Any:
+        if type(a) in (tuple, list):
+            return type(a)(map(moved, a))
+        if isinstance(a, torch.Tensor) and a.device.type == "cpu":
+            return tracer().to_device(a)
+        return a
+
+    return tuple(map(moved, args)), {k: moved(a) for k, a in kwargs.items()}

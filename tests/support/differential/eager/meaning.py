@@ -32,11 +32,6 @@ def _identity(fun: Fun) -> Fun:
 jit = checkpoint = _identity
 
 
-def less_tanh(x: Tensor) -> Tensor:
-    """One rounding error below it. That of XLA is so where torch has exactly 1, and at infinity."""
-    return torch.tanh(x) * (1 - torch.finfo(x.dtype).eps)
-
-
 def stop_gradient(x: Tensor) -> Tensor:
     """The value, without a derivative."""
     return x.detach()

@@ -105,13 +105,58 @@ _SUMS: dict[Any, Any] = {
 
 
 @contextlib.contextmanager
+def pairs() -> Iterator[None]:
+    """Where `associative_scan` combines pairs, then pairs of these.
+
+    In any order the values are the same, but the slope of a maximum with NaN, for one, is not.
+    """
+    in_turn = meaning.associative_scan
+
+    def scan(fun: Any, xs: Tensor, reverse: bool = False, axis: int = 0) -> Tensor:
+        parts = [p.unsqueeze(axis) for p in xs.unbind(axis)]
+        found = _prefixes(fun, parts[::-1] if reverse else parts)
+        return torch.cat(found[::-1] if reverse else found, axis)
+
+    meaning.associative_scan = scan
+    try:
+        yield
+    finally:
+        meaning.associative_scan = in_turn
+
+
+def _prefixes(fun: Any, parts: list[Tensor]) -> list[Tensor]:
+    if len(parts) < 2:
+        return parts
+    found = parts[:1]
+    odd = _prefixes(fun, [fun(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)])
+    for k, prefix in enumerate(odd):
+        found.append(prefix)
+        found += [fun(prefix, p) for p in parts[2 * k + 2 : 2 * k + 3]]
+    return found
+
+
+@contextlib.contextmanager
 def forward_mode() -> Iterator[None]:
     """Where a derivative along a direction is torch.func's forward mode, if that has a rule.
 
     It differs from the derivative of the pullback beside NaN and infinities: a zero of one is a
-    missing edge of the other.
+    missing edge of the other. And the result of a choice has a tangent, of zeros, if that of a
+    branch that is not taken has one, as in JAX: which is taken shows only when a program runs.
     """
-    twice = meaning.jvp
+    twice, cond, switch = meaning.jvp, meaning.cond, meaning.switch
+
+    def either(which: Tensor, yes: Any, no: Any, *operands: Any) -> Any:
+        return any_of(torch.as_tensor(not which).int(), (yes, no), *operands)
+
+    def any_of(index: Tensor, branches: Any, *operands: Any) -> Any:
+        found = switch(index, branches, *operands)
+        for branch in branches:
+            try:
+                found = tree.tree_map(_beside, found, branch(*operands))
+            except RuntimeError:  # torch has no rule for what this branch does.
+                for x in operands:
+                    found = tree.tree_map(lambda y, x=x: _beside(y, x.real.sum()), found)
+        return found
 
     def jvp(fun: Any, primals: Any, tangents: Any) -> Any:
         try:
@@ -120,8 +165,13 @@ def forward_mode() -> Iterator[None]:
             return twice(fun, primals, tangents)
         return tuple(map(meaning.fresh, found))
 
-    meaning.jvp = jvp
+    meaning.jvp, meaning.cond, meaning.switch = jvp, either, any_of
     try:
         yield
     finally:
-        meaning.jvp = twice
+        meaning.jvp, meaning.cond, meaning.switch = twice, cond, switch
+
+
+def _beside(x: Tensor, y: Tensor) -> Tensor:
+    """`x`, with a tangent if `y` has one."""
+    return torch.where(torch.ones((), dtype=torch.bool), x, y).to(x.dtype)
