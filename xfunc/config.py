@@ -21,6 +21,7 @@ __all__ = [
     "set_platform",
     "set_trace_cache_dir",
     "shard_as_in_scan",
+    "tpu_compiler",
 ]
 
 hide_library_frames: bool = True
@@ -31,6 +32,15 @@ kept_traces: str | None = None
 
 shard_as_in_scan: bool = True
 """Whether gradients inside scans are sharded like their values."""
+
+tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "pinned"
+"""The libtpu that ``Lowered.compile(target=...)`` uses.
+
+``"pinned"``: of the versions that torch_xla is built against (``pip install 'xfunc[aot]'``).
+``"newest"``: the one that ``python -m xfunc.aot`` installed in an environment of its own. Or the
+path of a Python that has jax and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the
+same.
+"""
 
 
 def set_platform(platform: str) -> None:

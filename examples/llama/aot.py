@@ -15,19 +15,22 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import xfunc as xf
+from xfunc.stages import Compiled, Lowered
 
 from . import config, model, options, planner, show, train
 from .config import Run
 from .footprint import Case, footprint
 from .plan import ATTENTION, POLICIES
 from .sharding import parse_mesh
+
+Compiler = Callable[[Lowered], Compiled]
 
 # The settings for a model that is given by its name alone: weights of two bytes, so that figures
 # of one model can be compared.
@@ -61,12 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PJRT_DEVICE", "CPU")  # A local TPU is not needed.
     width = None if sys.stdout.isatty() else 1000  # A file has room for names and lines.
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
-    given = dict(args.compiler_option)
+
+    def compiled(lowered: Lowered) -> Compiled:
+        target = f"tpu:{case.topology}"
+        return lowered.compile(target, dict(args.compiler_option), args.timeout)
+
     with _shard_as(args.shard_as):
         try:
             if not args.plan:
-                return _report(console, case, given, as_json=args.json)
-            return _plan(console, args, case, given, pairs)
+                return _report(console, case, compiled, as_json=args.json)
+            return _plan(console, args, case, compiled, pairs)
         except xf.errors.XfuncError as error:
             print(error, file=sys.stderr)
             return 1
@@ -110,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="of libtpu",
     )
+    add("--timeout", type=float, metavar="SECONDS", help="after which libtpu is ended")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--plan", action="store_true", help="find the largest batch that fits")
     return parser
@@ -172,7 +180,7 @@ def _shard_as(on: bool) -> Iterator[None]:
 # -- what is done -------------------------------------------------------------------------------
 
 
-def _report(console: Console, case: Case, given: dict[str, str], *, as_json: bool) -> int:
+def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) -> int:
     # Not measured: the shapes of the arguments, whose trace starts torch_xla.
     _ = case.arguments
     start, memory = time.perf_counter(), _resident()
@@ -181,7 +189,7 @@ def _report(console: Console, case: Case, given: dict[str, str], *, as_json: boo
     staging = show.Staging(seconds, len(lowered.module.to_bytes()), _resident() - memory)
     plain = {"topology": case.topology, "what": case.what, "run": options.plain(case.run)}
     try:
-        compiled = lowered.compile(f"tpu:{case.topology}", given)
+        program = compiled(lowered)
     except xf.errors.OutOfMemoryError as error:
         if as_json:
             sizes = {"required": error.required_bytes, "limit": error.limit_bytes}
@@ -189,7 +197,7 @@ def _report(console: Console, case: Case, given: dict[str, str], *, as_json: boo
         else:
             show.out_of_memory(console, case, error)
         return 1
-    found, buffers = footprint(case, compiled), compiled.largest_buffers() or []
+    found, buffers = footprint(case, program), program.largest_buffers() or []
     if as_json:
         parts = {"staging": staging, "footprint": found}
         figures: dict[str, Any] = {k: dataclasses.asdict(v) for k, v in parts.items()}
@@ -211,7 +219,7 @@ def _plan(
     console: Console,
     args: argparse.Namespace,
     case: Case,
-    given: dict[str, str],
+    compiled: Compiler,
     pairs: Sequence[str],
 ) -> int:
     run, chips = case.run, case.chips
@@ -241,7 +249,7 @@ def _plan(
         trial = planner.Trial(mesh, policy, batch, fits=False)
         try:
             each = tried(mesh, policy, batch)
-            compiled = each.lower().compile(f"tpu:{chips.name}", given)
+            program = compiled(each.lower())
         except xf.errors.OutOfMemoryError as error:
             compiled_any = True
             return trial._replace(hbm=error.required_bytes)
@@ -250,7 +258,7 @@ def _plan(
                 raise  # libtpu may be missing.
             return trial  # It crashes on some programs that are far too large.
         compiled_any = True
-        found = footprint(each, compiled)
+        found = footprint(each, program)
         return trial._replace(fits=True, hbm=found.hbm, host=found.host, mfu_bound=found.mfu_bound)
 
     trials = list(planner.search(meshes, policies, measure, chips.memory))

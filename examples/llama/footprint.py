@@ -76,6 +76,7 @@ class Footprint:
         mfu_bound: the fraction of the chips' peak that the step could use if arithmetic and traffic
             overlapped, both at their peak, and nothing waited for HBM: no run will reach it. None
             as above.
+        compiler: what compiled it.
     """
 
     parameters: int
@@ -91,6 +92,7 @@ class Footprint:
     arithmetic_seconds: float | None
     link_seconds: float | None
     mfu_bound: float | None
+    compiler: str
 
     @property
     def hbm(self) -> int:
@@ -115,6 +117,7 @@ def footprint(case: Case, compiled: Compiled) -> Footprint:
         host=_known(memory.host_temp_size_in_bytes),
         traffic=sent,
         **work,
+        compiler=compiled.compiler,
     )
 
 

@@ -45,6 +45,7 @@ def report(
     console.print(
         f"trace + lower: {staging.seconds:.2f} s, {staging.hlo_bytes / 1e6:.2f} MB of HLO; "
         f"this process grew by {staging.growth_bytes / 1e6:.0f} MB\n"
+        f"compiled by {found.compiler}\n"
     )
     console.print(f"HBM per chip: {_gib(found.hbm)} GiB")
     if case.chips.memory is not None:

@@ -189,7 +189,7 @@ SMALL = xf.jit(lambda x: x + 1)
     ("options", "says"),
     [
         ({"xla_fast": True}, r"No such compile option: 'xla_fast'"),
-        ({"xla_tpu_scoped_vmem_limit_kib": "much"}, r"Failed to parse flag .* value: much"),
+        ({"xla_tpu_scoped_vmem_limit_kib": "much"}, r"Failed to parse .*(value: |)much"),
     ],
 )
 def test_options_that_libtpu_refuses(options, says):
@@ -220,12 +220,14 @@ def test_options_that_are_none(options, says):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("tpu:v9:2x2", r"'tpu:v9:2x2': INVALID_ARGUMENT: .*v9(.|\n)*name a TPU: tpu:v6e:16x16"),
-        ("tpu:v6e:3x3", r"'tpu:v6e:3x3': INVALID_ARGUMENT: .*not divisible"),
+        ("tpu:v9:2x2", r"INVALID_ARGUMENT: .*v9(.|\n)*name a TPU: tpu:v6e:16x16"),
+        ("tpu:v6e:3x3", r"INVALID_ARGUMENT: .*not divisible"),
     ],
 )
 def test_topologies_that_libtpu_does_not_know(target, says):
-    with pytest.raises(ValueError, match=f"unknown target {says}"):
+    with pytest.raises(
+        ValueError, match=rf"unknown target '{target}': libtpu \S+ \(jax .*\) says: {says}"
+    ):
         SMALL.lower(S((8, 128), BF16)).compile(target)
 
 

@@ -4,6 +4,7 @@ No libtpu here: scripts take the place of the worker, and do what a worker shoul
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -18,12 +19,14 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.aot import cache, client, topology_of
+from xfunc.aot import __main__, cache, client, compilers, topology_of
+from xfunc.aot.compilers import Compiler
 from xfunc.aot.request import Request
 from xfunc.backends.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
 
 V6E = topology_of("v6e-1")
+HERE = Compiler(sys.executable, ("0.7.1", "0.7.1", "0.0.21"))
 MEMORY = {
     "argument_size_in_bytes": 7,
     "output_size_in_bytes": 5,
@@ -39,6 +42,7 @@ with zipfile.ZipFile(sys.argv[1] + "/result.zip", "w") as archive:
     archive.writestr("report.json", json.dumps({report!r}))
     archive.writestr("executable", json.dumps(dict(os.environ)))
     archive.writestr("hlo.pb", b"")
+    archive.writestr("hlo.txt", {text!r})
 """
 
 
@@ -64,8 +68,8 @@ def request(module=b"module", topology=V6E, options=None):
     return Request(module, (), (), (), topology, options or {})
 
 
-def compile_it(**asked):
-    return client.result_of(request(**asked), "step")
+def compile_it(compiler=HERE, timeout=None, **asked):
+    return client.result_of(request(**asked), "step", compiler, timeout)
 
 
 # -- names of topologies --------------------------------------------------------------------------
@@ -84,6 +88,8 @@ def compile_it(**asked):
         ("tpu:v5p-128", "v5p:4x4x4", 64, {}),
         ("tpu:v4:4x4x8_twisted", "v4:4x4x8_twisted", 128, {"chip_config_name": "megacore"}),
         ("v2:2x2", "v2:2x2", 8, {}),
+        ("tpu7x:2x2x1", "tpu7x:2x2x1", 8, {}),  # cores, each with memory of its own
+        ("tpu:tpu7x:4x4x4", "tpu7x:4x4x4", 128, {}),
     ],
 )
 def test_topologies(target, name, devices, options):
@@ -139,9 +145,9 @@ def asked(monkeypatch):
     """The requests that are made, which are all answered with `MADE`."""
     found = []
 
-    def answer(request, name):
+    def answer(request, name, compiler, timeout):
         found.append(request)
-        return client.Result(MADE, b"", b"", request)
+        return client.Result(MADE, b"", b"", "", request)
 
     monkeypatch.setattr("xfunc.aot.compiled.result_of", answer)
     return found
@@ -217,7 +223,7 @@ def test_environment(worker, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_flag_of_the_cpu=1")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine=1 --xla_latency_hiding_scheduler_rerun=3")
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     environment = json.loads(compile_it().executable)
     assert "XLA_FLAGS" not in environment
     assert "TPU_ACCELERATOR_TYPE" not in environment
@@ -281,9 +287,130 @@ def test_the_worker_starts_without_torch():
     ],
 )
 def test_packages_that_are_missing(needed, says, monkeypatch):
-    monkeypatch.setattr(client, "_NEEDED", needed)
+    monkeypatch.setattr(compilers, "_PINNED", needed)
     with pytest.raises(CompileError, match=rf"{says}\n  at .*\nHint: pip install 'xfunc\[aot\]'"):
-        compile_it()
+        compilers.chosen()
+
+
+# -- other compilers ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def another(tmp_path):
+    """Makes a Python that has packages of its own, by name and version."""
+
+    def make(path, **versions):
+        packages = tmp_path / "packages"
+        for name, version in versions.items():
+            found = packages / f"{name}-{version}.dist-info"
+            found.mkdir(parents=True)
+            (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n")
+            with (found / "METADATA").open("a") as file:
+                file.write(f"Version: {version}\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+NEWER = {"jax": "9.1", "jaxlib": "9.1", "libtpu": "0.0.99"}
+
+
+def test_the_newest_compiler(another, asked, monkeypatch):
+    path = another(compilers.interpreter(), **NEWER)
+    monkeypatch.setattr(xf.config, "tpu_compiler", "newest")
+    assert compilers.chosen() == Compiler(str(path), ("9.1", "9.1", "0.0.99"))
+    assert lower().compile("v6e-1").compiler == "libtpu 0.0.99 (jax 9.1)"
+
+
+def test_a_compiler_by_its_python(another, worker, tmp_path, monkeypatch):
+    path = another(tmp_path / "python", **NEWER)
+    monkeypatch.setattr(xf.config, "tpu_compiler", str(path))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    worker(ANSWERS.format(report=MADE, text=""))
+    found = compile_it(compilers.chosen())
+    assert json.loads(found.executable)["PYTHONPATH"] == str(tmp_path / "packages")
+
+
+def test_a_compiler_has_results_of_its_own(worker):
+    for compiler in (HERE, dataclasses.replace(HERE, versions=("0.7.1", "0.7.1", "0.0.22"))):
+        worker(ANSWERS.format(report=MADE, text=""))
+        compile_it(compiler)
+    assert len([*cache.folder().iterdir()]) == 2
+
+
+def test_compilers_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(xf.config, "tpu_compiler", "newest")
+    with pytest.raises(
+        CompileError, match=r"is not installed\n  at .*\nHint: python -m xfunc\.aot"
+    ):
+        lower().compile("v6e-1")
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho 'No package metadata was found for jax' >&2; exit 1\n")
+    bare.chmod(0o755)
+    for path, says in ((tmp_path / "none", "No such file"), (bare, "No package metadata")):
+        monkeypatch.setattr(xf.config, "tpu_compiler", str(path))
+        with pytest.raises(CompileError, match=f"cannot compile for TPUs: .*{says}(.|\n)*'pinned'"):
+            lower().compile("v6e-1")
+
+
+def test_installing(another, monkeypatch, capfd):
+    ran = []
+
+    def run(command, **options):
+        if "venv" in command or "pip" in command:
+            ran.append(command)
+            another(compilers.interpreter(), **(NEWER if "pip" in command else {}))
+            return subprocess.CompletedProcess(command, 0)
+        return plain(command, **options)
+
+    plain = subprocess.run
+    monkeypatch.setattr(subprocess, "run", run)
+    assert __main__.main(["--python", "python9"]) == 0
+    ours = str(compilers.interpreter())
+    assert ran == [
+        ["python9", "-m", "venv", str(compilers.interpreter().parent.parent)],
+        [ours, "-m", "pip", "install", "--upgrade", "jax", "libtpu"],
+    ]
+    assert "libtpu 0.0.99 (jax 9.1) in" in capfd.readouterr().out
+
+
+def test_an_installation_that_fails(capfd):
+    assert __main__.main(["--python", "/no/such/python"]) == 1
+    said = capfd.readouterr().err
+    assert "could not be installed: [Errno 2] No such file" in said
+    assert "Hint: give a Python" in said
+
+
+def test_a_compiler_that_takes_too_long(worker, folder):
+    pids = folder / "pids"
+    worker(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "time.sleep(99)"
+    )
+    says = r"libtpu 0\.0\.21 \(jax 0\.7\.1\) did not finish compiling step for v6e:1x1 within 3 s"
+    with pytest.raises(
+        CompileError, match=rf"{says}, so its process was ended\n  at .*\nHint: allow"
+    ):
+        compile_it(timeout=3.0)
+    for pid in pids.read_text().split():
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "\nState:\tZ" in status.read_text()
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_timeouts_that_are_none(timeout):
+    with pytest.raises(ValueError, match=r"was given timeout=(.|\n)*Hint: give seconds, above 0"):
+        lower().compile("v6e-1", timeout=timeout)
+
+
+def test_a_timeout_without_a_target():
+    with pytest.raises(ValueError, match=r"a timeout, but no target(.|\n)*Hint: leave it out"):
+        lower().compile(timeout=10)
 
 
 class Terminal(io.StringIO):
@@ -292,7 +419,7 @@ class Terminal(io.StringIO):
 
 
 def test_progress(worker, monkeypatch):
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     said = Terminal()
     monkeypatch.setattr(sys, "stderr", said)
     compile_it()
@@ -308,7 +435,7 @@ def test_progress(worker, monkeypatch):
 
 
 def test_a_result_is_made_once(worker, monkeypatch):
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     first = compile_it()
     monkeypatch.delattr(client, "_run")
     assert compile_it() == first
@@ -325,7 +452,7 @@ def test_a_result_is_made_once(worker, monkeypatch):
     ],
 )
 def test_which_results_are_kept(worker, report, kept):
-    worker(ANSWERS.format(report=report))
+    worker(ANSWERS.format(report=report, text=""))
     assert compile_it().report == report
     assert len([*cache.folder().glob("*")]) == kept
 
@@ -341,7 +468,7 @@ def flipped(data):
 
 @pytest.mark.parametrize("damage", [truncated, flipped, lambda data: b""])
 def test_a_damaged_result_is_made_again(worker, damage):
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     first = compile_it()
     (entry,) = cache.folder().iterdir()
     entry.write_bytes(damage(entry.read_bytes()))
@@ -350,7 +477,7 @@ def test_a_damaged_result_is_made_again(worker, damage):
 
 
 def test_the_oldest_results_go(worker, monkeypatch):
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     compile_it(module=b"0")
     (entry,) = cache.folder().iterdir()
     size = entry.stat().st_size
@@ -372,7 +499,7 @@ def test_the_oldest_results_go(worker, monkeypatch):
 def test_a_cache_that_cannot_be_written(worker, folder, monkeypatch):
     (folder / "file").touch()
     monkeypatch.setenv("XFUNC_CACHE_DIR", str(folder / "file"))
-    worker(ANSWERS.format(report=MADE))
+    worker(ANSWERS.format(report=MADE, text=""))
     assert compile_it().report == MADE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import re
@@ -16,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from xfunc.aot import cache
+from xfunc.aot.compilers import Compiler
 from xfunc.aot.request import Request
 from xfunc.aot.result import UNREADABLE, Result
-from xfunc.errors import CompileError, fail, report
+from xfunc.errors import CompileError, report
 
 _WORKER = Path(__file__).with_name("worker.py")
-_NEEDED = {"jax": "0.7.1", "jaxlib": "0.7.1", "libtpu": "0.0.21"}
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or a lock file kills a second process
     "JAX_PLATFORMS": "cpu",
@@ -42,44 +41,31 @@ _FATAL = re.compile(r"F\d{4} ")
 _NOISE = re.compile(r"RAW: |^\s*@ |^PC: @|^\*\*\* Check|https://symbolize|could not determine TPU")
 
 
-def result_of(request: Request, name: str) -> Result:
+def result_of(
+    request: Request, name: str, compiler: Compiler, timeout: float | None = None
+) -> Result:
     """libtpu's result for a program, or its refusal; from the cache if it is there.
 
     Args:
         request: what to compile.
         name: the program's, for messages.
+        compiler: the libtpu to ask.
+        timeout: seconds after which its process is ended; None: there is no limit.
 
     Raises:
-        CompileError: libtpu is missing, has the wrong version, or ended without an answer.
+        CompileError: libtpu ended without an answer, or took too long.
     """
     flags = _flags(request.topology.kind)
-    key = request.key(*_versions(), flags, _WORKER.read_text())
+    key = request.key(*compiler.versions, flags, _WORKER.read_text())
     with contextlib.suppress(*UNREADABLE):
         found = Result.read(cache.path_of(key), request)
         cache.used(key)
         return found
     with tempfile.TemporaryDirectory(prefix="xfunc-aot-") as folder:
-        path = _run(request, Path(folder), name, flags)
+        path = _run(request, Path(folder), name, flags, compiler, timeout)
         found = Result.read(path, request)
         if found.is_final:
             cache.keep(key, path)
-    return found
-
-
-def _versions() -> list[str]:
-    """The versions of the compiler's packages, after checking them."""
-    found = []
-    for package, version in _NEEDED.items():
-        try:
-            found.append(importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            problem = f"compiling for a TPU needs {package}, which is not installed"
-        else:
-            if found[-1] == version or found[-1].startswith(f"{version}."):
-                continue
-            problem = f"compiling for a TPU needs {package} {version}, and {found[-1]} is installed"
-        hint = "pip install 'xfunc[aot]'."
-        fail(CompileError, problem, hint)
     return found
 
 
@@ -90,33 +76,57 @@ def _flags(kind: str) -> str:
     return " ".join([*given, *(f"--{k}={v}" for k, v in ours.items() if k not in known)])
 
 
-def _run(request: Request, folder: Path, name: str, flags: str) -> Path:
+def _run(
+    request: Request,
+    folder: Path,
+    name: str,
+    flags: str,
+    compiler: Compiler,
+    timeout: float | None,
+) -> Path:
     """Have the worker answer a request; returns the file with the answer."""
     (folder / "module.pb").write_bytes(request.module)
     (folder / "request.json").write_text(json.dumps(request.settings))
     # Settings for the running device, above all XLA_FLAGS, would change the program.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPU_", "XLA_"))}
+    # Settings of Python would lead another interpreter to this one's packages.
+    others = ("JAX_", "TPU_", "XLA_") + ("PYTHON",) * (compiler.python != sys.executable)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     with (folder / "log").open("w") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER), str(folder)],
+            [compiler.python, "-P", str(_WORKER), str(folder)],
             stdin=subprocess.PIPE,  # closes if this process dies: see the worker
             stdout=log,
             stderr=log,
             env=kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
+            start_new_session=True,  # a group, to be ended as a whole
         )
+        start = time.monotonic()
         try:
             with _progress(f"compiling {name} for {request.topology.name}") as tick:
                 while worker.poll() is None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         worker.wait(timeout=0.2)
                     tick()
+                    if timeout is not None and time.monotonic() - start > timeout:
+                        raise _too_slow(name, request, compiler, timeout)
         finally:
-            worker.kill()  # no effect if it has ended
+            with contextlib.suppress(ProcessLookupError):  # if all of it has ended
+                os.killpg(worker.pid, signal.SIGKILL)
             worker.communicate()
     result = folder / "result.zip"
     if worker.returncode or not result.exists():
         raise _died(name, worker.returncode, (folder / "log").read_text(errors="replace"))
     return result
+
+
+def _too_slow(name: str, request: Request, compiler: Compiler, timeout: float) -> CompileError:
+    return CompileError(
+        report(
+            f"{compiler} did not finish compiling {name} for {request.topology.name} within "
+            f"{timeout:g} s, so its process was ended",
+            "allow it more time, or make the program smaller: scan over equal layers.",
+        )
+    )
 
 
 def _died(name: str, status: int, log: str) -> CompileError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from xfunc.aot import compilers
 from xfunc.aot.buffers import Buffer
 from xfunc.aot.client import result_of
 from xfunc.aot.request import request_for
@@ -15,7 +16,6 @@ from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.backends.prepare import traced_for
 from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
-from xfunc.hlo import Module
 from xfunc.stages.compiled import register_target
 from xfunc.stages.stages import Lowered
 
@@ -23,11 +23,12 @@ from xfunc.stages.stages import Lowered
 class _Ahead:
     """libtpu's program; see `xfunc.stages.compiled.Program`."""
 
-    def __init__(self, name: str, topology: Topology, result: Result):
+    def __init__(self, name: str, topology: Topology, result: Result, compiler: str):
         self.topology, self.result, self._name = topology, result, name
+        self.compiler = compiler
 
-    def module(self) -> Module | None:
-        return self.result.module
+    def text(self) -> str | None:
+        return self.result.text
 
     def costs(self) -> dict[str, float] | None:
         return self.result.report["cost"] or None
@@ -49,10 +50,14 @@ class _Ahead:
         )
 
 
-def compile_ahead(lowered: Lowered, target: str, options: dict[str, object]) -> _Ahead:
+def compile_ahead(
+    lowered: Lowered, target: str, options: dict[str, object], timeout: float | None
+) -> _Ahead:
     """See `Lowered.compile`."""
     topology = topology_of(target)
     _check_options(options)
+    if timeout is not None and not timeout > 0:
+        fail(ValueError, f"compile was given timeout={shown(timeout)}", "give seconds, above 0.")
     parts = lowered.traced.parts
     lowering, entry = parts.lowering, parts.entry
     name = entry.program.name
@@ -72,17 +77,18 @@ def compile_ahead(lowered: Lowered, target: str, options: dict[str, object]) -> 
             f"{topology.devices}",
             "make the mesh as large as the topology, or name another topology.",
         )
+    compiler = compilers.chosen()
     labels = parts.staged.labels(lowered.traced.in_tree)
     request = request_for(module, lowering.inputs, labels, entry.donated, topology, options)
-    result = result_of(request, name)
+    result = result_of(request, name, compiler, timeout)
     if "unknown_topology" in result.report:
-        raise unknown(target, result.report["unknown_topology"])
+        raise unknown(target, f"{compiler} says: {result.report['unknown_topology']}")
     if "refusal" in result.report:
         raise _refusal(name, result)
-    return _Ahead(parts.staged.name, topology, result)
+    return _Ahead(parts.staged.name, topology, result, str(compiler))
 
 
-_OURS = ("xla_dump_to", "xla_dump_hlo_as_proto")
+_OURS = ("xla_dump_to", "xla_dump_hlo_as_proto", "xla_dump_hlo_as_text")
 
 
 def _check_options(options: dict[str, object]) -> None:
@@ -101,7 +107,7 @@ def _check_options(options: dict[str, object]) -> None:
 def _refusal(name: str, result: Result) -> CompileError:
     """libtpu's refusal to compile a program, as an error."""
     said, _, _ = result.report["refusal"].partition("\n\n")
-    if "No such compile option" in said or "Failed to parse flag" in said:
+    if "No such compile option" in said or "Failed to parse" in said:
         hint = "leave the compiler option out, or write it as libtpu knows it."
         return CompileError(report(f"libtpu could not compile {name}: {said}", hint))
     error = compile_error(name, said)

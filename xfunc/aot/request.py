@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 
 from xfunc.aot.topology import Topology
@@ -113,3 +114,15 @@ def restore_lines(proto: pb.HloModuleProto, lines: Lines) -> None:
             k = i.metadata.source_line
             if i.metadata.source_file == _FILE and 1 <= k <= len(lines):
                 i.metadata.source_file, i.metadata.source_line = lines[k - 1]
+
+
+def text_with_lines(text: str, lines: Lines) -> str:
+    """A printed module with files and lines in place of their numbers."""
+
+    def restored(found: re.Match[str]) -> str:
+        file, line = lines[int(found[1]) - 1]
+        return f'source_file="{file}" source_line={line}'
+
+    # libtpu derives the end of a line, and columns, from what are no lines.
+    numbered = rf'source_file="{_FILE}" source_line=(\d+)(?: source_(?:end_)?(?:line|column)=\d+)*'
+    return re.sub(numbered, restored, text)

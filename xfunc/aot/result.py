@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xfunc.aot.buffers import Buffer, largest_buffers, temporary_bytes
-from xfunc.aot.request import Request, restore_lines
+from xfunc.aot.request import Request, restore_lines, text_with_lines
 from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.hlo import Module, wire
 
@@ -36,12 +36,14 @@ class Result:
         executable: libtpu's own form of the program; empty if it made none.
         description: the optimised program and its buffers, as an ``HloProto``; empty if libtpu
             did not get that far.
+        printed: the optimised program as text, with numbers for lines; empty if there is none.
         request: the request answered.
     """
 
     report: dict[str, Any]
     executable: bytes = dataclasses.field(repr=False)
     description: bytes = dataclasses.field(repr=False)
+    printed: str = dataclasses.field(repr=False)
     request: Request
 
     @classmethod
@@ -49,7 +51,8 @@ class Result:
         """Read the file of a result; see `UNREADABLE`."""
         with zipfile.ZipFile(path) as archive:
             report = json.loads(archive.read("report.json"))
-            return cls(report, archive.read("executable"), archive.read("hlo.pb"), request)
+            executable, description = archive.read("executable"), archive.read("hlo.pb")
+            return cls(report, executable, description, archive.read("hlo.txt").decode(), request)
 
     @property
     def is_final(self) -> bool:
@@ -63,7 +66,7 @@ class Result:
         NOTE [holes count once]: libtpu 0.0.21 reports as the size of temporaries the size of
         the space they occupy plus that of the holes in it, which it already includes. By that
         figure some programs that it compiles are too large, and when it refuses one it counts the
-        space alone. So the figure here is the space, as XLA assigned it.
+        space alone. So the figure here is the space, as XLA assigned it; 0.0.52 reports the same.
         """
         said = dict(self.report["memory"])
         assignment = wire.fields(self.description).get(3)
@@ -75,6 +78,11 @@ class Result:
         held = said["argument_size_in_bytes"] + said["output_size_in_bytes"]
         peak = held - said["alias_size_in_bytes"] + said["temp_size_in_bytes"]
         return dataclasses.replace(found, peak_memory_in_bytes=peak)
+
+    @property
+    def text(self) -> str | None:
+        """The optimised program as libtpu's own XLA prints it, with the user's files and lines."""
+        return text_with_lines(self.printed, self.request.lines) or None
 
     @property
     def module(self) -> Module | None:

@@ -8,10 +8,11 @@ import re
 
 from xfunc.errors import report, shown
 
-_EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:v4:2x2x2"
-_FULL = re.compile(r"(v\d\w*?):(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)")
+_EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:tpu7x:2x2x2"
+_FULL = re.compile(r"(v\d\w*?|tpu7x):(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)")
 _SHORT = re.compile(r"(v\d[a-z]*)-(\d+)")
 _SAME = {"v5litepod": "v5e", "v5lite": "v5e", "v6lite": "v6e"}
+_TWO_DEVICES = ("v2", "v3", "tpu7x")  # to a chip: its cores
 
 # The grids that Cloud TPU rents out under a short name, by the number of chips.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -36,8 +37,9 @@ _SLICES = {
     "v6e": (_FLAT, 1),
 }
 
-# The GiB that libtpu 0.0.21 lets a program use, as its refusals of larger programs say.
-_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}
+# The GiB that libtpu 0.0.21 (for tpu7x, 0.0.52) lets a program use on a device, as its refusals of
+# larger programs say.
+_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25, "tpu7x": 94.74}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +58,12 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """The number of devices: chips, or cores for v2 and v3, two to a chip."""
-        return math.prod(self.grid) * (2 if self.kind in ("v2", "v3") else 1)
+        """The number of devices: chips, or cores for v2, v3 and tpu7x, two to a chip."""
+        return math.prod(self.grid) * (2 if self.kind in _TWO_DEVICES else 1)
 
     @property
     def memory(self) -> int | None:
-        """Bytes of a chip's memory that a program may use, if known."""
+        """Bytes of a device's memory that a program may use, if known."""
         gib = _MEMORY.get(self.kind)
         return None if gib is None else int(gib * 2**30)
 
@@ -81,7 +83,8 @@ def topology_of(target: str) -> Topology:
 
     Args:
         target: ``tpu:v6e:16x16``, ``tpu:v6e-256``, or the same without ``tpu:``. The number in a
-            short name is Cloud TPU's: chips, or cores for v4 and v5p, two to a chip.
+            short name is Cloud TPU's: chips, or cores for v4 and v5p, two to a chip. TPU7x has no
+            short names.
 
     Raises:
         ValueError: the name is not valid.

@@ -44,7 +44,8 @@ def main(folder: str) -> None:
             report["memory"] = _numbers(compiled.get_compiled_memory_stats())
             report["cost"] = compiled.cost_analysis()
             executable = compiled.serialize()
-    _write(os.path.join(folder, "result.zip"), report, executable, _description(dump))
+    parts = {"executable": executable, **_descriptions(dump)}
+    _write(os.path.join(folder, "result.zip"), report, parts)
 
 
 def _end_with_input() -> None:
@@ -69,7 +70,8 @@ def _compile(
 
     n = len(devices)
     # The only way to see how libtpu lays out memory, even for a program that is too large.
-    options = {**options, "xla_dump_to": dump, "xla_dump_hlo_as_proto": True}
+    dumps = {"xla_dump_to": dump, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
+    options = {**options, **dumps}
     given = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=n,
@@ -105,20 +107,27 @@ def _numbers(stats: object) -> dict[str, int]:
     return {name: getattr(stats, name) for name in names}
 
 
-def _description(dump: str) -> bytes:
-    """The optimised program and its buffers, as an ``HloProto``; empty if there is none."""
-    found = glob.glob(os.path.join(glob.escape(dump), "*.after_optimizations.hlo.pb"))
-    if not found:
-        return b""
-    with open(max(found), "rb") as file:  # libtpu tries several times if a program is too large
-        return file.read()
+def _descriptions(dump: str) -> dict[str, bytes]:
+    """The optimised program and its buffers as an ``HloProto``, and the program as text.
+
+    Both are empty if there is none. The text is libtpu's own: jaxlib's XLA may be too old to read
+    the program.
+    """
+    parts = {}
+    for part, suffix in (("hlo.pb", ".hlo.pb"), ("hlo.txt", ".txt")):
+        found = glob.glob(os.path.join(glob.escape(dump), f"*.after_optimizations{suffix}"))
+        parts[part] = b""
+        if found:
+            with open(max(found), "rb") as file:  # libtpu tries several times if it is too large
+                parts[part] = file.read()
+    return parts
 
 
-def _write(path: str, report: Mapping[str, object], executable: bytes, description: bytes) -> None:
+def _write(path: str, report: Mapping[str, object], parts: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("report.json", json.dumps(report))
-        archive.writestr("executable", executable)
-        archive.writestr("hlo.pb", description)
+        for name, content in parts.items():
+            archive.writestr(name, content)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,16 @@ class Program(Protocol):
 
     Attributes:
         topology: the devices that it is for; None for the devices of this process.
+        compiler: what compiled it, with its version.
     """
 
     @property
     def topology(self) -> Topology | None: ...
 
-    def module(self) -> Module | None:
+    @property
+    def compiler(self) -> str: ...
+
+    def text(self) -> str | None:
         """The optimized HLO, or None if the compiler does not provide it."""
         ...
 
@@ -65,13 +69,16 @@ class Program(Protocol):
 class Target(Protocol):
     """A compiler for a kind of devices, registered with `register_target`."""
 
-    def __call__(self, lowered: Lowered, target: str, options: dict[str, object]) -> Program:
+    def __call__(
+        self, lowered: Lowered, target: str, options: dict[str, object], timeout: float | None
+    ) -> Program:
         """Compile.
 
         Args:
             lowered: the function.
             target: the target that the user named.
             options: of the compiler.
+            timeout: seconds that it may take; None: there is no limit.
         """
         ...
 
@@ -84,12 +91,24 @@ def register_target(kind: str, target: Target) -> None:
     _targets[kind] = target
 
 
-def compile_for(lowered: Lowered, target: str | None, options: Mapping[str, object]) -> Compiled:
+def compile_for(
+    lowered: Lowered,
+    target: str | None,
+    options: Mapping[str, object],
+    timeout: float | None = None,
+) -> Compiled:
     """See `Lowered.compile`."""
     if target is None:
+        if timeout is not None:
+            fail(
+                ValueError,
+                "compile was given a timeout, but no target",
+                "leave it out: only the compiler of a target runs in a process that can be ended.",
+            )
         return Compiled(lowered, Running(lowered, options))
     kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-    return Compiled(lowered, _targets.get(kind, _targets["tpu"])(lowered, target, dict(options)))
+    compiler = _targets.get(kind, _targets["tpu"])
+    return Compiled(lowered, compiler(lowered, target, dict(options), timeout))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,14 +130,18 @@ class Compiled:
         """The devices that it was compiled for; None for the devices of this process."""
         return self.program.topology
 
+    @property
+    def compiler(self) -> str:
+        """What compiled it: ``"libtpu 0.0.21 (jax 0.7.1)"``, or the backend's name."""
+        return self.program.compiler
+
     def as_text(self) -> str | None:
         """The HLO after the compiler's optimizations.
 
         None if the compiler does not provide it; torch_xla does not while `xfunc.profiler.trace` is
         recording.
         """
-        module = self.program.module()
-        return None if module is None else printer().hlo_text(module)
+        return self.program.text()
 
     def cost_analysis(self) -> dict[str, float] | None:
         """Like `Lowered.cost_analysis`, for the optimized program.
@@ -176,6 +199,7 @@ class Running:
 
     def __init__(self, lowered: Lowered, options: Mapping[str, object]):
         self._lowered, self._parts = lowered, lowered.traced.parts
+        self.compiler = runtime().name
         entry, own = self._parts.entry, compiler_options(options, "compile")
         if own:
             own = tuple(sorted({**dict(entry.compiler), **dict(own)}.items()))
@@ -196,13 +220,13 @@ class Running:
     def _optimised(self) -> Optimised | None:
         return self._executable().optimised() if self._parts.lowering.outputs else None
 
-    def module(self) -> Module | None:
+    def text(self) -> str | None:
         found = self._optimised()
-        return None if found is None else found.module
+        return None if found is None else printer().hlo_text(found.module)
 
     def costs(self) -> dict[str, float] | None:
-        module = self.module()
-        return None if module is None else costs(module)
+        found = self._optimised()
+        return None if found is None else costs(found.module)
 
     def memory(self) -> MemoryAnalysis:
         found = self._optimised()

@@ -126,7 +126,10 @@ class Lowered:
         return compiled.costs(self.module)
 
     def compile(
-        self, target: str | None = None, compiler_options: Mapping[str, object] | None = None
+        self,
+        target: str | None = None,
+        compiler_options: Mapping[str, object] | None = None,
+        timeout: float | None = None,
     ) -> Compiled:
         """Compile; runs nothing.
 
@@ -136,14 +139,17 @@ class Lowered:
                 install 'xfunc[aot]'``.
             compiler_options: options by name: of libtpu for a target, of XLA for the running
                 device with the backend ``"pjrt"``. torch_xla has none for a single program.
+            timeout: seconds after which a target's compiler, which runs in a process of its own, is
+                ended; None: it may take as long as it likes.
 
         Raises:
-            ValueError: an unknown target, invalid options, or any options for torch_xla.
+            ValueError: an unknown target, invalid options, any options for torch_xla, or a timeout
+                without a target.
             ShardingError: the target has another number of devices than the program's mesh.
-            CompileError: the compiler refuses the program.
+            CompileError: the compiler refuses the program, or takes too long.
             OutOfMemoryError: the program does not fit.
         """
-        return compiled.compile_for(self, target, compiler_options or {})
+        return compiled.compile_for(self, target, compiler_options or {}, timeout)
 
 
 def trace(

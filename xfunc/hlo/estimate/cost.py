@@ -98,12 +98,14 @@ class Chip(NamedTuple):
     bytes: float
 
 
-# Source for the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e}, peak compute per chip in bfloat16
-# and memory bandwidth. The CPU is a guess: a few cores of a server.
+# Source for the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e,tpu7x}, peak compute per chip in
+# bfloat16 and memory bandwidth; half of both for tpu7x, where a chip is two devices. The CPU is a
+# guess: a few cores of a server.
 CHIPS = {
     "v5e": Chip(197e12, 819e9),
     "v5p": Chip(459e12, 2765e9),
     "v6e": Chip(918e12, 1640e9),
+    "tpu7x": Chip(1153.5e12, 3690e9),
     "cpu": Chip(100e9, 20e9),
 }
 
