@@ -558,7 +558,8 @@ def test_out_of_memory_in_the_words_of_libtpu(said, required, limit):
 
 
 def test_out_of_memory_without_figures(worker):
-    worker(ANSWERS.format(report={"refusal": "RESOURCE_EXHAUSTED: no details\n\na list"}))
+    report = {"refusal": "RESOURCE_EXHAUSTED: no details\n\na list"}
+    worker(ANSWERS.format(report=report, text=""))
     with pytest.raises(OutOfMemoryError, match=r"of a chip: RESOURCE_EXHAUSTED: no details\n  at"):
         xf.jit(program).lower(*SHAPES).compile("v6e-1")
 

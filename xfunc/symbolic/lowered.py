@@ -127,7 +127,7 @@ class LoweredRange:
                 "other values for the backward pass",
                 "ask for one bucket: at(...).as_text().",
             )
-        (maker,) = self.makers
+        maker = self.makers[0]
         found = maker.all_sizes()
         if isinstance(found, SymbolicModule):
             return str(found)
@@ -142,11 +142,18 @@ class LoweredRange:
         return self.at().cost_analysis()
 
     def compile(
-        self, target: str | None = None, compiler_options: Mapping[str, object] | None = None
+        self,
+        target: str | None = None,
+        compiler_options: Mapping[str, object] | None = None,
+        timeout: float | None = None,
     ) -> CompiledRange:
-        """Compile the program of each bucket; runs nothing. See `Lowered.compile`."""
+        """Compile the program of each bucket; runs nothing. See `Lowered.compile`.
+
+        `timeout` is for each bucket.
+        """
         found = {
-            key: of_bucket(self, key).compile(target, compiler_options) for key in self.buckets
+            key: of_bucket(self, key).compile(target, compiler_options, timeout)
+            for key in self.buckets
         }
         return CompiledRange(self, found)
 
