@@ -33,7 +33,7 @@ from xfunc.core.types import Shaped
 from xfunc.remat.policies import Policy
 from xfunc.remat.split import Halves, primal, split
 from xfunc.torchlib import batching, functorch, values
-from xfunc.trace import tracing
+from xfunc.trace import scopes, tracing
 from xfunc.trace.lowering import Lowering, lower
 from xfunc.trace.tracing import Trace
 
@@ -234,6 +234,15 @@ class Program:
         self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
         self.has_rule, self._outputs = has_rule, lowering.outputs
         self._lowering, self._traced = lowering, True
+
+    def settle(self) -> None:
+        """Put scopes and lines in place of their stamps, as `restore` does in another process.
+
+        XLA's cache of compiled programs must see the same module in both.
+        """
+        lowering = self.lowering
+        resolved = scopes.resolve(lowering.module).to_bytes()
+        self._lowering = dataclasses.replace(lowering, hlo=resolved)
 
     def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
         """The joint program for gradients with respect to the inputs marked in `wrt`.

@@ -45,7 +45,6 @@ from xfunc.export.loaded import read_avals, write_avals
 from xfunc.hlo import InvalidHloError, Module, verify
 from xfunc.program import foreign
 from xfunc.program.program import Program
-from xfunc.trace import scopes
 from xfunc.trace.lowering import Lowering
 
 _HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
@@ -277,7 +276,7 @@ def _written(
     return packed(
         {
             _HEADER: json.dumps(header).encode(),
-            _HLO: scopes.resolve(lowering.module).to_bytes(),
+            _HLO: lowering.hlo,
             _TREE: pickled,
             **{f"const-{k}": _bytes_of(c) for k, c in enumerate(consts)},
         }

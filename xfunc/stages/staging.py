@@ -207,7 +207,8 @@ class Staged:
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        if place is not None and found is None and not had:
+        if place is not None and found is None and not had and program.outputs:
+            program.settle()
             place.keep(program, captures, out_tree[0], seen, list(guards), changed)
         entry = Entry(
             program,

@@ -196,7 +196,7 @@ def resolve(module: Module, lines: bool = True) -> Module:
     for computation in proto.computations:
         for i in computation.instructions:
             stamp, bar, operation = i.metadata.op_name.partition("|")
-            if not bar:
+            if not bar or not stamp.removeprefix("-").isdecimal():  # a scope's own bar
                 continue
             if stamp not in known:
                 known[stamp] = _meaning(stamp)

@@ -7,7 +7,7 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ def _library() -> ModuleType:
 
         config: Any = jax.config
         set_flags()
+        _started_with[:] = [os.environ.get("XLA_FLAGS")]
     except ImportError as error:
         raise ImportError(
             "the backend 'pjrt' needs JAX, which is not installed\n"
@@ -150,6 +151,30 @@ def from_first(text: str) -> str:
 def _has_accelerator() -> bool:
     kinds = "/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*"
     return "JAX_PLATFORMS" in os.environ or any(map(glob.glob, kinds))
+
+
+_started_with: list[str | None] = []
+
+
+@contextlib.contextmanager
+def flags_of_start() -> Iterator[None]:
+    """Show JAX, in a block, the XLA_FLAGS that it started with.
+
+    torch_xla adds to them when it is loaded. They are part of the key of JAX's cache of compiled
+    programs, and a process that traces nothing would not find them.
+    """
+    now = os.environ.get("XLA_FLAGS")
+    _set_flags(_started_with[0])
+    try:
+        yield
+    finally:
+        _set_flags(now)
+
+
+def _set_flags(flags: str | None) -> None:
+    os.environ.pop("XLA_FLAGS", None)
+    if flags is not None:
+        os.environ["XLA_FLAGS"] = flags
 
 
 def platform() -> str:

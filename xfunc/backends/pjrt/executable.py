@@ -81,7 +81,7 @@ class Executable:
         )
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner() if placements else contextlib.nullcontext()
-        with warnings.catch_warnings(), around:
+        with warnings.catch_warnings(), around, client.flags_of_start():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             try:
                 self._compiled = run.lower(*shapes).compile()
