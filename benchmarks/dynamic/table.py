@@ -10,7 +10,8 @@ PARTS = {
     "exact": "results at the exact shape, whatever the padding contains",
     "peaks": "memory over all sizes at once",
     "limit": "plans under a memory limit",
-    "choice": "the time to choose a program",
+    "calls": "calls with unseen sizes",
+    "picture": "memory of each plan and bucket: writes docs/images/dynamic.png",
     "training": "tokens per second next to padding, packing, exact shapes and torch",
     "tpu": "the masked step compiled for a TPU that need not be present",
 }

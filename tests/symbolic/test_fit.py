@@ -108,3 +108,13 @@ def test_too_few_sizes():
     assert probes(Box({"S": Range(1, 2)})) is None
     with pytest.raises(NoFit, match="S may have too few sizes"):
         fit(lambda env: xf.make_hlo(torch.sin)(struct(env["S"])), Box({"S": Range(3, 3)}))
+
+
+@pytest.mark.parametrize("low", [1, 4, 16, 64])
+@pytest.mark.parametrize("others", [{}, {"B": Range(1, 8)}, {"B": Range(16, 64)}])
+def test_probes_are_even_and_odd_but_no_common_sizes(low, others):
+    found = probes(Box({**others, "S": Range(low, 512)}), 2)
+    assert found is not None
+    sizes = [env["S"] for env in found[0]]
+    assert {s % 2 for s in sizes} == {0, 1}
+    assert all(s % 4 for s in sizes)

@@ -127,8 +127,7 @@ class LoweredRange:
                 "other values for the backward pass",
                 "ask for one bucket: at(...).as_text().",
             )
-        maker = self.makers[0]
-        found = maker.all_sizes()
+        found = next(iter(self.makers)).all_sizes()
         if isinstance(found, SymbolicModule):
             return str(found)
         fail(

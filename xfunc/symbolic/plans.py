@@ -305,13 +305,16 @@ class Plans:
         if policy is cp.everything_saveable and self._is_whole():
             return  # The function as written does that.
         override = None if policy is None else Override(policy, self._is_whole())
-        plan = Plan(name, override, self._trace, self.box, self._chip)
+        plan = self._plan(name, override)
         if not any(
             p.estimate(env) == plan.estimate(env)
             and math.isclose(p.seconds(env), plan.seconds(env), rel_tol=1e-9)
             for p in self.plans
         ):
             self.plans.append(plan)
+
+    def _plan(self, name: str, override: Override | None) -> Plan:
+        return Plan(name, override, self._trace, self.box, self._chip)
 
     def _is_whole(self) -> bool:
         """Whether there is no checkpoint and no scan in the function."""

@@ -55,10 +55,15 @@ def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
         start = min(start, r.min + (r.max - r.min) // r.step // 3 * r.step)
     last = r.max if r.max is not None else start + 400 * r.step
     candidates = range(start, min(last, start + 400 * r.step) + 1, r.step)
-    for strict in (True, False):
+    # Sizes in programs are mostly multiples of 4: values of such a size might be shared with others.
+    # The second size is even if the first is odd: functions often tell these apart.
+    for plain, apart in ((True, True), (False, True), (False, False)):
         for size in candidates:
-            known = [*taken, *seen]
-            apart = size > 1 and all(size % x and x % size for x in known if x)
-            if apart if strict else size not in known and size > 1:
+            known, n = [*taken, *seen], size // r.step
+            if size < 2 or size in known:
+                continue
+            if plain and (n % 4 == 0 or (len(seen) == 1 and (n - seen[0] // r.step) % 2 == 0)):
+                continue
+            if not apart or all(size % x and x % size for x in known if x):
                 seen.append(size)
                 yield size
