@@ -14,43 +14,35 @@ from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.plans import Plan, Plans, candidates
 from xfunc.symbolic.polynomial import Env
 
-ROWS, DRAWS, CHIP = 8, 40, "v6e"
+ROWS, DRAWS, CHIP = 8, 24, "v6e"
 BOX = Box({"S": Range(16, CAP)})
 FINER = 3, 6  # cuts that keep one part of so many, besides those among the candidates
 
 
-class _Known(Plans):
-    """Plans that are examined in the same order, but whose memory and time are known already."""
-
-    def __init__(self, known: dict[str, Plan], limit: int) -> None:
-        super().__init__("train_step", _trace, BOX, limit, CHIP)
-        self._known, self._whole = known, False
-
-    def _plan(self, name: str, override: Override | None) -> Plan:
-        return self._known[name]
+POLICIES = candidates() | {f"cut at 1/{n}": SameCut(1 / n) for n in FINER}
 
 
 @functools.cache
-def all_plans() -> dict[str, Plan]:
-    """The candidates and the finer cuts, with their memory and time at all sizes."""
-    policies = candidates() | {f"cut at 1/{n}": SameCut(1 / n) for n in FINER}
-    known = {
-        name: Plan(name, None if p is None else Override(p), _trace, BOX, CHIP)
-        for name, p in policies.items()
-    }
-    for plan in known.values():
-        plan.largest(BOX, {"S": CAP}, "S", 2**30)  # This looks at all sizes.
-    return known
+def plan(name: str) -> Plan:
+    """A plan, whose memory and time are found for all sizes once."""
+    policy = POLICIES[name]
+    return Plan(name, None if policy is None else Override(policy), _trace, BOX, CHIP)
 
 
-def plans_under(limit: int) -> Plans:
-    """The plans under a limit, as `jit` examines them."""
-    return _Known(all_plans(), limit)
+class Known(Plans):
+    """The plans under a limit, examined as `jit` does, but shared by all limits."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("train_step", _trace, BOX, limit, CHIP)
+        self._whole = False
+
+    def _plan(self, name: str, override: Override | None) -> Plan:
+        return plan(name)
 
 
 def main() -> None:
     """Print the lines."""
-    known = all_plans()
+    known = {name: plan(name) for name in POLICIES}
     draw = random.Random(0)
     met = refused = right = 0
     costs: list[float] = []
@@ -61,7 +53,7 @@ def main() -> None:
         limit = int(draw.uniform(0.9 * least, 1.1 * most))
         fitting = [known[name] for name, held in peaks.items() if held <= limit]
         try:
-            chosen = plans_under(limit).choose(env)
+            chosen = Known(limit).choose(env)
         except OutOfMemoryError as error:
             refused += 1
             right += not fitting and error.required_bytes == least

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 import xfunc as xf
-from benchmarks.dynamic.limit import BOX, all_plans, plans_under
+from benchmarks.dynamic.limit import BOX, Known, plan
 from benchmarks.dynamic.setting import CAP, lengths
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "dynamic.png"
-SHOWN = ("everything", "dots", "min_cut", "cut at 1/2", "cut at 1/4", "nothing")
+SHOWN = ("everything", "dots", "min_cut", "cut at 1/4")
 PART = 0.55  # of what the largest size takes if everything is kept
 MIB = 2**20
 
@@ -23,30 +23,30 @@ def main() -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    known = {name: all_plans()[name] for name in SHOWN}
+    known = {name: plan(name) for name in SHOWN}
     limit = int(PART * known["everything"].estimate({"S": CAP}))
-    plans = plans_under(limit)
+    plans = Known(limit)
     buckets = [max(b, BOX.ranges["S"].min) for b in xf.buckets([*lengths(5000), CAP], n=8)]
     chosen = {b: plans.choose({"S": b}) for b in buckets}
-    sizes = np.unique(np.linspace(16, CAP, 120, dtype=int))
+    sizes = np.unique(np.linspace(16, CAP, 16, dtype=int))
     figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
     colors: dict[str, str] = {}
-    for k, (name, plan) in enumerate(known.items()):
-        peaks = np.array([plan.estimate({"S": int(s)}) for s in sizes]) / MIB
+    for k, (name, own) in enumerate(known.items()):
+        peaks = np.array([own.estimate({"S": int(s)}) for s in sizes]) / MIB
         colors[name] = f"C{k}"
         axes.plot(sizes, peaks, c=colors[name], lw=1.2, label=name)
-        end = plan.largest(BOX, {"S": CAP}, "S", limit)
+        end = own.largest(BOX, {"S": CAP}, "S", limit)
         if end is not None and end < CAP:
             axes.plot([end], [limit / MIB], "o", c=colors[name], ms=5)
     axes.axhline(limit / MIB, c="black", ls="--", lw=1, label="memory_limit")
     low = 0
     print("| bucket | plan | peak |\n|---|---|---|")
-    for b, plan in chosen.items():
-        peak = plan.estimate({"S": b}) / MIB
-        color = colors.get(plan.name, "gray")
+    for b, best in chosen.items():
+        peak = best.estimate({"S": b}) / MIB
+        color = colors.get(best.name, "gray")
         axes.fill_between([low, b], [peak, peak], color=color, alpha=0.25, lw=0)
         axes.plot([low, b, b], [peak, peak, 0], c=color, lw=0.8)
-        print(f"| S<={b} | {plan.name} | {peak:.0f} MiB |")
+        print(f"| S<={b} | {best.name} | {peak:.0f} MiB |")
         low = b
     axes.set_xlim(0, CAP)
     axes.set_ylim(0, 1.15 * limit / MIB)

@@ -13,6 +13,7 @@ PARTS = {
     "calls": "calls with unseen sizes",
     "picture": "memory of each plan and bucket: writes docs/images/dynamic.png",
     "training": "tokens per second next to padding, packing, exact shapes and torch",
+    "capped": "the same within the memory that padding takes",
     "tpu": "the masked step compiled for a TPU that need not be present",
 }
 

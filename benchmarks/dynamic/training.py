@@ -52,21 +52,32 @@ class Contender:
 
 
 def main() -> None:
-    """Print the tables, in a process bound to one core: see `benchmarks.training.main`."""
+    """Print the table."""
+    on_one_core("free")
+
+
+def on_one_core(table: str) -> None:
+    """Print a table, in a process bound to one core: see `benchmarks.training.main`."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        subprocess.run([sys.executable, "-m", "benchmarks.dynamic.training"], check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.dynamic.training", table], check=True)
     finally:
         os.sched_setaffinity(0, cores)
 
 
-def measure() -> None:
-    """Print the tables."""
+def measure(table: str) -> None:
+    """Print a table."""
     allocation.keep_memory()
     torch.set_num_threads(1)
     part = setting.documents(DOCUMENTS)
-    _compare(_free(part), "Nothing limits memory; all values are kept for the backward pass.")
+    if table == "free":
+        _compare(_free(part), "Nothing limits memory; all values are kept for the backward pass.")
+    else:
+        _capped(part)
+
+
+def _capped(part: Part) -> None:
     batches = setting.by_length(part, 2 * ROWS, BATCHES // 2)
     made = setting.recipe("full")
     like: Any = xf.tree.map(lambda x: xf.ShapeDtypeStruct(x.shape, x.dtype), _wide(batches)[0])
@@ -189,4 +200,4 @@ def _cost(c: Contender) -> float:
 
 
 if __name__ == "__main__":
-    measure()
+    measure(sys.argv[1])

@@ -55,8 +55,8 @@ def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
         start = min(start, r.min + (r.max - r.min) // r.step // 3 * r.step)
     last = r.max if r.max is not None else start + 400 * r.step
     candidates = range(start, min(last, start + 400 * r.step) + 1, r.step)
-    # Sizes in programs are mostly multiples of 4: values of such a size might be shared with others.
-    # The second size is even if the first is odd: functions often tell these apart.
+    # Sizes in programs are mostly multiples of 4: values of such a size might be shared with
+    # others. The second size is even if the first is odd: functions often tell these apart.
     for plain, apart in ((True, True), (False, True), (False, False)):
         for size in candidates:
             known, n = [*taken, *seen], size // r.step
