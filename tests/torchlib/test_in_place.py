@@ -125,6 +125,36 @@ def test_the_tangent_of_a_copy_is_a_copy(copy: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(xf.device_get(got), (fun(M), fun(M.sin())))  # It is linear.
 
 
+@pytest.mark.parametrize("rest", [lambda x: x % 2, torch.frac, lambda x: torch.fmod(x, 2)])
+def test_a_remainder_has_a_tangent_of_its_own(rest: Callable[[Tensor], Tensor]) -> None:
+    def fun(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        z = rest(y)
+        z.mul_(3)
+        return y, z
+
+    t = M.sin()
+    got = xf.jvp(fun, (M,), (t,))
+    torch.testing.assert_close(xf.device_get(got), (fun(M), (2 * t, 6 * t)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_masked_scatter_in_place_in_a_hessian() -> None:
+    mask = torch.tensor([True, False, True])
+
+    def fun(x: Tensor) -> Tensor:
+        y = x % 0.5
+        y.masked_scatter_(mask, x.clone())
+        return y.sin().sum() + x.sin().sum()
+
+    x = torch.tensor([1.5625, 0.0625, 1.1875], dtype=torch.float64)
+    h = 1e-5  # torch's own jacfwd of a gradient is wrong here.
+    gradient = torch.func.grad(fun)
+    want = [(gradient(x + h * e) - gradient(x - h * e)) / (2 * h) for e in torch.eye(3)]
+    for hessian in (xf.hessian(fun), xf.jacrev(xf.grad(fun))):
+        torch.testing.assert_close(hessian(x).cpu(), torch.stack(want), rtol=1e-7, atol=1e-9)
+
+
 # -- operations -----------------------------------------------------------------------------------
 
 

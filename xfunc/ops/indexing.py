@@ -9,7 +9,7 @@ import torch
 
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.registry import below, composition, kernel, original
+from xfunc.ops.registry import batched, below, composition, kernel, original
 
 Tensor = torch.Tensor
 
@@ -145,6 +145,7 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 
 
 @kernel("masked_scatter")
+@batched("masked_scatter")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements. It
     # emits dimensions of dynamic size.
@@ -157,6 +158,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 @kernel("masked_scatter_backward")
+@batched("masked_scatter_backward")
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     n, mask = math.prod(sizes), mask.expand(grad.shape).reshape(-1)
     place = torch.where(mask, mask.long().cumsum(0) - 1, n).clamp(max=n)

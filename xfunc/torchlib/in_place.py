@@ -8,7 +8,7 @@ is changed in place, gradients would be those of the old shape.
 NOTE [copies of views]: in torch's forward mode, the tangent of `torch.diagonal_copy(x)` is a view
 of the tangent of x, so changing the copy in place changes both. torch copies a tangent whose
 strides differ from those of its primal, which hides this where a view has other strides; views in
-torch_xla do not.
+torch_xla do not. The tangent of ``x % 2`` is that of x itself, too, and so for `fmod` and `frac`.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ IN_PLACE: dict[object, Callable[..., object]] = {
         for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()
     },
     **{getattr(torch, f"{n}_copy"): _copied(getattr(torch.ops.aten, n)) for n in _VIEWS},
+    **{f: _copied(f) for n in ("fmod", "remainder", "__mod__", "frac") for f in _functions(n)},
     torch.diag: _diag,
     torch.Tensor.diag: _diag,
 }
