@@ -170,3 +170,22 @@ def test_groups_of_devices_are_listed() -> None:
         [[0, 2, 4, 6], [1, 3, 5, 7]]
     ]
     assert not any(g.HasField("iota_replica_group_list") for g in found)
+
+
+@pytest.mark.parametrize("backend", active.NAMES)
+def test_a_host_call_that_fails(backend: str) -> None:
+    """The program runs to its end on all devices; what it returns must not be taken for results."""
+
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("of the callback")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = xf.sharding.with_sharding_constraint(x * 2, P("x"))
+        return xf.pure_callback(refuse, xf.ShapeDtypeStruct((8, 4), x.dtype), y) + y.sum()
+
+    xf.config.set_backend(backend)
+    with xf.sharding.use_mesh(mesh()):
+        with pytest.raises(ArithmeticError, match="of the callback"):
+            xf.block_until_ready(xf.jit(f)(torch.ones(8, 4)))
+        inverse = xf.jit(torch.linalg.inv)(2 * torch.eye(8))
+    assert torch.equal(inverse.cpu(), torch.eye(8) / 2)

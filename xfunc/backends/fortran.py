@@ -46,6 +46,12 @@ def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *types)(_pointer(capsule, signature))
 
 
+def load() -> None:
+    """Load scipy's routines: not left to a program, whose threads would do it all at once."""
+    routine("potrf", torch.float32)
+    _thread_count()
+
+
 class _OneThread:
     """A block in which OpenBLAS uses no other threads; see NOTE [threads of OpenBLAS]."""
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from xfunc.backends import host_calls, solvers
+from xfunc.backends import fortran, host_calls, solvers
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
@@ -32,12 +32,16 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 def use_lapack(proto: pb.HloModuleProto) -> None:
     """Use LAPACK for all supported operations of a module, in place."""
     composites = {c.id: operation_of(c) for c in proto.computations}
+    called = set[str]()
     for c in proto.computations:
         for i in c.instructions:
             name = _routine(i, composites)
             if name is not None:
                 del i.called_computation_ids[:]
-                host_calls.become_host_call(i, name)
+                host_calls.become_host_call(i, f"lapack {name}")
+                called.add(name)
+    if called & solvers.ROUTINES.keys():
+        fortran.load()
     _drop_unused(proto)
 
 
@@ -47,9 +51,9 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
     name = None
     if i.opcode == "call":
         operation = composites[i.called_computation_ids[0]]
-        name = operation and f"lapack {operation}"
+        name = operation
     elif i.opcode == "cholesky":
-        name = f"lapack potrf {'lower' if i.cholesky_options.lower else 'upper'}"
+        name = f"potrf {'lower' if i.cholesky_options.lower else 'upper'}"
     elif i.opcode == "triangular-solve":
         options = i.triangular_solve_options
         words = (
@@ -59,13 +63,13 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
             ("transposed", options.transpose_a == pb.TriangularSolveOptions.TRANSPOSE),
             ("adjoint", options.transpose_a == pb.TriangularSolveOptions.ADJOINT),
         )
-        name = " ".join(["lapack trsm", *(word for word, said in words if said)])
+        name = " ".join(["trsm", *(word for word, said in words if said)])
     elif i.custom_call_target == "Eigh":
         # lower, sort, and two numbers for XLA's own algorithm
         lower = i.backend_config.startswith(b"1")
-        name = f"lapack eigh {'L' if lower else 'U'}"
+        name = f"eigh {'L' if lower else 'U'}"
     elif i.custom_call_target in ("Qr", "ProductOfElementaryHouseholderReflectors"):
-        name = f"lapack {i.custom_call_target}"
+        name = i.custom_call_target
     if name is None or Shape.from_proto(first).dtype not in _DTYPES:
         return None
     return name

@@ -90,7 +90,7 @@ class Executable:
         self._run = self._compiled if placements else run
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1
-        self._waits = calls_host or one_by_one
+        self._calls_host, self._waits = calls_host, calls_host or one_by_one
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
@@ -104,6 +104,8 @@ class Executable:
             if failures:
                 raise failures[0] from None
             raise compile_error(self._name, str(error)) from error
+        if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
+            raise failures[0]
         results = zip(found[: self._results], self._outputs, strict=True)
         return [make(Data(x), *aval) for x, aval in results]
 
