@@ -22,6 +22,7 @@ __all__ = [
     "set_trace_cache_dir",
     "shard_as_in_scan",
     "tpu_compiler",
+    "use_shardy_partitioner",
 ]
 
 hide_library_frames: bool = True
@@ -40,6 +41,12 @@ tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "pinned"
 ``"newest"``: the one that ``python -m xfunc.aot`` installed in an environment of its own. Or the
 path of a Python that has jax and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the
 same.
+"""
+
+use_shardy_partitioner: bool = False
+"""Whether the backend ``"pjrt"`` partitions programs by Shardy; otherwise by GSPMD, as torch_xla.
+
+Source: ``jax_use_shardy_partitioner``.
 """
 
 

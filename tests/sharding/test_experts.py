@@ -12,9 +12,6 @@ from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
 from examples.llama.sizes import Experts
 
-# The partitioner of jaxlib 0.7.1 ends the process: "Check failed: IsScalarWithElementType".
-pytestmark = pytest.mark.torch_xla
-
 CONFIG = model.Config(
     64,
     hidden=16,

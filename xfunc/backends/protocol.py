@@ -142,6 +142,7 @@ class Runtime(Protocol):
         donated: frozenset[int],
         placements: Sequence[Placement | None],
         options: Sequence[tuple[str, object]] = (),
+        shardy: bool = False,
     ) -> Executable:
         """Compile a program.
 
@@ -153,5 +154,6 @@ class Runtime(Protocol):
             donated: flat inputs whose buffers the program may take over.
             placements: of the flat inputs.
             options: of the compiler, by name.
+            shardy: whether to partition it by Shardy, if the runtime has it.
         """
         ...

@@ -616,6 +616,7 @@ class HloModuleProto(_message.Message):
         "computations",
         "entry_computation_id",
         "entry_computation_name",
+        "frontend_attributes",
         "host_program_shape",
         "id",
         "name",
@@ -626,12 +627,14 @@ class HloModuleProto(_message.Message):
     HOST_PROGRAM_SHAPE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COMPUTATION_ID_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     entry_computation_name: str
     computations: _containers.RepeatedCompositeFieldContainer[HloComputationProto]
     host_program_shape: ProgramShapeProto
     id: int
     entry_computation_id: int
+    frontend_attributes: FrontendAttributes
     def __init__(
         self,
         name: str | None = ...,
@@ -640,4 +643,5 @@ class HloModuleProto(_message.Message):
         host_program_shape: ProgramShapeProto | _Mapping | None = ...,
         id: int | None = ...,
         entry_computation_id: int | None = ...,
+        frontend_attributes: FrontendAttributes | _Mapping | None = ...,
     ) -> None: ...

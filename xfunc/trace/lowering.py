@@ -157,7 +157,7 @@ class Lowering:
         where = active.runtime()
         key = (where, donated, options)
         if placements:
-            key = (*key, placements, config.shard_as_in_scan)
+            key = (*key, placements, config.shard_as_in_scan, config.use_shardy_partitioner)
         found = self._executables.get(key)
         if found is None:
             tiles = (
@@ -167,7 +167,16 @@ class Lowering:
             )
             module = finished(Module.from_bytes(self.hlo), tiles=tiles)
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
-            found = where.load(self.name, module, self.inputs, avals, donated, placements, options)
+            found = where.load(
+                self.name,
+                module,
+                self.inputs,
+                avals,
+                donated,
+                placements,
+                options,
+                config.use_shardy_partitioner,
+            )
             self._executables[key] = found
             compiled()
         return found

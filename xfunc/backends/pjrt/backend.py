@@ -24,6 +24,8 @@ from xfunc.core.avals import Aval
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
+from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.torchlib.functorch import top_level
 
 if TYPE_CHECKING:
@@ -157,6 +159,7 @@ class Pjrt:
         donated: frozenset[int],
         placements: Sequence[Placement | None],
         options: Sequence[tuple[str, object]] = (),
+        shardy: bool = False,
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
         proto = module.proto
@@ -175,13 +178,17 @@ class Pjrt:
             # XLA (jaxlib 0.7.1) aborts the process if a call is the root of a computation with a
             # batched product: it parses the call's configuration, {name = "..."}, as JSON.
             add_end(proto, 1)
+        mesh = None
+        if self._count > 1:
+            narrow_scatter_indices(proto)
+            mesh = to_shardy(proto, self._count) if shardy else None
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]
         whole = [None] * len(avals) if self._count > 1 else []
         where = [(placements or whole)[i] for i in flat] if self._count > 1 else []
         of = [avals[i] for i in flat]
         return Executable(
-            name, module, flat, of, taken, calls_host, self._uploaded, where, dict(options)
+            name, module, flat, of, taken, calls_host, self._uploaded, where, dict(options), mesh
         )
 
 

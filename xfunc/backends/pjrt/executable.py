@@ -21,10 +21,11 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, Data, array_of, make
-from xfunc.backends.pjrt.shardings import partitioner, sharding
+from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module
+from xfunc.hlo.spmd.common_mesh import CommonMesh
 
 if TYPE_CHECKING:
     import jax
@@ -51,6 +52,7 @@ class Executable:
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
         options: of the compiler, by name.
+        mesh: of the module's shardings, if they are written for Shardy.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class Executable:
         upload: Callable[[torch.Tensor], Array],
         placements: Sequence[Placement | None] = (),
         options: Mapping[str, object] | None = None,
+        mesh: CommonMesh | None = None,
     ):
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
         self._results = len(outputs) - calls_host
         self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs[: self._results]]
-        where = map(sharding, placements) if placements else (None,) * len(avals)
+        where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
+        where = where or [None] * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
         run = client.jax().jit(
@@ -80,7 +84,7 @@ class Executable:
             compiler_options=dict(options or {}) or None,
         )
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
-        around = partitioner() if placements else contextlib.nullcontext()
+        around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
         with warnings.catch_warnings(), around, client.flags_of_start():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             try:

@@ -13,7 +13,9 @@ from xfunc.hlo.spmd.tiles import Tiles
 
 if TYPE_CHECKING:
     from jax import Array
-    from jax.sharding import Sharding
+    from jax.sharding import Mesh, Sharding
+
+    from xfunc.hlo.spmd.common_mesh import CommonMesh
 
 
 @functools.lru_cache(maxsize=4096)
@@ -37,9 +39,28 @@ def placement_of(known: Sharding, ndim: int) -> Placement | None:
     return read(str(known._to_xla_hlo_sharding(ndim)))
 
 
+def mesh_of(known: CommonMesh) -> Mesh:
+    """JAX's mesh."""
+    import numpy as np
+    from jax.sharding import Mesh
+
+    return Mesh(np.array(jax().devices()).reshape(known.sizes), known.names)
+
+
+def sharding_on(known: CommonMesh, placement: Placement | None) -> Sharding:
+    """JAX's sharding for this placement, on a mesh that it can be written in."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    if placement is None:
+        return NamedSharding(mesh_of(known), PartitionSpec())
+    tiles = placement.tiles
+    dims = known.axes(tiles.to_proto(), len(tiles.dims)).dims
+    return NamedSharding(mesh_of(known), PartitionSpec(*dims))
+
+
 def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
-    with partitioner():
+    with partitioner(shardy=False):
         return _mover(to)(array)
 
 
@@ -48,9 +69,9 @@ def _mover(to: Placement | None) -> Callable[[Array], Array]:
     return jax().jit(lambda x: x, out_shardings=sharding(to))
 
 
-def partitioner() -> contextlib.AbstractContextManager[None]:
-    """Make JAX compile with the partitioner that reads our annotations, in a block."""
+def partitioner(*, shardy: bool) -> contextlib.AbstractContextManager[None]:
+    """Make JAX compile with one of its partitioners in a block: Shardy or GSPMD."""
     jax()
     from jax._src import config
 
-    return config.use_shardy_partitioner(False)
+    return config.use_shardy_partitioner(shardy)

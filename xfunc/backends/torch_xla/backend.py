@@ -71,8 +71,10 @@ class TorchXLA:
         donated: frozenset[int],
         placements: Sequence[Placement | None],
         options: Sequence[tuple[str, object]] = (),
+        shardy: bool = False,
     ) -> Executable:
         """See `xfunc.backends.protocol.Runtime.load`."""
+        del shardy  # torch_xla 2.9 has GSPMD only.
         if options:
             fail(
                 ValueError,

@@ -21,7 +21,7 @@ from xfunc.hlo import opcodes
 from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, renamed
 from xfunc.hlo.module import Module
-from xfunc.hlo.spmd.annotations import is_pair, is_region
+from xfunc.hlo.spmd.annotations import is_manual_body, is_pair, is_region
 
 
 def inline_calls(module: Module) -> Module:
@@ -58,7 +58,8 @@ def inline_calls(module: Module) -> Module:
 
 def _stays(callee: pb.HloComputationProto) -> bool:
     """Whether calls of a computation stay calls."""
-    return is_pair(callee) or is_region(callee) or operation_of(callee) is not None
+    stays = is_pair(callee) or is_region(callee) or is_manual_body(callee)
+    return stays or operation_of(callee) is not None
 
 
 class _Caller:

@@ -23,6 +23,8 @@ from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"
+MANUAL_BODY = "xla.sdy.manual_computation_body"
+"""How the name of one device's program begins, where it is written for Shardy."""
 _AUTOMATIC = "xfunc_automatic"
 
 
@@ -104,3 +106,8 @@ def is_pair(c: pb.HloComputationProto) -> bool:
 def is_region(c: pb.HloComputationProto) -> bool:
     """Whether a computation enters and leaves a manual region."""
     return any(i.custom_call_target == "SPMDShardToFullShape" for i in c.instructions)
+
+
+def is_manual_body(c: pb.HloComputationProto) -> bool:
+    """Whether a computation is one device's program, written for Shardy."""
+    return c.name.startswith(MANUAL_BODY)

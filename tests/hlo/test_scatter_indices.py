@@ -1,0 +1,49 @@
+"""32-bit indices of scatters: the same elements, with the same ones left out."""
+
+from __future__ import annotations
+
+import torch
+
+from xfunc.hlo import Module, verify
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
+
+from .conftest import Lower, Run
+
+MOST = 2**31
+INDICES = [[1, 0], [MOST, 3], [2**32, -1], [-(2**32), 2], [2**63 - 1, 4], [2, -(2**63)]]
+
+
+def narrowed(module: Module) -> Module:
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    narrow_scatter_indices(proto)
+    verify(found := Module(proto))
+    return found
+
+
+def test_what_is_out_of_range_stays_out(lower: Lower, run: Run) -> None:
+    args = [torch.zeros(5, 2), torch.tensor(INDICES), torch.arange(1.0, 13).reshape(6, 2)]
+    module = lower(lambda x, i, v: [x.scatter_add(0, i, v), x.index_add(0, i[:, 1], v)], args)
+    found = narrowed(module)
+    types = {
+        o.shape.dtype
+        for i in found.entry.instructions
+        if i.opcode == "scatter"
+        for o in i.operands[1:2]
+    }
+    assert types == {torch.int32}
+    for got, want in zip(run(found, args), run(module, args), strict=True):
+        assert torch.equal(got, want)
+    assert narrowed(found).to_bytes() == found.to_bytes()
+
+
+def test_positions_are_still_seen(lower: Lower) -> None:
+    """XLA's partitioner looks for an iota among the parts that indices are put together from."""
+    args = [torch.zeros(5, 2), torch.zeros(6, 2).long(), torch.ones(6, 2)]
+    found = narrowed(lower(lambda x, i, v: [x.scatter(0, i, v)], args))
+    (scatter,) = (i for i in found.entry.instructions if i.opcode == "scatter")
+    parts = scatter.operands[1]
+    assert parts.opcode == "concatenate"
+    assert [p.opcode for p in parts.operands] == ["convert", "iota"]
+    assert {p.shape.dtype for p in parts.operands} == {torch.int32}

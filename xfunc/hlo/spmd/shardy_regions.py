@@ -1,0 +1,125 @@
+"""Manual regions as Shardy reads them: one device's program is a computation of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fill, instruction, with_id
+from xfunc.hlo.spmd.annotations import MANUAL_BODY
+from xfunc.hlo.spmd.shardy_text import Writer
+
+ENTER, LEAVE = "SPMDFullToShardShape", "SPMDShardToFullShape"
+_AXES = "xla.sdy.manual_axes"
+_Instructions = list[pb.HloInstructionProto]
+
+
+def split_region(
+    c: pb.HloComputationProto, write: Writer, ids: Iterator[int]
+) -> pb.HloComputationProto:
+    """One device's program, of a computation that enters and leaves a region.
+
+    Args:
+        c: the computation, which is changed to call the result. Each value that enters or leaves
+            has a constraint; see `xfunc.sharding.manual`.
+        write: writes shardings.
+        ids: unused ones.
+    """
+    by_id = {i.id: i for i in c.instructions}
+    enters = [i for i in c.instructions if i.custom_call_target == ENTER]
+    leaves = [i for i in c.instructions if i.custom_call_target == LEAVE]
+    sources = [by_id[i.operand_ids[0]] for i in enters]
+    exits = [by_id[i.operand_ids[0]] for i in leaves]
+    before = _needed(c, [k for i in sources for k in i.operand_ids])
+    after = _depending(c, {i.id for i in leaves})
+    border = {i.id for i in (*sources, *enters, *exits, *leaves)}
+    outside = before | after | border
+    inside = [i for i in c.instructions if i.id not in outside]
+    body = _computation(enters, inside, [i.operand_ids[0] for i in exits], ids)
+
+    axes = write.manual_axes(write.manual(exits[0]) - write.manual(leaves[0]))
+    made: _Instructions = []
+
+    def add(i: pb.HloInstructionProto, operands: Iterable[int], results: _Instructions) -> None:
+        """Add an instruction with several results, which get the shapes and ids of these."""
+        i.operand_ids.extend(operands)
+        made.append(i)
+        if len(results) == 1:
+            i.id = results[0].id
+            i.shape.CopyFrom(results[0].shape)
+            return
+        i.shape.element_type = pb.TUPLE
+        for k, r in enumerate(results):
+            i.shape.tuple_shapes.add().CopyFrom(r.shape)
+            part = instruction("get-tuple-element", r.id, r.shape, [i.id], of=i)
+            part.tuple_index = k
+            made.append(part)
+
+    def crossing(target: str) -> pb.HloInstructionProto:
+        found = instruction("custom-call", next(ids), pb.ShapeProto(), of=leaves[0])
+        found.custom_call_target, found.custom_call_api_version = target, 1
+        found.custom_call_has_side_effect = True
+        found.frontend_attributes.map[_AXES] = axes
+        return found
+
+    arguments = [with_id(i, next(ids)) for i in enters]
+    if enters:
+        enter = crossing("xla.sdy.GlobalToLocalShape")
+        enter.frontend_attributes.map["xla.sdy.in_shardings"] = write.several(sources)
+        add(enter, [i.operand_ids[0] for i in sources], arguments)
+    call = instruction("call", next(ids), pb.ShapeProto(), of=leaves[0])
+    call.called_computation_ids.append(body.id)
+    call.frontend_attributes.map["inlineable"] = "false"
+    results = [with_id(i, next(ids)) for i in exits]
+    add(call, [i.id for i in arguments], results)
+    leave = crossing("xla.sdy.LocalToGlobalShape")
+    leave.frontend_attributes.map["xla.sdy.out_shardings"] = write.several(leaves)
+    add(leave, [i.id for i in results], leaves)
+    first = [i for i in c.instructions if i.id in before]
+    last = [i for i in c.instructions if i.id in after and i.id not in border]
+    fill(c, [*first, *made, *last])
+    return body
+
+
+def _needed(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
+    """The parameters, and what these values are computed from."""
+    found = {*ids, *(i.id for i in c.instructions if i.opcode == "parameter")}
+    for i in reversed(c.instructions):
+        if i.id in found:
+            found.update(i.operand_ids)
+    return found
+
+
+def _depending(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
+    """The result, and what is computed from these values."""
+    found = {*ids, c.root_id}
+    for i in c.instructions:
+        if not found.isdisjoint(i.operand_ids):
+            found.add(i.id)
+    return found
+
+
+def _computation(
+    enters: Sequence[pb.HloInstructionProto],
+    inside: Sequence[pb.HloInstructionProto],
+    results: Sequence[int],
+    ids: Iterator[int],
+) -> pb.HloComputationProto:
+    """One device's program; its result is a tuple unless there is only one."""
+    c = pb.HloComputationProto(id=next(ids))
+    c.name = f"{MANUAL_BODY}.{c.id}"
+    for k, i in enumerate(enters):
+        parameter = instruction("parameter", i.id, i.shape, of=i)
+        parameter.parameter_number = k
+        c.instructions.append(parameter)
+        c.program_shape.parameters.append(i.shape)
+        c.program_shape.parameter_names.append(parameter.name)
+    c.instructions.extend(inside)
+    shapes = {i.id: i.shape for i in c.instructions}
+    c.root_id, shape = results[0], shapes[results[0]]
+    if len(results) > 1:
+        shape = pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=[shapes[k] for k in results])
+        c.root_id = next(ids)
+        c.instructions.append(instruction("tuple", c.root_id, shape, results))
+    c.program_shape.result.CopyFrom(shape)
+    return c
