@@ -404,3 +404,11 @@ def test_one_of_several_views_is_not_changed_where_it_is_differentiated(
     assert xf.jit(f)(x).item() == f(x).item()
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"(?s)one of several views.*Hint"):
         xf.grad(f)(x)
+
+
+def test_as_strided_beyond_an_example() -> None:
+    """Here an example's elements lie apart."""
+    x = torch.zeros(3, 2, 3)
+    says = r"as_strided within vmap reads beyond(.|\n)*Hint: index the elements"
+    with pytest.raises(xf.errors.UnsupportedOpError, match=says):
+        xf.vmap(lambda a: torch.as_strided(a.t(), (2, 2), (4, 1), 1))(x)

@@ -31,6 +31,11 @@ _FUNCTION_RULES = {
         "derivative of linalg.eigh of complex numbers, for one)",
         "use linalg.eigvalsh if the eigenvectors are not needed, or xf.custom_vjp.",
     ),
+    "please try to rewrite the `as_strided` call": (
+        "as_strided within vmap reads beyond the memory of one example, whose elements may lie "
+        "apart in the batch",
+        "index the elements: x.reshape(-1)[positions], or use x.unfold.",
+    ),
     "You must implement the jvp function": (
         "a torch.autograd.Function has no rule for forward-mode differentiation",
         "give the class a `jvp` staticmethod, or use xf.custom_jvp.",
