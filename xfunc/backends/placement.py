@@ -7,6 +7,7 @@ object for each way to shard an array, so that programs are found by identity.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,12 +68,26 @@ def is_on_devices(tensor: torch.Tensor) -> bool:
 
 
 def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
-    """The data of a tensor on the running devices, with a given sharding."""
+    """The data of a tensor on the running devices, with a given sharding.
+
+    Raises:
+        ShardingError: the sharding is for another number of devices.
+    """
     with lock:
-        if runtime().device_count() == 1:
+        count = runtime().device_count()
+        if count == 1:
             found = runtime().to_device(tensor.detach())
         else:
-            found = runtime().put(tensor.detach(), placement_of(sharding.tiles(tensor.ndim)))
+            tiles = sharding.tiles(tensor.ndim)
+            n = math.prod(tiles.dims) * tiles.manual * tiles.replicated
+            if n not in (1, count):
+                fail(
+                    ShardingError,
+                    f"{sharding} is for a mesh of {n} devices, but this process has {count}",
+                    "use a mesh of available devices (xf.sharding.make_mesh); an AbstractMesh is "
+                    "only for lowering.",
+                )
+            found = runtime().put(tensor.detach(), placement_of(tiles))
     remember(found, sharding)
     return found
 
