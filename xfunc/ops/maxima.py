@@ -39,6 +39,9 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     value = seen.amax(-1, keepdim=True)
     which = first_place(seen, value, seen.ndim - 1)
     place = table.expand(seen.shape).gather(-1, which)
+    if x.is_floating_point():
+        last = torch.where(seen.isnan(), table, -1).amax(-1, keepdim=True)
+        place = torch.where(value.isnan(), last, place)
     shape = (*x.shape[:-spatial], *outs)
     return value.reshape(shape), place.reshape(shape)
 
@@ -58,6 +61,9 @@ def _several(value: Sequence[int], n: int) -> list[int]:
     return [*value] * n if len(value) == 1 else [*value]
 
 
+# NOTE [the place of NaN]: the maximum of a window with NaN is NaN, at the last one, as in torch.
+
+
 def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def pool(
         x: Tensor,
@@ -70,7 +76,15 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
         if all(d == 1 for d in dilation):
             options = (kernel_size, stride, padding, dilation, ceil_mode)
             value, place = original(name)(x, *options)
-            return value, widened(place)
+            place = widened(place)
+            if x.is_floating_point():
+                sizes = x.shape[-spatial:]
+                exact = torch.float32 if math.prod(sizes) < 2**24 else torch.float64
+                each = torch.arange(math.prod(sizes), dtype=exact, device=x.device)
+                marked = torch.where(x.isnan(), each.reshape(sizes), -1)
+                last, _ = original(name)(marked, *options)
+                place = torch.where(value.isnan(), last.long(), place)
+            return value, place
         windows = _several(kernel_size, spatial)
         lists = (windows, stride or windows, padding, dilation)
         each = zip(x.shape[-spatial:], *(_several(v, spatial) for v in lists), strict=True)
