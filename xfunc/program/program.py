@@ -119,8 +119,7 @@ class Joint:
         """vmap over inputs and all cotangents: gradients are per example."""
         key = ("batched", dims, n, batching.axes_of(n))
         if key not in self._memo:
-            # The function whose vmap this is: outputs and gradients through torch.func, so that
-            # it can be batched any number of times.
+            # Outputs and gradients through torch.func can be batched any number of times.
             program = self.as_program().batched((*dims, *(0 for _ in self.cts)), n)
             outputs = program.outputs[: len(self.outputs)]
             batched = dataclasses.replace(
@@ -230,19 +229,14 @@ class Program:
 
     def restore(self, lowering: Lowering, captures: Sequence[torch.Tensor], has_rule: bool) -> None:
         """Take over what an earlier process traced, in place of `trace`."""
-        self.captures = list(captures)
-        self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
+        self.captures, self.avals = list(captures), (*self.avals, *map(aval_of, captures))
         self.has_rule, self._outputs = has_rule, lowering.outputs
         self._lowering, self._traced = lowering, True
 
     def settle(self) -> None:
-        """Put scopes and lines in place of their stamps, as `restore` does in another process.
-
-        XLA's cache of compiled programs must see the same module in both.
-        """
-        lowering = self.lowering
-        resolved = scopes.resolve(lowering.module).to_bytes()
-        self._lowering = dataclasses.replace(lowering, hlo=resolved)
+        """Resolve the stamps of scopes, so that XLA's cache finds the module of `restore`."""
+        resolved = scopes.resolve(self.lowering.module).to_bytes()
+        self._lowering = dataclasses.replace(self.lowering, hlo=resolved)
 
     def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
         """The joint program for gradients with respect to the inputs marked in `wrt`.
@@ -292,8 +286,7 @@ class Program:
         return Joint(self, lowering, n, self._outputs, cts, positions, unread)
 
     def _open(self) -> Trace:
-        frozen = self._traced or self._derived
-        return Trace(self.name, frozen, self.defined_at, self._around)
+        return Trace(self.name, self._traced or self._derived, self.defined_at, self._around)
 
     def _run(
         self, trace: Trace, wrt: tuple[bool, ...]
@@ -309,8 +302,7 @@ class Program:
             self.captures = list(trace.captures)
             self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
             inputs = [*inputs, *trace.capture_inputs]
-            self._outputs = tuple(aval_of(o) for o in outs)
-            self._traced = True
+            self._outputs, self._traced = tuple(map(aval_of, outs)), True
         return inputs, outs
 
     # -- derived programs -----------------------------------------------------------------------

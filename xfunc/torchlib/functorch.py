@@ -130,11 +130,6 @@ def innermost(t: Tensor) -> Tensor:
     return t
 
 
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether writing to one tensor changes the other, as with a view and its base."""
-    return torch._C._is_alias_of(innermost(a), innermost(b))
-
-
 def is_leaf(t: Tensor) -> bool:
     """Whether a tensor is a leaf of plain autograd.
 
