@@ -34,10 +34,8 @@ REPLACED = (
 """The problem and the hint."""
 
 
-def _by_copy(name: str, plain_name: str = "") -> Callable[..., Tensor]:
+def _by_copy(func: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``x.lerp_(...)`` as ``x.copy_(x.lerp(...))``."""
-    func = getattr(torch.Tensor, name)
-    plain = getattr(torch.Tensor, plain_name or name.removesuffix("_"))
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         new = plain(x.clone(), *args, **kwargs)  # Autograd may keep what it is given.
@@ -67,11 +65,10 @@ def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
     return torch.diagonal(x, diagonal).clone() if x.ndim == 2 else torch.diag(x, diagonal)
 
 
-def _power(name: str) -> Callable[..., object]:
+def _power(mapped: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``x.pow_(True)`` of truth values, which stay such in torch."""
-    mapped = where_mapped(getattr(torch.Tensor, name), _by_copy(name, "pow"))
 
-    def call(x: Tensor, exponent: object) -> object:
+    def call(x: Tensor, exponent: object) -> Tensor:
         if x.dtype is torch.bool and isinstance(exponent, bool):
             return x.logical_or_(torch.tensor(not exponent, device=x.device))
         return mapped(x, exponent)
@@ -113,25 +110,40 @@ _NO_VMAP = (
 """Without a batching rule in torch 2.9, which changes one example after the other."""
 
 IN_PLACE: dict[object, Callable[..., object]] = {
-    **{getattr(torch.Tensor, n): _by_copy(n) for n in _NO_FORWARD_MODE},
-    **{f: where_mapped(f, _by_copy(n)) for n in _NO_VMAP for f in _functions(n)},
     **{
-        (f := getattr(torch.Tensor, f"__i{n}__")): where_mapped(
-            f, _by_copy(f"__i{n}__", f"__{n}__")
-        )
-        for n in ("floordiv", "mod")
+        (f := getattr(torch.Tensor, n)): _by_copy(f, getattr(torch.Tensor, n.removesuffix("_")))
+        for n in _NO_FORWARD_MODE
     },
-    **{getattr(torch.Tensor, n): _power(n) for n in ("pow_", "__ipow__")},
     **{
         getattr(torch.Tensor, n): _reshaping(n)
         for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()
     },
     **{getattr(torch, f"{n}_copy"): _copied(getattr(torch.ops.aten, n)) for n in _VIEWS},
-    **{f: _copied(f) for n in ("fmod", "remainder", "__mod__", "frac") for f in _functions(n)},
     torch.diag: _diag,
     torch.Tensor.diag: _diag,
 }
 """The replacement for each function that needs one."""
+
+
+def changing(replacements: Mapping[Any, Callable[..., Any]]) -> dict[object, Callable[..., Any]]:
+    """For each function that needs it, a version of its replacement, or of itself."""
+
+    def run_of(func: Callable[..., Any]) -> Callable[..., Any]:
+        return replacements.get(func, func)
+
+    plain = {n: n.removesuffix("_") for n in (*_NO_VMAP, "pow_")}
+    plain |= {f"__i{n}__": f"__{n}__" for n in ("floordiv", "mod", "pow")}
+    found: dict[object, Callable[..., Any]] = {}
+    for name, other in plain.items():
+        rule = run_of(getattr(torch.Tensor, other))
+        for func in _functions(name):
+            found[func] = where_mapped(run_of(func), _by_copy(run_of(func), rule))
+    for name in ("pow_", "__ipow__"):
+        func = getattr(torch.Tensor, name)
+        found[func] = _power(found[func])
+    for name in ("fmod", "remainder", "__mod__", "frac"):  # See NOTE [copies of views].
+        found |= {func: _copied(run_of(func)) for func in _functions(name)}
+    return found
 
 
 def write_into(

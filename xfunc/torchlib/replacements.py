@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from xfunc.torchlib.expanding import EXPANSIONS
 from xfunc.torchlib.filling import FILLING
 from xfunc.torchlib.fitting import fitting
-from xfunc.torchlib.in_place import IN_PLACE
+from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.promotion import PROMOTING
 from xfunc.torchlib.quantiles import QUANTILES
@@ -161,3 +161,4 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **UNBATCHED,
 }
 REPLACEMENTS |= fitting(REPLACEMENTS)
+REPLACEMENTS |= changing(REPLACEMENTS)
