@@ -420,7 +420,9 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         def as_text(self) -> None:
             return None
 
-    def compile(lowered: Lowered, target: str, options: dict[str, str]) -> Compiled:
+        compiler = "libtpu 1"
+
+    def compile(lowered: Lowered, target: str, options: dict[str, str], _: Any) -> Compiled:
         rows = lowered.traced.in_avals[-1].shape[0]
         tried.append((target, options, rows))
         if 10 + rows > 31:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from xfunc.ops import registry
 
 Tensor = torch.Tensor
 vjp: Any = torch.func.vjp
@@ -256,3 +257,22 @@ def test_logit_of_crossed_bounds(eps: float) -> None:
     x = torch.tensor([-1.0, 0.3, 0.6, 0.9, 2.0, NAN])
     found = xf.jit(lambda x: torch.logit(x, eps))(x).cpu()
     torch.testing.assert_close(found, torch.logit(x, eps), equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of some that it will remove
+def test_tangents_of_scalars_keep_their_dtype() -> None:
+    """An operation composed of others multiplies scalars by numbers, which count less than they."""
+    assert xf.jit(torch.sin)(torch.zeros(())).item() == 0  # The operations are registered.
+    x, seen = tuple(torch.tensor(v) for v in (0.3, 0.6, 0.1)), set[str]()
+    for name in sorted({n.partition(".")[0] for n in registry.compositions()}):
+        op = getattr(torch.ops.aten, name)
+        for n in (1, 2, 3):
+            try:
+                want = op(*x[:n])
+            except (RuntimeError, TypeError, IndexError):
+                continue
+            if isinstance(want, torch.Tensor) and want.is_floating_point():
+                seen.add(name)
+                found = xf.jvp(op, x[:n], x[:n])
+                assert [t.dtype for t in found] == [torch.float32] * 2, name
+    assert {"logaddexp", "logaddexp2"} < seen

@@ -408,15 +408,6 @@ def test_parts_that_nobody_wrote(tmp_path):
 
 @QUIETLY
 @pytest.mark.torch_xla
-def test_torch_xla_planner_still_loses_arrays(tmp_path, mesh):
-    """Why the planners here are not torch_xla's; when this fails, look at those again."""
-    from torch_xla.experimental.distributed_checkpoint import SPMDSavePlanner
-
-    x = device_put(torch.randn(8, 8), NamedSharding(mesh, P("x")))
-    dcp.save({"x": x}, checkpoint_id=tmp_path / "step", planner=SPMDSavePlanner())
-    assert "x" not in stored(tmp_path / "step")
-
-
 # -- beside the tree --------------------------------------------------------------------------
 
 

@@ -102,8 +102,10 @@ def _sum_of_exponentials(name: str, scale: float) -> None:
         value = plain(x.detach(), y.detach())
         first, second = (x == torch.inf) & (y < torch.inf), (y == torch.inf) & (x < torch.inf)
         most = torch.where(value.isinf(), 0, value)
-        pair = [torch.where(first | second, 0, (v - most) * scale) for v in (x, y)]
-        smooth = torch.logsumexp(torch.stack(pair), 0) / scale
+        # Not a number: here, the tangent of a scalar times one would be of float64.
+        factor = torch.full((), scale, dtype=dtype, device=value.device)
+        pair = [torch.where(first | second, 0, (v - most) * factor) for v in (x, y)]
+        smooth = torch.logsumexp(torch.stack(pair), 0) / factor
         # The slopes at two equal infinities are NaN.
         found = torch.where(smooth.isinf(), smooth, value + (smooth - smooth.detach()))
         return torch.where(first, x, torch.where(second, y, found))

@@ -52,6 +52,11 @@ class CompiledRange:
         """The devices that it was compiled for; None for the devices of this process."""
         return self.at().topology
 
+    @property
+    def compiler(self) -> str:
+        """See `Compiled.compiler`."""
+        return self.at().compiler
+
     def as_text(self) -> str | None:
         """See `Compiled.as_text`; of the largest bucket."""
         return self.at().as_text()

@@ -118,7 +118,8 @@ class Batching:
                 base = next(tensors_in(args, kwargs), None)
                 if base is None or base is t or self._before.keys() <= functorch.mapped_levels(t):
                     continue
-                if not torch._C._is_alias_of(functorch.innermost(t), functorch.innermost(base)):
+                inner, of = functorch.innermost(t), functorch.innermost(base)
+                if not torch._C._is_alias_of(inner, of):  # pyright: ignore[reportAttributeAccessIssue]
                     continue
                 self._views[id(t)] = _View(
                     weakref.ref(t), base, lambda: func(*args, **kwargs), i if several else None

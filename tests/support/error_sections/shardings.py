@@ -18,7 +18,7 @@ xf.jit(torch.square).lower(weights)
             """\
 ShardingError: argument 0 of square of shape (30, 16) cannot be sharded as P('data') says: its dimension 0 is 30, which is not a multiple of 4 (data=4)
   at example.py:3 in <module>: xf.jit(torch.square).lower(weights)
-Hint: pad or change that dimension, or shard it over fewer devices.""",
+Hint: pad or change that dimension, or shard it over fewer devices; if its size is a Dim, declare it with multiple_of=4.""",
             """\
 weights = xf.ShapeDtypeStruct((32, 16), torch.float32, xf.NamedSharding(mesh, xf.P("data")))
 xf.jit(torch.square).lower(weights)
