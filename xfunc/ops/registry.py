@@ -134,11 +134,6 @@ def differentiable(*names: str) -> Callable[[K], K]:
     return put
 
 
-def compositions() -> list[str]:
-    """The names of the operations with a `composition`."""
-    return [*_compositions]
-
-
 def kernels() -> dict[str, Kernel]:
     """The kernels by name."""
     return _kernels
