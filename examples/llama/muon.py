@@ -6,14 +6,13 @@ of its updates, Liu et al., Muon is Scalable for LLM Training, 2025.
 
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.optim._muon import muon
 
 import xfunc as xf
 
-from .optimizer import AdamWState, Rate, Tree, adamw_update, decay_of, wide
+from .optimizer import AdamWState, Rate, Tree, adamw_init, adamw_update, decay_of, wide
 
 # The defaults of `torch.optim.Muon`, except that updates have the size of AdamW's.
 _OPTIONS: Any = {
@@ -49,12 +48,11 @@ def is_within(params: Tree) -> Tree:
 def muon_init(params: Tree) -> MuonState:
     """The state before the first update."""
 
-    def zeros(p: Tensor, within: bool) -> Tensor:
-        return torch.zeros((0,) if within else p.shape, dtype=wide(p).dtype, device=p.device)
-
-    mean = xf.tree.map(lambda p: zeros(p, False), params)
-    square = xf.tree.map(zeros, params, is_within(params))
-    return MuonState(torch.zeros((), dtype=torch.int64), mean, square)
+    step, mean, square = adamw_init(params)
+    square = xf.tree.map(
+        lambda s, within: s.new_zeros(0) if within else s, square, is_within(params)
+    )
+    return MuonState(step, mean, square)
 
 
 def muon_update(

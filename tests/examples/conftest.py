@@ -1,16 +1,16 @@
 """Short runs of the training program, for its tests."""
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import config, train
+from examples.llama import config
 from examples.llama.config import Run
-from tests.examples import tuned
+from tests.examples import interrupted, tuned
 
 
 @pytest.fixture(scope="session")
@@ -60,18 +60,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Do something just before a step of the next run, counted from 1."""
 
-    def make(number: int, action: Callable[[], object]) -> None:
-        step, seen = train.train_step, []
-
-        def patched(*args: Any, **kwargs: Any) -> object:
-            seen.append(None)
-            if len(seen) == number:
-                action()
-            return step(*args, **kwargs)
-
-        monkeypatch.setattr(train, "train_step", patched)
-
-    return make
+    return functools.partial(interrupted.at_step, monkeypatch=monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from examples.llama.config import Run
 from examples.llama.interrupts import Interrupts
 from examples.llama.options import SettingError
 from examples.llama.reader import DataChangedError, Reader
+from tests.examples.interrupted import Killed, at_step
 from xfunc.sharding import storage
 
 STEPS = 8  # of the runs of `settings`
@@ -199,23 +200,6 @@ def test_metrics_are_read_one_step_late(
     for number in (2, 3, 4):
         late += [("launch", number), ("read", number - 1)]
     assert events == [*late, ("read", 4)]
-
-
-class Killed(Exception):
-    """Stands for `kill -9`."""
-
-
-def at_step(number: int, action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something just before a step of the next run."""
-    step, seen = train.train_step, []
-
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        seen.append(None)
-        if len(seen) == number:
-            action()
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(train, "train_step", patched)
 
 
 @pytest.mark.parametrize("how", ["killed", "SIGTERM", "SIGINT"])

@@ -20,16 +20,13 @@ from examples.llama.config import Run
 from examples.llama.files import NotWrittenError, write_text, written
 from examples.llama.options import SettingError
 from tests.examples import tuned
+from tests.examples.interrupted import killed_at_step
 from tests.examples.tuned import KINDS, TUNED, curve, saved
 from tests.support.fresh import Server
 from xfunc.errors import CheckpointWriteError, DamagedCheckpointError
 
 Damage = Callable[[Path], object]
 WITH_BASE = ["adapters", "pairs", "pairs-full", "quantised"]
-
-
-class Killed(Exception):
-    """Stands for `kill -9`."""
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +115,6 @@ def test_they_learn(
 def test_killed_and_damaged(
     made: Path,
     tmp_path: Path,
-    at_step: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
     assert_whole: Callable[[Run, str], None],
     kind: str,
     name: str,
@@ -127,14 +122,7 @@ def test_killed_and_damaged(
 ) -> None:
     """Killed after the checkpoint of step 4, which is damaged: it goes on from step 2."""
     run = tuned.begin(made, tmp_path / "run", kind)
-
-    def kill() -> None:
-        raise Killed("at step 6")
-
-    at_step(6, kill)
-    with pytest.raises(Killed, match="at step 6"):
-        fit.fit(run)
-    monkeypatch.undo()
+    killed_at_step(6, run)
     checkpoints = Path(run.folder, "checkpoints")
     assert Checkpoints(checkpoints).latest() == 4
     damage(checkpoints / "4" / name)
@@ -149,22 +137,13 @@ def test_killed_and_damaged(
 def test_damaged_data_are_made_again(
     made: Path,
     tmp_path: Path,
-    at_step: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     assert_whole: Callable[[Run, str], None],
     kind: str,
 ) -> None:
     """What was encoded, and lines of metrics and samples."""
     run = tuned.begin(made, tmp_path / "run", kind)
-
-    def kill() -> None:
-        raise Killed("at step 4")
-
-    at_step(4, kill)
-    with pytest.raises(Killed, match="at step 4"):
-        fit.fit(run)
-    monkeypatch.undo()
+    killed_at_step(4, run)
     [tokens] = Path(run.folder, "data").glob("*/train.tokens")
     flip(tokens)
     with Path(run.folder, "metrics.jsonl").open("a") as file:

@@ -107,20 +107,25 @@ def _number_lines(proto: pb.HloModuleProto) -> Lines:
     return tuple(numbers)
 
 
+def _meant(number: int, lines: Lines) -> tuple[str, int]:
+    """The file and line that a number stands for; the number itself if it stands for none."""
+    return lines[number - 1] if 1 <= number <= len(lines) else (_FILE, number)
+
+
 def restore_lines(proto: pb.HloModuleProto, lines: Lines) -> None:
     """Put files and lines in place of their numbers, in place."""
     for c in proto.computations:
         for i in c.instructions:
-            k = i.metadata.source_line
-            if i.metadata.source_file == _FILE and 1 <= k <= len(lines):
-                i.metadata.source_file, i.metadata.source_line = lines[k - 1]
+            said = i.metadata
+            if said.source_file == _FILE:
+                said.source_file, said.source_line = _meant(said.source_line, lines)
 
 
 def text_with_lines(text: str, lines: Lines) -> str:
     """A printed module with files and lines in place of their numbers."""
 
     def restored(found: re.Match[str]) -> str:
-        file, line = lines[int(found[1]) - 1]
+        file, line = _meant(int(found[1]), lines)
         return f'source_file="{file}" source_line={line}'
 
     # libtpu derives the end of a line, and columns, from what are no lines.

@@ -50,8 +50,7 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
     first = i.shape.tuple_shapes[0] if i.shape.tuple_shapes else i.shape
     name = None
     if i.opcode == "call":
-        operation = composites[i.called_computation_ids[0]]
-        name = operation
+        name = composites[i.called_computation_ids[0]]
     elif i.opcode == "cholesky":
         name = f"potrf {'lower' if i.cholesky_options.lower else 'upper'}"
     elif i.opcode == "triangular-solve":

@@ -118,19 +118,14 @@ class Override:
     asked: bool = False
 
 
-def set_override(new: Override | None) -> Override | None:
-    """Use this policy in place of all others from now on; returns the previous override."""
-    return restore(_thread.around._replace(override=new)).override
-
-
 @contextlib.contextmanager
 def overridden(new: Override | None) -> Generator[None]:
     """Use this policy in place of all others."""
-    before = set_override(new)
+    before = restore(_thread.around._replace(override=new)).override
     try:
         yield
     finally:
-        set_override(before)
+        restore(_thread.around._replace(override=before))
 
 
 def override() -> Override | None:

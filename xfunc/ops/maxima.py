@@ -1,4 +1,7 @@
-"""Max pooling, with the positions of the maxima."""
+"""Max pooling, with the positions of the maxima.
+
+NOTE [the place of NaN]: the maximum of a window with NaN is NaN, at the last one, as in torch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     value = seen.amax(-1, keepdim=True)
     which = first_place(seen, value, seen.ndim - 1)
     place = table.expand(seen.shape).gather(-1, which)
-    if x.is_floating_point():
+    if x.is_floating_point():  # See NOTE [the place of NaN].
         last = torch.where(seen.isnan(), table, -1).amax(-1, keepdim=True)
         place = torch.where(value.isnan(), last, place)
     shape = (*x.shape[:-spatial], *outs)
@@ -61,9 +64,6 @@ def _several(value: Sequence[int], n: int) -> list[int]:
     return [*value] * n if len(value) == 1 else [*value]
 
 
-# NOTE [the place of NaN]: the maximum of a window with NaN is NaN, at the last one, as in torch.
-
-
 def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def pool(
         x: Tensor,
@@ -77,7 +77,7 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
             options = (kernel_size, stride, padding, dilation, ceil_mode)
             value, place = original(name)(x, *options)
             place = widened(place)
-            if x.is_floating_point():
+            if x.is_floating_point():  # See NOTE [the place of NaN].
                 sizes = x.shape[-spatial:]
                 exact = torch.float32 if math.prod(sizes) < 2**24 else torch.float64
                 each = torch.arange(math.prod(sizes), dtype=exact, device=x.device)

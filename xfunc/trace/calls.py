@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,14 +100,13 @@ class Mode(TorchFunctionMode):
                 run = REPLACEMENTS.get(func, func)
                 if func is torch.autograd.grad and trace.around.region is not None:
                     run = _grad_here()
-                into = kwargs.get("out") is not None
-                run = partial(write_into, run) if into else partial(_run, run)
+                call = _run if kwargs.get("out") is None else write_into
                 try:
-                    out = run(args, kwargs)
+                    out = call(run, args, kwargs)
                 except RuntimeError as error:  # One that the user made on the CPU is moved to it.
                     if "XLA tensor" not in str(error):
                         raise
-                    out = run(*_on_device(args, kwargs))
+                    out = call(run, *_on_device(args, kwargs))
         except Exception as error:
             beside = (*args[1:], *kwargs.values())
             refusal = refusal_of(func, error, trace.name, user_location(), beside)
