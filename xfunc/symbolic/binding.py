@@ -19,6 +19,9 @@ from xfunc.tree import PyTree
 Written = tuple[int | Expression | None, ...]  # of one array
 
 
+_MOST = 4096  # combinations of sizes that are remembered
+
+
 Dims = tuple[Size | None, ...] | None  # of one argument; None: its own
 
 
@@ -37,6 +40,19 @@ class Declared:
     labels: tuple[str, ...]
     dims: tuple[Dims, ...]
     box: Box
+    _varying: tuple[int, ...] = dataclasses.field(init=False, compare=False, repr=False)
+    _known: dict[tuple[tuple[int, ...], ...], dict[str, int]] = dataclasses.field(
+        init=False, compare=False, repr=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        varying = tuple(k for k, dims in enumerate(self.dims) if dims is not None)
+        object.__setattr__(self, "_varying", varying)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """Which arguments have declared dimensions."""
+        return self._varying
 
     def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The value of each symbol in a call with arguments of these shapes.
@@ -44,6 +60,15 @@ class Declared:
         Raises:
             ShapeError: a symbol has no value, or the shapes contradict what was declared.
         """
+        key = tuple([shapes[k] for k in self._varying])
+        env = self._known.get(key)
+        if env is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            env = self._known[key] = self._bound(shapes)
+        return dict(env)
+
+    def _bound(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         env: dict[str, int] = {}
         source: dict[str, str] = {}
         found = list(self._sizes(shapes))

@@ -10,7 +10,8 @@ single size in between is not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box
+from xfunc.symbolic.cut import narrowed
 from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
 from xfunc.symbolic.padding.control import padded
 from xfunc.symbolic.padding.values import Inexact
@@ -53,12 +55,19 @@ class Bucket:
     why: str = ""
     per_bucket: bool = False
 
-    def shapes(self, env: Env) -> list[tuple[int, ...]]:
-        """The exact shapes of the results."""
+    @functools.cached_property
+    def _varying(self) -> list[int]:
+        """The results whose shapes vary."""
         return [
-            tuple(value(s, env) if isinstance(s, Polynomial) else s for s in dims)
-            for dims in self.outputs
+            k for k, dims in enumerate(self.outputs) if any(isinstance(s, Polynomial) for s in dims)
         ]
+
+    def cut(self, outs: Sequence[torch.Tensor], env: Env) -> list[torch.Tensor]:
+        """The results of a run without their padding."""
+        found = list(outs)
+        for k in self._varying:
+            found[k] = narrowed(found[k], tuple(value(s, env) for s in self.outputs[k]))
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,14 +10,13 @@ import torch
 
 from xfunc import export, tree
 from xfunc.backends.analysis import MemoryAnalysis
-from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
-from xfunc.symbolic.cut import narrowed, widened
+from xfunc.symbolic.cut import widened
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.tree import Leaf, PyTree
@@ -123,10 +122,8 @@ class CompiledRange:
             _, held = staged.key_of(structure, avals_of(flat), options)
             program = self.programs[key].program
             assert isinstance(program, Running)
-            sizes = [to_device(torch.tensor(n)) for n in env.values()]
-            outs = program.entry.run(flat, [*held, *sizes])
-            cut = [narrowed(x, s) for x, s in zip(outs, bucket.shapes(env), strict=True)]
-            return program.entry.result(cut)
+            outs = program.entry.run(flat, [*held, *lowered.scalars.of(env.values())])
+            return program.entry.result(bucket.cut(outs, env))
 
     def _check(self, structure: tree.Structure, given: Sequence[Leaf]) -> None:
         """Refuse other arguments, and calls that transforms are part of."""

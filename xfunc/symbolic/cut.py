@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from xfunc.backends.devices import to_device
+from xfunc.backends.devices import device_count, to_device
+from xfunc.torchlib import functorch
 from xfunc.tree import Leaf
 
 # NOTE [padded on the CPU]
@@ -28,3 +31,32 @@ def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tuple(x.shape) == shape:
         return x
     return to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())
+
+
+_MOST = 4096
+
+
+class Scalars:
+    """Sizes on the device, each copied there once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.Tensor] = {}
+
+    def of(self, sizes: Iterable[int]) -> list[torch.Tensor]:
+        """Each size as an int64."""
+        # A transform in progress may wrap new tensors; a mesh may place them.
+        if device_count() > 1 or functorch.top_level() is not None:
+            return [_scalar(n) for n in sizes]
+        if len(self._known) > _MOST:
+            self._known.clear()
+        found = []
+        for n in sizes:
+            known = self._known.get(n)
+            if known is None:
+                known = self._known[n] = _scalar(n)
+            found.append(known)
+        return found
+
+
+def _scalar(n: int) -> torch.Tensor:
+    return to_device(torch.tensor(n))

@@ -9,23 +9,24 @@ from typing import Any, NamedTuple
 import torch
 
 from xfunc import tree
-from xfunc.backends.devices import device_count, to_device
+from xfunc.backends.devices import device_count
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.hlo import Module
 from xfunc.program.bind import differentiations
-from xfunc.stages.arguments import avals_of, prepare
+from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
-from xfunc.symbolic.cut import narrowed, widened
+from xfunc.symbolic.cut import Scalars, widened
 from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, traced_at
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
-from xfunc.tree import PyTree
+from xfunc.symbolic.seen import Memory, Seen
+from xfunc.tree import Leaf, PyTree
 
 Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
 
@@ -66,6 +67,7 @@ class Dynamic:
         self._cells: collections.Counter[_Name] = collections.Counter()
         self._served: dict[_Name, Bucket] = {}
         self._auto: dict[tuple[str, ...], Auto] = {}
+        self._scalars, self._memory = Scalars(), Memory()
         self._limit = limit
         self._plans: dict[object, Plans] = {}
 
@@ -88,18 +90,21 @@ class Dynamic:
         """
         with lock:
             leaves, structure = tree.flatten((args, kwargs))
-            if tree.adopt(leaves):
-                leaves, structure = tree.flatten((args, kwargs))
-            declared = self.declared(structure, args, kwargs)
-            shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
-            env = declared.bind(shapes)
+            given = _Given(args, kwargs, options, divide)
+            key = self._memory.key(leaves, structure, options)
+            seen = self._memory.find(key)
+            declared = seen.declared if seen else self.declared(structure, args, kwargs)
+            env = seen.env if seen else declared.bind([getattr(x, "shape", ()) for x in leaves])
             auto = self._auto.get(tuple(declared.box.ranges))
             if auto is not None:
                 auto.note(env)
             ends = self._ends(declared, env)
-            given = _Given(args, kwargs, options, divide)
+            if seen and seen.ends == ends and divide is None:
+                found = seen.arguments(self._staged, leaves, structure, options)
+                if found is not None:
+                    return self._launch(seen, *found, given)
             if self._limit is None:
-                return self._call(declared, leaves, structure, env, ends, given)
+                return self._call(key, declared, leaves, structure, env, ends, given)
             plans = self._plans_of(declared, leaves, structure, options, wanted)
             largest = {n: high for n, (_, high) in ends.items()}
             exact = {n: (s, s) for n, s in env.items()}
@@ -107,7 +112,7 @@ class Dynamic:
                 ends = exact  # Its own size may fit where the bucket's does not.
             plan = plans.choose({n: high for n, (_, high) in ends.items()})
             with ambient.overridden(plan.override):
-                return self._call(declared, leaves, structure, env, ends, given)
+                return self._call(key, declared, leaves, structure, env, ends, given)
 
     def _ends(self, declared: Declared, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """The smallest and the largest sizes of the bucket that holds these."""
@@ -126,8 +131,7 @@ class Dynamic:
     ) -> Plans:
         """The plans for calls of one kind."""
         assert self._limit is not None
-        flat, _ = prepare(self._staged, leaves, structure)
-        avals = avals_of(flat)
+        avals = avals_of(arguments_of(self._staged, leaves, structure)[0])
         key = (self._kind(declared, structure, avals, options), ambient.modes())
         if key not in self._plans:
             options = options._replace(donated=fixed(options))
@@ -161,8 +165,9 @@ class Dynamic:
 
     def _call(
         self,
+        key: Hashable,
         declared: Declared,
-        leaves: Sequence[object],
+        leaves: Sequence[Leaf],
         structure: tree.Structure,
         env: Mapping[str, int],
         ends: Mapping[str, tuple[int, int]],
@@ -171,32 +176,49 @@ class Dynamic:
         """Call the function in the bucket between `ends`."""
         with lock:
             options = given.options
-            shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
             largest = {n: high for n, (_, high) in ends.items()}
-            bucket, flat, held = self._exact_of(leaves, ends), [], []
-            if bucket is None:
-                wide = [
-                    widened(x, sizes_at(dims, shape, largest))
-                    for x, dims, shape in zip(leaves, declared.dims, shapes, strict=True)
-                ]
+            why = self._exact_of(leaves, ends)
+            if why is None:
+                shapes = {
+                    k: sizes_at(declared.dims[k], leaves[k].shape, largest)
+                    for k in declared.varying
+                }
+                wide = [widened(x, shapes[k]) if k in shapes else x for k, x in enumerate(leaves)]
                 if given.divide is not None:
                     args, kwargs = tree.unflatten(structure, wide)
                     wide = tree.leaves((given.divide(args, kwargs), kwargs))
                 flat, _ = prepare(self._staged, wide, structure)
-                bucket, held = self._bucket(declared, structure, avals_of(flat), ends, options)
+                avals = avals_of(flat)
+                bucket, held = self._bucket(declared, structure, avals, ends, options)
+                why = bucket if bucket.entry is None else None
                 if torch.is_grad_enabled() and any(t.requires_grad for t in held):
-                    bucket = _WATCHED
-            self._note(tuple(largest.items()), env, bucket)
-            if bucket.entry is None:
-                args = given.args
-                if given.divide is not None:
-                    args = given.divide(args, given.kwargs)
-                return run_staged(self._staged, args, given.kwargs, options)
-            sizes = [to_device(torch.tensor(env[n])) for n in declared.box.ranges]
-            cut = _Cut(bucket, bucket.shapes(env))
-            result = first_run(self._staged.cache, cut, flat, [*held, *sizes])
-            inspected(self._staged, given.args, given.kwargs, options, result)
-            return result
+                    why = _WATCHED
+                if why is None:
+                    padding = tuple(shapes.items())
+                    seen = Seen(declared, bucket, ambient.override(), env, ends, padding, avals)
+                    self._memory.add(key, seen)
+                    return self._launch(seen, flat, held, given)
+            self._note(ends, env, why)
+            args = given.args
+            if given.divide is not None:
+                args = given.divide(args, given.kwargs)
+            return run_staged(self._staged, args, given.kwargs, options)
+
+    def _launch(
+        self, seen: Seen, flat: list[torch.Tensor], held: Sequence[torch.Tensor], given: _Given
+    ) -> object:
+        """Run the program of a bucket."""
+        bucket, env = seen.bucket, seen.env
+        assert bucket.entry is not None
+        self._note(seen.ends, env, bucket)
+        sizes = self._scalars.of(env[n] for n in seen.declared.box.ranges)
+        cut, held = _Cut(bucket, env), [*held, *sizes]
+        if bucket.entry.executable is None or device_count() > 1:
+            result = first_run(self._staged.cache, cut, flat, held)
+        else:
+            result = cut.result(cut.run(flat, held))
+        inspected(self._staged, given.args, given.kwargs, given.options, result)
+        return result
 
     def declared(
         self, structure: tree.Structure, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -266,7 +288,10 @@ class Dynamic:
         )
         return structure, plain, options.static, self._staged.function_value()[0]
 
-    def _note(self, name: _Name, env: Mapping[str, int], bucket: Bucket) -> None:
+    def _note(
+        self, ends: Mapping[str, tuple[int, int]], env: Mapping[str, int], bucket: Bucket
+    ) -> None:
+        name = tuple([(n, high) for n, (_, high) in ends.items()])
         self._calls[name] += 1
         used = whole = 1
         for n, high in name:
@@ -302,13 +327,13 @@ class Dynamic:
 class _Cut:
     """The entry of a bucket, with its results cut to their exact shapes."""
 
-    def __init__(self, bucket: Bucket, shapes: list[tuple[int, ...]]) -> None:
-        assert bucket.entry is not None
-        self._entry, self._shapes = bucket.entry, shapes
+    def __init__(self, bucket: Bucket, env: Mapping[str, int]) -> None:
+        self._bucket, self._env = bucket, env
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        outs = self._entry.run(leaves, held)
-        return [narrowed(x, s) for x, s in zip(outs, self._shapes, strict=True)]
+        assert self._bucket.entry is not None
+        return self._bucket.cut(self._bucket.entry.run(leaves, held), self._env)
 
     def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
-        return self._entry.result(outs)
+        assert self._bucket.entry is not None
+        return self._bucket.entry.result(outs)

@@ -25,6 +25,7 @@ from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.bucket import Bucket, Ends, Maker, explained
 from xfunc.symbolic.compiled import CompiledRange
+from xfunc.symbolic.cut import Scalars
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.limit import held_by, of_chip, plans_of, traced_at
@@ -48,6 +49,7 @@ class LoweredRange:
             source.
         makers: make the programs: one, or one for each plan that a memory limit led to.
         options: how the function was traced.
+        scalars: sizes on the device.
     """
 
     declared: Declared
@@ -56,6 +58,7 @@ class LoweredRange:
     buckets: dict[tuple[int, ...], tuple[Bucket, Traced]]
     makers: tuple[Maker, ...]
     options: Options
+    scalars: Scalars = dataclasses.field(default_factory=Scalars)
 
     @property
     def name(self) -> str:

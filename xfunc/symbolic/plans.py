@@ -7,9 +7,9 @@ The peak and time of each are known for all sizes at once (`SymbolicPeak`, `Seco
 the fastest candidate that fits a size only takes comparisons.
 
 NOTE [plans that nobody needs]: finding out how much memory a plan takes at all sizes needs a few
-traces of the function. So plans are examined in order, those that keep the most first, and plans
-after one that has fitted every size so far are never examined: they would only recompute more. One
-trace shows whether a plan equals an earlier one; more are made of plans that differ.
+traces of the function. So plans are examined in order, those that keep the most first, and no more
+once one that fits is nearly as fast as the fastest, which recomputes nothing. One trace shows
+whether a plan equals an earlier one; more are made of plans that differ.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ Measure = Callable[[Env], int | None]
 """Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
 _NEAR = 1.25  # times the limit: plans up to this estimate are measured before a limit is refused
+_CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
 _ALONE = 3  # sizes of a plan that are analysed by themselves
 _UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
 
@@ -199,6 +200,7 @@ class Plans:
         self._waiting = candidates()
         self._whole: bool | None = None
         self._chosen: dict[tuple[int, ...], Plan] = {}
+        self._misfits: set[tuple[int, ...]] = set()  # sizes that no plan fits
         self.plans: list[Plan] = []
 
     def choose(self, env: Env) -> Plan:
@@ -207,7 +209,7 @@ class Plans:
         Raises:
             OutOfMemoryError: none does; the error gives the smallest limit that would suffice.
         """
-        key = tuple(env.values())
+        key = (self.limit, *env.values())
         found = self._chosen.get(key)
         if found is None:
             found = self._chosen[key] = self._fastest(env)
@@ -215,11 +217,13 @@ class Plans:
 
     def fits(self, env: Env) -> bool:
         """Whether some plan fits."""
-        try:
-            self.choose(env)
-        except OutOfMemoryError:
-            return False
-        return True
+        key = (self.limit, *env.values())
+        if key not in self._misfits:
+            try:
+                self.choose(env)
+            except OutOfMemoryError:
+                self._misfits.add(key)
+        return key not in self._misfits
 
     def explain(self, env: Env | None = None) -> str:
         """A table of the examined plans: peak, time, and the largest size that fits."""
@@ -246,7 +250,9 @@ class Plans:
         for plan in self.plans:
             if plan.why_one_by_one:
                 lines.append(f"{plan.name} is analysed size by size: {plan.why_one_by_one}")
-        for key, plan in self._chosen.items():
+        for (limit, *key), plan in self._chosen.items():
+            if limit != self.limit:
+                continue
             sizes = _sizes(dict(zip(self.box.ranges, key, strict=True)))
             lines.append(f"{sizes or 'chosen'}: {plan.name}")
         return "\n".join(lines)
@@ -254,19 +260,23 @@ class Plans:
     def _fastest(self, env: Env) -> Plan:
         while True:
             fitting = [p for p in self.plans if p.peak(env) <= self.limit]
-            if fitting:
-                plan = min(fitting, key=lambda p: p.seconds(env))
+            plan = min(fitting, key=lambda p: p.seconds(env), default=None)
+            if self._waiting and not (plan and plan.seconds(env) <= self._good_enough(env)):
+                self._look(env)
+                continue
+            if plan:
                 if self._is_news(plan, env):
                     continue  # It may hold more than was estimated.
                 return plan
-            if self._waiting:
-                self._look(env)
-                continue
             # Estimates may also be too high.
             least, *others = sorted(self.plans, key=lambda p: p.peak(env))
             near = [least, *(p for p in others if p.peak(env) <= _NEAR * self.limit)]
             if not any(self._is_news(p, env) for p in near):
                 self._refuse(least, env)
+
+    def _good_enough(self, env: Env) -> float:
+        """Plans this fast are taken without examining others."""
+        return _CLOSE * min(p.seconds(env) for p in self.plans)
 
     def _is_news(self, plan: Plan, env: Env) -> bool:
         """Measure how much memory a plan takes; returns whether that was unknown."""

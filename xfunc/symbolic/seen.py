@@ -1,0 +1,94 @@
+"""Calls like earlier ones, found again by one look-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from xfunc import tree
+from xfunc.core import ambient
+from xfunc.core.ambient import Override
+from xfunc.core.avals import AvalKey
+from xfunc.program.bind import differentiations
+from xfunc.stages.arguments import prepare
+from xfunc.stages.options import Options
+from xfunc.stages.staging import Staged
+from xfunc.symbolic.binding import Declared
+from xfunc.symbolic.bucket import Bucket, Ends
+from xfunc.symbolic.cut import widened
+from xfunc.symbolic.polynomial import Env
+from xfunc.tree import Leaf
+
+_MOST = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """A call of a bucket's program.
+
+    Attributes:
+        declared: the dimensions of its arguments.
+        bucket: whose program it is.
+        override: the plan for the memory limit, if there is one.
+        env: the sizes of the call.
+        ends: the smallest and the largest sizes of the bucket.
+        wide: the arguments that are padded, and their shapes then.
+        avals: of the padded arguments.
+    """
+
+    declared: Declared
+    bucket: Bucket
+    override: Override | None
+    env: Env
+    ends: Ends
+    wide: tuple[tuple[int, tuple[int, ...]], ...]
+    avals: tuple[AvalKey, ...]
+
+    def arguments(
+        self, staged: Staged, leaves: list[Leaf], structure: tree.Structure, options: Options
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """The arguments that the program takes, and the tensors that the function holds.
+
+        None: the function has changed since, or the call is part of a transform.
+        """
+        if differentiations([x for x in leaves if isinstance(x, torch.Tensor)]):
+            return None
+        options, wide = options._replace(effects_allowed=True), list(leaves)
+        for k, shape in self.wide:
+            wide[k] = widened(wide[k], shape)
+        if self.override is None:
+            entry, held = staged.find(structure, self.avals, None, options)
+        else:
+            with ambient.overridden(self.override):
+                entry, held = staged.find(structure, self.avals, None, options)
+        if entry is not self.bucket.source:
+            return None
+        if held and torch.is_grad_enabled() and any(t.requires_grad for t in held):
+            return None
+        return prepare(staged, wide, structure)[0], held
+
+
+class Memory:
+    """The calls seen so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Seen] = {}
+
+    def key(
+        self, leaves: Sequence[object], structure: tree.Structure, options: Options
+    ) -> Hashable:
+        """What two calls must have in common to be alike."""
+        kinds = tuple([(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves])
+        return structure, kinds, options.static, ambient.modes()
+
+    def find(self, key: Hashable) -> Seen | None:
+        """An earlier call of this kind."""
+        return self._known.get(key)
+
+    def add(self, key: Hashable, seen: Seen) -> None:
+        """Remember a call."""
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = seen
