@@ -610,7 +610,7 @@ class _Subclass(torch.Tensor):
     [
         (lambda: torch.zeros(3, device="meta"), "meta"),
         (lambda: torch.zeros(3).to_sparse(), "sparse"),
-        (lambda: torch.zeros(3).to(torch.float8_e4m3fn), "float8_e4m3fn"),
+        (lambda: torch.zeros(3).to(torch.float8_e5m2fnuz), "float8_e5m2fnuz"),
         (lambda: torch.zeros(3, dtype=torch.uint16), "uint16"),
         (lambda: torch.zeros(3, dtype=torch.uint32), "uint32"),
         (lambda: torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), "qint8"),

@@ -103,8 +103,9 @@ def ask(port: int, path: str, body: dict[str, Any], *, leave: bool = False) -> t
 class Load:
     """Clients, each of which asks again and again."""
 
-    def __init__(self, port: int, clients: int, distinct: int):
+    def __init__(self, port: int, clients: int, distinct: int, pause: float):
         self.asked, self.wrong, self._port = Counter[str](), list[str](), port
+        self._pause = pause
         draw = random.Random(0)
         self._requests = [request(draw) for _ in range(distinct)]
         self._alone = [ask(port, path, body) for path, body in self._requests]
@@ -124,7 +125,7 @@ class Load:
 
     def _client(self, number: int) -> None:
         draw = random.Random(number)
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause):
             which = draw.randrange(len(self._requests))
             path, body = self._requests[which]
             how = draw.choices(["plain", "stream", "leave", "refused"], [12, 4, 2, 2])[0]
@@ -154,12 +155,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--distinct", type=int, default=100, help="requests (default: 100)")
+    parser.add_argument(
+        "--pause", type=float, default=0, help="seconds of a client between requests (default: 0)"
+    )
     parser.add_argument("--intervals", type=int, default=20)
     parser.add_argument("--allowed", type=float, default=16, help="MiB of growth (default: 16)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         service = made(Path(folder))
-        with listening(service) as port, Load(port, args.clients, args.distinct) as load:
+        with (
+            listening(service) as port,
+            Load(port, args.clients, args.distinct, args.pause) as load,
+        ):
             compiles = slots.advance.cache_info().compiles
             sizes = []
             for interval in range(args.intervals):

@@ -144,7 +144,7 @@ FOREIGN = {
 }
 
 
-OWN = "uint16 uint32 uint64 float8_e4m3fn float8_e8m0fnu".split()
+OWN = "uint16 uint32 uint64 float8_e4m3fnuz float8_e8m0fnu".split()
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,11 @@ def test_differences_are_all_listed(tmp_path):
         ({"a": {"b": 1}, "a.b": 2}, ValueError, r"x\['a'\]\['b'\] and x\['a.b'\] would both be"),
         (torch.ones(2).to_sparse(), NotImplementedError, "its layout torch.sparse_coo is not"),
         (torch.ones(2, device="meta"), NotImplementedError, "it is on the meta device"),
-        (torch.ones(2).to(torch.float8_e5m2), NotImplementedError, "float8_e5m2 is not supported"),
+        (
+            torch.ones(2).to(torch.float8_e5m2fnuz),
+            NotImplementedError,
+            "float8_e5m2fnuz is not supported",
+        ),
     ],
 )
 def test_what_cannot_be_saved(tmp_path, tree, error, message):

@@ -5,6 +5,11 @@ the dtype: -1.0 is 255 as uint8. Values that overflow int32 (for int64: int64) b
 number; torch leaves that undefined, and x86 processors do so. XLA saturates instead, and converts
 NaN to 0.
 
+NOTE [rounding to 8 bits once]: XLA's CPU client may convert float32 to float8 by way of float16,
+and round twice: 25.002 becomes 25.0, which is as near to 24 as to 26. It gets numbers of 5 bits of
+mantissa instead, whose last bit is set if anything was cut off: they pass float16 unchanged, and
+are rounded as the original is. Those that do not pass it are so small that they become 0.
+
 NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
 """
 
@@ -16,6 +21,7 @@ from xfunc.backends.active import tracer
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
+from xfunc.torchlib.values import FLOAT8
 
 Tensor = torch.Tensor
 
@@ -25,7 +31,12 @@ def _convert(body: ComputationBuilder, x: Value, *, dtype: torch.dtype) -> Value
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert floating or complex to integers or bool; see NOTE [floating numbers as integers]."""
+    """Convert floating or complex to integers or bool; see NOTE [floating numbers as integers].
+
+    Or anything to float8; see NOTE [rounding to 8 bits once].
+    """
+    if dtype in FLOAT8:
+        return instruction(_convert, _shortened(x.float()), dtype=dtype)
     if dtype is torch.bool:
         return (x.real != 0) | (x.imag != 0) if x.is_complex() else x != 0
     x = x.real if x.is_complex() else x
@@ -36,8 +47,17 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     return instruction(_convert, instruction(_convert, x, dtype=held), dtype=dtype)
 
 
+def _shortened(x: Tensor) -> Tensor:
+    bits = x.view(torch.int32)
+    cut = 0x3FFFF
+    sticky = ((bits & cut) + cut) & (cut + 1)
+    return ((bits & ~cut) | sticky).view(torch.float32)
+
+
 def _differ(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch_xla's conversion differs from torch's."""
+    if dtype in FLOAT8:
+        return True
     if not dtype.is_floating_point and not dtype.is_complex:
         return x.is_complex() or (x.is_floating_point() and dtype is not torch.bool)
     return False

@@ -7,16 +7,28 @@ from typing import Any
 import numpy as np
 import torch
 
+BITS = {
+    torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8,
+}  # fmt: skip
+"""Dtypes that NumPy has only from ml_dtypes, as in JAX's arrays, and those of their bits."""
+_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in BITS}
+
+
+def copied(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The values of a NumPy array, which may be from ml_dtypes, in a new tensor of the CPU."""
+    dtype = _NAMED.get(array.dtype.name)
+    if dtype is None:
+        # A copy: torch rejects negative strides, and warns about read-only memory.
+        return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+    bits = np.array(array, order="C").view(str(BITS[dtype]).removeprefix("torch."))
+    return torch.from_numpy(bits).view(dtype)
+
 
 def from_numpy(x: Any) -> Any:
     """A NumPy array or scalar as a CPU tensor that owns its data; anything else unchanged."""
     if not isinstance(x, (np.ndarray, np.generic)):
         return x
-    array = np.asarray(x)
-    if array.dtype.name == "bfloat16":  # from ml_dtypes, as in JAX's arrays
-        return torch.from_numpy(np.array(array, order="C").view(np.int16)).view(torch.bfloat16)
     try:
-        # A copy: torch rejects negative strides, and warns about read-only memory.
-        return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+        return copied(np.asarray(x))
     except TypeError:  # strings or objects
         return x

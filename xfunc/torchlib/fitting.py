@@ -18,6 +18,7 @@ from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib.promotion import result_type, wrapped
 from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.values import FLOAT8
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -34,9 +35,12 @@ _WIDEST = {
 def _holds(dtype: torch.dtype, number: complex) -> bool:
     """Whether torch converts a number to a dtype."""
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-        x = torch.zeros(1, dtype=dtype, device="cpu")
+        x = torch.zeros(2, dtype=dtype, device="cpu")
         try:
-            x.masked_fill(torch.ones(1, dtype=torch.bool, device="cpu"), number)
+            if dtype in FLOAT8:  # which masked_fill lacks
+                x.fill_(number)
+            else:
+                x.masked_fill(torch.ones(2, dtype=torch.bool, device="cpu"), number)
         except (RuntimeError, OverflowError):
             return False
     return True

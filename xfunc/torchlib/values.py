@@ -13,12 +13,12 @@ from xfunc.core.types import Shaped
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.torchlib import functorch
 
-SUPPORTED = frozenset(
-    (
-        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
-        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-)  # fmt: skip
+FLOAT8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+"""Dtypes that are held, but hardly computed with: see `xfunc.torchlib.float8`."""
+SUPPORTED = FLOAT8 | {
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+}  # fmt: skip
 
 
 def unseen() -> contextlib.AbstractContextManager[None]:

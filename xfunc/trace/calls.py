@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from xfunc.backends.active import tracer
 from xfunc.core.locations import user_location
-from xfunc.torchlib import bounds, functorch, torch_functions
+from xfunc.torchlib import bounds, float8, functorch, torch_functions
 from xfunc.torchlib.derivatives import check_derivative
 from xfunc.torchlib.in_place import write_into
 from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
-from xfunc.torchlib.values import SUPPORTED, check_dtype, tensors_in
+from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
 from xfunc.trace import empty, rules
 from xfunc.trace.leaks import Leaked, Token
 from xfunc.trace.refusals import explain, refusal_of
@@ -84,6 +84,8 @@ class Mode(TorchFunctionMode):
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs)
+        if trace.has_float8:
+            float8.check(func, args, kwargs, trace.name)
         if bounds.checks(func):
             trace.known.check(func, trace.name, args, kwargs)
         args = trace.overlaps.separate(func, args)
@@ -164,8 +166,10 @@ class Mode(TorchFunctionMode):
                 a = trace.lift(a)
             elif kind is tuple or kind is list:
                 a = kind(self.lift_all(a, {})[0])
-            elif kind is torch.dtype and a not in SUPPORTED:
-                check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
+            elif kind is torch.dtype:
+                trace.has_float8 |= a in FLOAT8
+                if a not in SUPPORTED:
+                    check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
             lifted.append(a)
         if kwargs:
             values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted)

@@ -13,7 +13,7 @@ from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.torchlib import torch_functions
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
-from xfunc.torchlib.values import check_dtype, find_traced, on_device, tensors_in
+from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
 from xfunc.trace.literals import literal
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def _make_literal(
         value = func(*args, **kwargs)
         assert isinstance(value, torch.Tensor)
         check_dtype(value.dtype, (), trace.name)
+        trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
     trace.known.put(out, value)
     trace.made.remember(out, func, sys._getframe(4))  # of who called __torch_function__

@@ -49,7 +49,7 @@ from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail
 from xfunc.torchlib import batching, bounds, functorch, switches
 from xfunc.torchlib.torch_functions import operation_name
-from xfunc.torchlib.values import check_array, is_tracked
+from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import scopes
 from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
@@ -130,6 +130,7 @@ class Trace:
         self.captures: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
+        self.has_float8 = False  # whether some values may have such dtypes
         self.has_rule = False  # whether a custom_vjp function was differentiated or could be
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
@@ -201,6 +202,7 @@ class Trace:
 
         If `watched`, plain autograd differentiates with respect to it.
         """
+        self.has_float8 |= aval.dtype in FLOAT8
         # The placeholder is at the bottom level, wherever a capture occurs.
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
             raw = tracer().placeholder(aval)
@@ -320,6 +322,7 @@ class Trace:
         for t in outputs:
             self.stamps.stamp(t, frame)
             self.made.remember(t, None, frame)
+            self.has_float8 |= t.dtype in FLOAT8
 
     def is_input(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is an argument or a capture."""

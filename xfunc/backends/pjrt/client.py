@@ -17,6 +17,7 @@ import torch
 
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.errors import ShardingError, fail
+from xfunc.torchlib.arrays import BITS, copied
 
 if TYPE_CHECKING:
     import jax as jax_
@@ -212,22 +213,20 @@ def get(array: jax_.Array) -> torch.Tensor:
                 "compute what you want to know.",
             )
         array = array.addressable_data(0)
-    found = np.asarray(array)
-    if found.dtype.name == "bfloat16":
-        return torch.from_numpy(found.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(found.copy())
+    return copied(np.asarray(array))
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The memory of a plain tensor of the CPU as an array; bfloat16 as JAX has it."""
-    if tensor.dtype is torch.bfloat16:
+    """The memory of a plain tensor of the CPU as an array; bfloat16 and float8 as JAX has them."""
+    if tensor.dtype in BITS:
         import ml_dtypes
 
-        return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        name = str(tensor.dtype).removeprefix("torch.")
+        return tensor.detach().view(BITS[tensor.dtype]).numpy().view(getattr(ml_dtypes, name))
     return tensor.detach().numpy()
 
 
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy's dtype of a torch dtype, bfloat16 as JAX has it."""
+    """NumPy's dtype of a torch dtype, bfloat16 and float8 as JAX has them."""
     return as_numpy(torch.empty(0, dtype=dtype)).dtype

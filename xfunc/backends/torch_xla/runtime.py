@@ -181,9 +181,17 @@ def local_devices() -> list[int]:
     return [int(name.partition(":")[2]) for name in names]
 
 
+FLOAT8 = {torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2"}
+"""XLA's names of the dtypes of 8 floating bits."""
+
+
 def placeholder(aval: Shaped) -> torch.Tensor:
     """A tensor without data on the device."""
-    return builder().create_placeholder_tensor(tuple(aval.shape), aval.dtype)
+    dims, kind = tuple(aval.shape), FLOAT8.get(aval.dtype)
+    if kind is None:
+        return builder().create_placeholder_tensor(dims, aval.dtype)
+    # torch_xla 2.9 holds these dtypes, but its table for Python lacks them.
+    return xla()._xla_create_placeholder_tensor(builder().mkshape(kind, dims).shape)
 
 
 def user_computation(

@@ -16,6 +16,7 @@ _HELD = {
     "pred": torch.bool, "s8": torch.int8, "s16": torch.int16, "s32": torch.int32,
     "s64": torch.int64, "u8": torch.uint8, "f16": torch.float16, "bf16": torch.bfloat16,
     "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
+    **{kind: dtype for dtype, kind in runtime.FLOAT8.items()},
 }  # fmt: skip
 
 
