@@ -121,6 +121,10 @@ class Tracer(Protocol):
         """A tensor stored in its own dtype, which a tracer may not have learnt from operands."""
         ...
 
+    def is_recorded(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these unwrapped tensors stands for an operation that has not run."""
+        ...
+
     def refill(self, tensor: torch.Tensor) -> None:
         """Give a tensor that outlived its trace placeholder data, which is safe to compute."""
         ...

@@ -10,6 +10,10 @@ and round twice: 25.002 becomes 25.0, which is as near to 24 as to 26. It gets n
 mantissa instead, whose last bit is set if anything was cut off: they pass float16 unchanged, and
 are rounded as the original is. Those that do not pass it are so small that they become 0.
 
+NOTE [reads of traced values]: torch_xla refuses to run a computation while a trace is open, but has
+taken it from its tensor by then. Such a tensor has neither data nor a computation, and as long as
+it lives, no synchronisation of live tensors succeeds. So what reads asks first.
+
 NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
 """
 
@@ -22,6 +26,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
 from xfunc.torchlib.values import FLOAT8
+from xfunc.trace import tracing
 
 Tensor = torch.Tensor
 
@@ -63,6 +68,12 @@ def _differ(x: Tensor, dtype: torch.dtype) -> bool:
     return False
 
 
+def check_readable(*tensors: Tensor) -> None:
+    """Refuse to read a traced value: see NOTE [reads of traced values]."""
+    if tracing.current() is not None and tracer().is_recorded(tensors):
+        raise RuntimeError("Unexpected execution happens: a traced value has no data")
+
+
 def _on_host(x: Tensor) -> Tensor:
     """See NOTE [complex128 on its way to the host]."""
     return torch.view_as_complex(above(torch.view_as_real, x).cpu())
@@ -78,6 +89,8 @@ def to_copy(
 ) -> Tensor:
     if x.device.type == "xla":
         leaves = device is not None and device.type != "xla"
+        if leaves:
+            check_readable(x)
         if leaves and x.dtype is torch.complex128:
             return _on_host(x).to(device, dtype or x.dtype)
         if not leaves and dtype is not None and _differ(x, dtype):
@@ -99,16 +112,26 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 @bare("copy_")
 def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if source.device.type == "xla" and x.device.type != "xla" and source.is_complex():
-        return x.copy_(source.cpu())
+    if source.device.type == "xla" and x.device.type != "xla":
+        check_readable(source)
+        if source.is_complex():
+            return x.copy_(source.cpu())
     return theirs("copy_", x, source, non_blocking)
 
 
 @bare("_local_scalar_dense")
 def item(x: Tensor) -> complex:
+    check_readable(x)
     if x.dtype is torch.complex128:
         return _on_host(x).item()
     return theirs("_local_scalar_dense", x)
+
+
+@bare("_to_cpu")
+def to_cpu(tensors: list[Tensor]) -> list[Tensor]:
+    """What torch_xla computes on the host begins with this."""
+    check_readable(*tensors)
+    return theirs("_to_cpu", tensors)
 
 
 def _filling(name: str, at: int) -> None:

@@ -58,6 +58,10 @@ _CHANGES = {
         "that they share (hessian and jacfwd map over tangents)",
         "compute a new tensor: x = x * y instead of x *= y.",
     ),
+    "Expected XLA tensor. Got": (
+        "traced values are written into a tensor of the CPU, or used with one",
+        "make that tensor without device=, or pass it as an argument.",
+    ),
     "cannot mutate tensors with frozen storage": REPLACED,
     "cannot resize variables": REPLACED,
     "aten::set_(self": REPLACED,
@@ -99,6 +103,8 @@ _READS_IN_VMAP = (
     "vmap: It looks like you're either (1) calling .item() on a Tensor",
     "vmap: It looks like you're attempting to use a Tensor in some data-dependent control flow",
     "vmap: We do not support batching operators that can support dynamic shape",
+    "vmap: We do not support batching operators that can output dynamic shape",
+    "vmap: Attempted to vmap over `mask` in torch.masked_select",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -39,9 +40,10 @@ class LazyTensors:
     def recording(self) -> Iterator[None]:
         """Set torch_xla's process-wide switches for tracing."""
         X, device = runtime.xla(), str(runtime.device())
-        # This fails on a tensor that lost its computation to a refused read and is still alive.
-        with contextlib.suppress(RuntimeError):
+        try:
             X._xla_sync_live_tensors(device, [], False)
+        except RuntimeError:  # A tensor that lost its computation to a failure is still alive.
+            _run_pending(runtime.device())
         try:
             with (
                 runtime.switched("allow_execution", False),
@@ -98,6 +100,10 @@ class LazyTensors:
         with torch._C.DisableTorchFunction():
             return tensor.to(held).to(said)
 
+    def is_recorded(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """See `xfunc.backends.tracer.Tracer.is_recorded`."""
+        return any(runtime.xla()._check_tensor_need_materialization(list(tensors)))
+
     def refill(self, tensor: torch.Tensor) -> None:
         """Give a leaked tensor placeholder data.
 
@@ -111,6 +117,17 @@ class LazyTensors:
                 # Any shape will do: nothing will read it, and a broken tensor has lost its own.
                 new = runtime.placeholder(Aval((), tensor.dtype))
                 runtime.xla()._replace_xla_tensor(tensor, new)
+
+
+def _run_pending(device: torch.device) -> None:
+    """Run the pending operations of each of the user's own lazy tensors.
+
+    Those that cannot be run have no data: they fail when they are read, and do no harm to others.
+    """
+    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device == device]
+    for tensor in found:
+        with contextlib.suppress(RuntimeError):
+            runtime.settle([tensor])
 
 
 TRACER: Tracer = LazyTensors()
