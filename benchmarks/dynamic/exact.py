@@ -6,18 +6,18 @@ import torch
 
 import xfunc as xf
 from tests.support.dynamic_programs import random_program
-from xfunc.symbolic import dynamic
+from xfunc.symbolic import seen
 
 PROGRAMS, SIZES, TOLERANCE = 30, 20, 1e-9
 
 
 def main() -> None:
     """Print the lines."""
-    widened, dynamic.widened = dynamic.widened, _with_nan
+    widened, seen.widened = seen.widened, _with_nan
     try:
         found = [_errors(seed) for seed in range(PROGRAMS)]
     finally:
-        dynamic.widened = widened
+        seen.widened = widened
     calls = [e for errors, _ in found for e in errors]
     right = sum(e <= TOLERANCE for e in calls)
     single = sum(text.count("one program") == 1 for _, text in found)

@@ -19,7 +19,7 @@ ROWS, SEQ, LAYERS, TARGET = 1, 2048, 2, "tpu:v6e:1x1"
 def main() -> None:
     """Print the lines."""
     config = dataclasses.replace(model.PUBLISHED["llama3.1-8b"], layers=LAYERS)
-    plan = Plan("full", attention="dense", loss_chunk=512)
+    plan = Plan("full", attention="dense", loss_chunk=SEQ)
     recipe = Recipe(config, steps=100, plan=plan, precision="mixed")
     weights = model.shapes(config, torch.float32)
     state = xf.eval_shape(lambda params: train.start(recipe, params), weights)

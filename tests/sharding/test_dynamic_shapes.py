@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from xfunc.errors import ShardingError
-from xfunc.symbolic import dynamic
+from xfunc.symbolic import seen
 
 P = xf.P
 MESH = ((4, 2), ("data", "model"))
@@ -23,7 +23,7 @@ def mesh():
 
 @pytest.fixture(autouse=True)
 def nan_in_the_padding(monkeypatch):
-    widened = dynamic.widened
+    widened = seen.widened
 
     def with_nan(x, shape):
         wide = widened(x, shape)
@@ -34,7 +34,7 @@ def nan_in_the_padding(monkeypatch):
             return found
         return wide
 
-    monkeypatch.setattr(dynamic, "widened", with_nan)
+    monkeypatch.setattr(seen, "widened", with_nan)
 
 
 def check(f, spec, calls, buckets, reason=None, **options):

@@ -7,7 +7,7 @@ import torch
 
 import xfunc as xf
 from tests.support.dynamic_programs import EXACT, INEXACT, random_program
-from xfunc.symbolic import dynamic
+from xfunc.symbolic import seen
 
 B, S = xf.Dim("B", max=8), xf.Dim("S", min=2, max=16)
 SPEC = ((B, S), (S, None))
@@ -26,7 +26,7 @@ def garbage_in_the_padding(monkeypatch):
         wide[tuple(slice(0, n) for n in x.shape)] = x
         return wide
 
-    monkeypatch.setattr(dynamic, "widened", widened)
+    monkeypatch.setattr(seen, "widened", widened)
 
 
 def arguments(b, s, seed=0):
@@ -77,3 +77,28 @@ def test_random_programs(seed):
     chosen = sizes[seed % 7 :: len(sizes) // (20 if COUNT > 4 else 2)]
     jitted = check(program, chosen)
     assert f"{len(chosen)} calls, one program" in jitted.explain(), name
+
+
+def test_what_is_masked_for_one_use_is_written_once():
+    """The masks stand before transposes, and no value is used both with and without one."""
+
+    def loss(w, x):
+        h = torch.tanh(x @ w)
+        return ((h @ w.T).sin() * x).sum()
+
+    x = xf.ShapeDtypeStruct((3, S, 4), torch.float64)
+    w = xf.ShapeDtypeStruct((4, 4), torch.float64)
+    spec = (None, (None, S, None))
+    jitted = xf.jit(xf.grad(loss, argnums=(0, 1)), dynamic_shapes=spec, buckets=[16])
+    module = jitted.lower(w, x).module
+    masked = {
+        i.operands[1].id: i
+        for i in module.entry.instructions
+        if i.opcode == "select" and i.shape.dims
+    }
+    assert masked
+    for i in module.entry.instructions:
+        for x in i.operands:
+            if x.opcode not in ("parameter", "get-tuple-element"):
+                assert masked.get(x.id, i) is i, i.name
+    assert {m.operands[1].opcode for m in masked.values()}.isdisjoint({"transpose", "reshape"})

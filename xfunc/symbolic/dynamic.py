@@ -21,11 +21,11 @@ from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker
-from xfunc.symbolic.cut import Scalars, widened
+from xfunc.symbolic.cut import Scalars
 from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, traced_at
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
-from xfunc.symbolic.seen import Memory, Seen
+from xfunc.symbolic.seen import Memory, Seen, padded_leaves
 from xfunc.tree import Leaf, PyTree
 
 Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
@@ -179,11 +179,11 @@ class Dynamic:
             largest = {n: high for n, (_, high) in ends.items()}
             why = self._exact_of(leaves, ends)
             if why is None:
-                shapes = {
-                    k: sizes_at(declared.dims[k], leaves[k].shape, largest)
+                padding = tuple(
+                    (k, sizes_at(declared.dims[k], leaves[k].shape, largest))
                     for k in declared.varying
-                }
-                wide = [widened(x, shapes[k]) if k in shapes else x for k, x in enumerate(leaves)]
+                )
+                wide = padded_leaves(leaves, padding)
                 if given.divide is not None:
                     args, kwargs = tree.unflatten(structure, wide)
                     wide = tree.leaves((given.divide(args, kwargs), kwargs))
@@ -194,7 +194,6 @@ class Dynamic:
                 if torch.is_grad_enabled() and any(t.requires_grad for t in held):
                     why = _WATCHED
                 if why is None:
-                    padding = tuple(shapes.items())
                     seen = Seen(declared, bucket, ambient.override(), env, ends, padding, avals)
                     self._memory.add(key, seen)
                     return self._launch(seen, flat, held, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 
@@ -55,9 +55,7 @@ class Seen:
         """
         if differentiations([x for x in leaves if isinstance(x, torch.Tensor)]):
             return None
-        options, wide = options._replace(effects_allowed=True), list(leaves)
-        for k, shape in self.wide:
-            wide[k] = widened(wide[k], shape)
+        options = options._replace(effects_allowed=True)
         if self.override is None:
             entry, held = staged.find(structure, self.avals, None, options)
         else:
@@ -67,7 +65,17 @@ class Seen:
             return None
         if held and torch.is_grad_enabled() and any(t.requires_grad for t in held):
             return None
-        return prepare(staged, wide, structure)[0], held
+        return prepare(staged, padded_leaves(leaves, self.wide), structure)[0], held
+
+
+def padded_leaves(
+    leaves: Sequence[Leaf], wide: Iterable[tuple[int, tuple[int, ...]]]
+) -> list[Leaf]:
+    """The leaves, some of them padded to the shapes given by position."""
+    found = list(leaves)
+    for k, shape in wide:
+        found[k] = widened(found[k], shape)
+    return found
 
 
 class Memory:

@@ -223,7 +223,7 @@ class _Body:
 
     def finished(self, root: State) -> pb.HloComputationProto:
         self.proto.root_id = self.packed_up(root)
-        self.proto.instructions.extend(self.emit.instructions)
+        self.proto.instructions.extend(self.emit.settled())
         self.proto.program_shape.result.CopyFrom(shape_of(root))
         self.whole.made.append(self.proto)
         self.whole.masks[self.proto.id] = self.emit.count
@@ -345,7 +345,7 @@ class _Body:
         sized = tuple_of([*map(shape_of, root), *[array(S64, ())] * len(self.sizes)])
         last = trial.emit.put(instruction("tuple", trial.emit.new_id(), sized, packed))
         trial.proto.root_id = last
-        trial.proto.instructions.extend(trial.emit.instructions)
+        trial.proto.instructions.extend(trial.emit.settled())
         trial.proto.program_shape.result.CopyFrom(sized)
         self.whole.made.append(trial.proto)
         self.whole.masks[trial.proto.id] = trial.emit.count

@@ -15,6 +15,7 @@ from xfunc.symbolic.padding.layouts import Factor, Layout
 from xfunc.symbolic.polynomial import Number, Polynomial, Ratio, Size, as_polynomial
 
 S64 = Shape(torch.int64).element_type
+S32 = Shape(torch.int32).element_type
 PRED = Shape(torch.bool).element_type
 F64 = Shape(torch.float64).element_type
 
@@ -63,6 +64,7 @@ class Emitter:
         self._ids, self._sizes = ids, sizes
         self._scalars: dict[object, int] = {}
         self._masks: dict[object, int | None] = {}
+        self._masked: dict[int, int | None] = {}  # the only mask of a value; None: there are more
         self.count = 0  # masks applied
 
     def add(
@@ -200,12 +202,42 @@ class Emitter:
             found = self.add("reshape", PRED, dims, [found])
         return found
 
+    def note_mask(self, x: int, masked: int, stands_in: bool) -> None:
+        """Record that a value was masked, and whether others may take the masked one instead."""
+        self._masked[x] = masked if stands_in and x not in self._masked else None
+
+    def settled(self) -> list[pb.HloInstructionProto]:
+        """All instructions, operands first.
+
+        NOTE [one of the two]: where a value is masked for one use, the others take it masked as
+        well. So only one of the two is written to memory, by the loop that computes it.
+        """
+        by_id = {i.id: i for i in self.instructions}
+        given = ("parameter", "get-tuple-element")  # These are in memory already.
+        instead = {
+            x: m for x, m in self._masked.items() if m is not None and by_id[x].opcode not in given
+        }
+        for i in self.instructions:
+            if not instead.keys().isdisjoint(i.operand_ids):
+                own = [x for x in i.operand_ids if instead.get(x) == i.id]
+                i.operand_ids[:] = [x if x in own else instead.get(x, x) for x in i.operand_ids]
+        found: dict[int, pb.HloInstructionProto] = {}
+        for first in by_id:
+            todo = [first]
+            while todo:
+                i = by_id[todo[-1]]
+                missing = [x for x in i.operand_ids if x not in found]
+                todo += missing
+                if not missing:
+                    found[todo.pop()] = i
+        return list(found.values())
+
     def _below(self, f: Factor) -> int:
         """PRED[f.size]: which elements are valid."""
         key = ("below", f)
         if key not in self._scalars:
-            place = self.add("iota", S64, [f.size], dimensions=[0])
-            end = self.spread(self.size(f.valid), [f.size])
+            place = self.add("iota", S32, [f.size], dimensions=[0])  # 64 bits cost more on TPUs.
+            end = self.spread(self.size(f.valid, S32), [f.size], S32)
             self._scalars[key] = self.add("compare", PRED, [f.size], [place, end], direction="LT")
         return self._scalars[key]
 

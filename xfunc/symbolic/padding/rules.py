@@ -182,7 +182,10 @@ def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     (x,) = operands
     order = list(i.proto.dimensions)
     fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
-    return result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
+    found = result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
+    return m.note_move(
+        found, x, lambda over: [order[d] for d in over], lambda y: transpose(m, i, [y])
+    )
 
 
 def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
@@ -64,6 +65,20 @@ class Val:
 State = Val | list["State"]  # an array, or a tuple
 
 
+class _Move(NamedTuple):
+    """How a value was made from another that has the same elements.
+
+    Attributes:
+        of: the other one.
+        back: its dimensions to which those of the value belong.
+        again: makes the same of another value.
+    """
+
+    of: Val
+    back: Callable[[Sequence[int]], Sequence[int]]
+    again: Callable[[Val], Val]
+
+
 class Movers:
     """Masks and moves of values in one computation.
 
@@ -76,6 +91,7 @@ class Movers:
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
         self._masked: dict[object, Val] = {}
+        self._moves: dict[int, _Move] = {}  # by what they return
 
     # -- masks --------------------------------------------------------------------------------
 
@@ -86,8 +102,30 @@ class Movers:
         over = [d for d in over if x.padded(d) and not _same(x.fills.get(d), fill)]
         key = (x.id, tuple(over), repr(fill))
         if over and key not in self._masked:
-            self._masked[key] = self._select(x, over, self.emit.number(fill, x.element_type), fill)
+            self._masked[key] = self._with_fill(x, over, fill)
         return self._masked[key] if over else x
+
+    def _with_fill(self, x: Val, over: Sequence[int], fill: float) -> Val:
+        # NOTE [masked before it is moved]
+        # XLA reads the operands of products through transposes and reshapes, but not through a
+        # select, for which it would write the moved array as well.
+        move = self._moves.get(x.id)
+        if move is not None:
+            found = move.again(self.masked(move.of, move.back(over), fill))
+            if all(_same(found.fills.get(d), fill) for d in over):
+                return found
+        return self._select(x, over, self.emit.number(fill, x.element_type), fill)
+
+    def note_move(
+        self,
+        moved: Val,
+        of: Val,
+        back: Callable[[Sequence[int]], Sequence[int]],
+        again: Callable[[Val], Val],
+    ) -> Val:
+        """Record how a value was made from another that has the same elements; returns it."""
+        self._moves[moved.id] = _Move(of, back, again)
+        return moved
 
     def masked_by(self, x: Val, over: Sequence[int], scalar: Val) -> Val:
         """The same, with a scalar of the program as `fill`."""
@@ -103,6 +141,8 @@ class Movers:
         filling = self.emit.spread(scalar, x.dims, x.element_type)
         id = self.emit.add("select", x.element_type, x.dims, [mask, x.id, filling])
         self.emit.count += 1
+        as_before = all(x.layouts[d] is not None for d in over)
+        self.emit.note_mask(x.id, id, fill is not None and as_before and not x.fills)
         fills = {d: v for d, v in x.fills.items() if fill is not None and _same(v, fill)}
         if fill is not None:
             fills |= dict.fromkeys(over, fill)
@@ -227,10 +267,18 @@ class Movers:
             if len(values) == 1 and not moved and values != {"None"}:
                 value = next(x.fills[d] for d in old if x.padded(d))
                 fills |= {d: value for d in new if is_padded(layouts[d])}
+        source = x
         if moved:
             x = self._moved(x, groups, moved)
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        return Val(id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const)
+        found = Val(id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const)
+        if moved:
+            return found
+
+        def back(over: Sequence[int]) -> list[int]:
+            return [d for old, new in groups if not set(new).isdisjoint(over) for d in old]
+
+        return self.note_move(found, source, back, lambda y: self.reshaped(y, i, dims, sizes))
 
     def _moved(
         self,
