@@ -138,7 +138,7 @@ def plain_loss(
         x = x + model.mlp(_norm(x, w["mlp_norm"], c), w)
     x = _norm(x, params["norm"], c)
     logits = F.linear(x, params["embed" if c.tied else "head"])
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _norm(x: Tensor, weight: Tensor, c: Config) -> Tensor:

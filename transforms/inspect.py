@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from xfunc.core.wrappers import Part
 from xfunc.hlo import Module
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
@@ -28,7 +29,7 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
     """
     if is_symbolic(args, kwargs):
         return symbolic_result(fun, args, kwargs)
-    return stages.trace(Staged(fun), args, kwargs).out_info
+    return stages.trace(Staged(fun, Part(fun, "shapes")), args, kwargs).out_info
 
 
 def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
@@ -47,6 +48,7 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     def make(*args: object, **kwargs: object) -> Module | SymbolicModule:
         if is_symbolic(args, kwargs):
             return symbolic_hlo(fun, args, kwargs)
-        return stages.trace(Staged(fun, arrays_only=True), args, kwargs).lower().module
+        staged = Staged(fun, Part(fun, "HLO"), arrays_only=True)
+        return stages.trace(staged, args, kwargs).lower().module
 
     return make

@@ -76,6 +76,7 @@ class Case:
     """One sample of an operation as a function of its tensors.
 
     Attributes:
+        leaves: all of its arguments.
         tensors: the arguments that are tensors.
         watched: which of them there are derivatives by.
     """
@@ -84,7 +85,7 @@ class Case:
         self._op, self._process = op, sample.output_process_fn_grad
         kwargs = {k: v for k, v in sample.kwargs.items() if k != "device"}
         leaves, self._tree = xf.tree.flatten((sample.input, tuple(sample.args), kwargs))
-        self._leaves = leaves
+        self.leaves = leaves
         self._places = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
         # An array has no strides: the samples that are views become arrays of their own.
         self.tensors = [leaves[i].detach().contiguous().clone() for i in self._places]
@@ -100,7 +101,7 @@ class Case:
         return tuple(out) if isinstance(out, torch.Size) else out
 
     def _arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
-        leaves = list(self._leaves)
+        leaves = list(self.leaves)
         for i, t in zip(self._places, tensors, strict=True):
             leaves[i] = t
         return xf.tree.unflatten(self._tree, leaves)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple
             yield transform, "absent", "torch has no derivative to compare with"
             continue
         try:
-            given = _given(case, transform)
+            given = inputs_of(case, transform)
             expected[transform] = TRANSFORMS[transform].theirs(case, given)
         except Exception as error:
             yield transform, "absent", f"{type(error).__name__}: {error}"
@@ -116,13 +116,14 @@ def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple
             derivative = TRANSFORMS[transform].differentiates
             problem = compare(full_name(op), result, theirs, derivative=derivative)
             if problem is not None:
-                more = _exact(op, sample, transform), _again(case, transform, theirs)
+                more = exact(op, sample, transform), again(case, transform, theirs)
                 problem = compare(full_name(op), result, theirs, *more, derivative)
             status, result = ("right", "") if problem is None else ("wrong", problem)
         yield transform, status, result
 
 
-def _given(case: Case, transform: str) -> dict[str, Any]:
+def inputs_of(case: Case, transform: str) -> dict[str, Any]:
+    """What a transform works on."""
     torch.manual_seed(0)
     return inputs(case) if TRANSFORMS[transform].differentiates else forward_inputs(case)
 
@@ -136,7 +137,7 @@ def _run(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
     def program(given: dict[str, dict[str, Any]]) -> dict[str, Any]:
         return {t: TRANSFORMS[t].ours(case, given[t]) for t in transforms}
 
-    given = {t: _given(case, t) for t in transforms}
+    given = {t: inputs_of(case, t) for t in transforms}
     try:
         found: Any = xf.device_get(xf.jit(program)(given))
     except Exception as error:
@@ -152,23 +153,23 @@ def _run(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
     return {t: ("right", found[t]) for t in transforms}
 
 
-def _exact(op: Any, sample: Any, transform: str) -> Any:
+def exact(op: Any, sample: Any, transform: str) -> Any:
     """What eager torch finds in float64 for the same inputs, where it can."""
     try:
         wide = sample.transform(lambda x: _widened(x) if isinstance(x, torch.Tensor) else x)
         case = Case(op, wide)
-        return TRANSFORMS[transform].theirs(case, _given(case, transform))
+        return TRANSFORMS[transform].theirs(case, inputs_of(case, transform))
     except Exception:
         return None
 
 
-def _again(case: Case, transform: str, theirs: Any) -> Any:
+def again(case: Case, transform: str, theirs: Any) -> Any:
     """What eager torch finds in another way, where it has one."""
     other = TRANSFORMS[transform].otherwise
     if other is None:
         return None
     try:
-        made = other(case, _given(case, transform))
+        made = other(case, inputs_of(case, transform))
     except Exception:
         return None
     # Of some operations, torch takes the derivative in forward mode for zero.
@@ -185,7 +186,7 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
     return x.detach().to(_WIDE.get(x.dtype, torch.float64)).requires_grad_(x.requires_grad)
 
 
-def work() -> None:
+def work(examine: Callable[[Any, Unit], list[Finding]] = examine) -> None:
     """The process that runs samples: units on its input, lists of findings on its output."""
     warnings.simplefilter("ignore")
     output = sys.stdout
@@ -206,13 +207,15 @@ def work() -> None:
             xf.clear_caches()
 
 
+_WORK = (sys.executable, "-m", "benchmarks.operations")
+
+
 class Worker:
     """A process that runs `work`."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "benchmarks.operations"]
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None) -> None:
         self._process = subprocess.Popen(
-            command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+            command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=env
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -245,14 +248,19 @@ class Worker:
         self._process.communicate()
 
 
-def measure(chosen: Iterable[Unit], record: Path | None = None) -> list[Finding]:
-    """Examine units, in a process that may die over them."""
+def measure(
+    chosen: Iterable[Unit],
+    record: Path | None = None,
+    command: Sequence[str] = _WORK,
+    env: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """Examine units, in a process that may die over them; `command` starts it."""
     found: list[Finding] = []
     waiting = list(chosen)[::-1]
     worker: Worker | None = None
     while waiting:
         unit = waiting.pop()
-        worker = worker or Worker()
+        worker = worker or Worker(command, env)
         result = worker.examine(unit)
         if isinstance(result, str):
             worker.close()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import attention, experts, splash
+from . import attention, cudnn, experts, splash
 from .experts import Routed
 from .linear import linear
 from .plan import POLICIES, Plan
@@ -106,11 +106,11 @@ def attend(
     elif plan.attention == "blockwise":
         mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
     else:
-        mixed = _splash(q, k, v, segments, config, plan, local)
+        mixed = _by_kernel(q, k, v, segments, config, plan, local)
     return joined(_lie(mixed, "heads", plan), layer)
 
 
-def _splash(
+def _by_kernel(
     q: attention.Heads,
     k: attention.Heads,
     v: attention.Heads,
@@ -122,13 +122,10 @@ def _splash(
     """The window is compiled into the kernel: there are two kernels if layers differ."""
 
     def run(window: int | None) -> Callable[..., attention.Heads]:
-        return functools.partial(
-            splash.splash_attention,
-            block=plan.block,
-            sharding=plan.sharding,
-            window=window,
-            scores=scores(config),
-        )
+        settings: Any = {"sharding": plan.sharding, "window": window, "scores": scores(config)}
+        if plan.attention == "cudnn":
+            return functools.partial(cudnn.cudnn_attention, **settings)
+        return functools.partial(splash.splash_attention, block=plan.block, **settings)
 
     if isinstance(local, bool):
         return run(config.window if local else None)(q, k, v, segments)

@@ -23,7 +23,7 @@ POLICIES: dict[str, Callable[..., Any]] = {
         names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input", "attention")
     ),
 }
-ATTENTION = ("dense", "blockwise", "splash")
+ATTENTION = ("dense", "blockwise", "splash", "cudnn")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Plan:
     Attributes:
         policy: what a layer saves for its backward pass.
         attention: `dense` computes all scores of a layer at once, `blockwise` those of one block at
-            a time; `splash` is JAX's kernel for TPUs.
+            a time; `splash` is JAX's kernel for TPUs, `cudnn` NVIDIA's for its GPUs.
         block: queries, and keys, per block of attention.
         loss_chunk: positions of a sequence whose logits are computed at a time; for a longer one,
             the backward pass computes them again.

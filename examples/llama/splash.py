@@ -60,13 +60,14 @@ def splash_attention(
         )
     if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:
         # Devices that share a head each get a copy of it.
-        k, v = (_repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
+        k, v = (repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
     segments = None if segments is None else segments.to(torch.int32)
     kernel = _Kernel(block, PLATFORM, sharding, window, scores.cap)
     return _attend(scores.scaled(q, dim), k, v, segments, kernel)
 
 
-def _repeated(x: Tensor, n: int) -> Tensor:
+def repeated(x: Heads, n: int) -> Heads:
+    """Each head n times."""
     return x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
 

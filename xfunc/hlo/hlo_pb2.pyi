@@ -433,6 +433,25 @@ class SourceTarget(_message.Message):
     target: int
     def __init__(self, source: int | None = ..., target: int | None = ...) -> None: ...
 
+class PrecisionConfig(_message.Message):
+    __slots__ = ("operand_precision",)
+    class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEFAULT: _ClassVar[PrecisionConfig.Precision]
+        HIGH: _ClassVar[PrecisionConfig.Precision]
+        HIGHEST: _ClassVar[PrecisionConfig.Precision]
+        PACKED_NIBBLE: _ClassVar[PrecisionConfig.Precision]
+
+    DEFAULT: PrecisionConfig.Precision
+    HIGH: PrecisionConfig.Precision
+    HIGHEST: PrecisionConfig.Precision
+    PACKED_NIBBLE: PrecisionConfig.Precision
+    OPERAND_PRECISION_FIELD_NUMBER: _ClassVar[int]
+    operand_precision: _containers.RepeatedScalarFieldContainer[PrecisionConfig.Precision]
+    def __init__(
+        self, operand_precision: _Iterable[PrecisionConfig.Precision | str] | None = ...
+    ) -> None: ...
+
 class HloInstructionProto(_message.Message):
     __slots__ = (
         "backend_config",
@@ -461,6 +480,7 @@ class HloInstructionProto(_message.Message):
         "opcode",
         "operand_ids",
         "parameter_number",
+        "precision_config",
         "replica_groups",
         "shape",
         "sharding",
@@ -505,6 +525,7 @@ class HloInstructionProto(_message.Message):
     BACKEND_CONFIG_FIELD_NUMBER: _ClassVar[int]
     REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_CONFIG_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TARGET_PAIRS_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRIANGULAR_SOLVE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +562,7 @@ class HloInstructionProto(_message.Message):
     backend_config: bytes
     replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
     feature_group_count: int
+    precision_config: PrecisionConfig
     source_target_pairs: _containers.RepeatedCompositeFieldContainer[SourceTarget]
     batch_group_count: int
     triangular_solve_options: TriangularSolveOptions
@@ -577,6 +599,7 @@ class HloInstructionProto(_message.Message):
         backend_config: bytes | None = ...,
         replica_groups: _Iterable[ReplicaGroup | _Mapping] | None = ...,
         feature_group_count: int | None = ...,
+        precision_config: PrecisionConfig | _Mapping | None = ...,
         source_target_pairs: _Iterable[SourceTarget | _Mapping] | None = ...,
         batch_group_count: int | None = ...,
         triangular_solve_options: TriangularSolveOptions | _Mapping | None = ...,

@@ -25,6 +25,7 @@ import torch
 
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.errors import CompileError, UnsupportedOpError, fail
+from xfunc.hlo import Module
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.trace import tracing
@@ -44,8 +45,8 @@ def call_jax(
         fun: ``"module:function"``. The function takes arrays and returns a tuple of arrays. It is
             named and not passed because its module is for JAX to import, not for this process.
         args: its arguments by position; None is passed on.
-        platform: what it is lowered for, ``"tpu"`` or ``"cpu"``. A Pallas kernel for TPUs can be
-            lowered for the CPU only if it is interpreted.
+        platform: what it is lowered for, ``"tpu"``, ``"cuda"`` or ``"cpu"``. A Pallas kernel for
+            TPUs can be lowered for the CPU only if it is interpreted.
         static: its arguments by keyword.
 
     Raises:
@@ -145,7 +146,23 @@ def _lowered(
     outputs, hlo = done.stdout.split(b"\n", 1)
     given = tuple(a for a in avals if a is not None)
     found = tuple(Aval(tuple(s), getattr(torch, d)) for s, d in json.loads(outputs))
-    return Lowering.of(fun, hlo, given, found)
+    return Lowering.of(fun, _without_frames(hlo), given, found)
+
+
+def _without_frames(hlo: bytes) -> Module:
+    """A module without references to JAX's table of stack frames, which is no part of programs."""
+    module = Module.from_bytes(hlo)
+    for computation in module.proto.computations:
+        for i in computation.instructions:
+            said = i.metadata
+            kept = type(said)(
+                op_type=said.op_type,
+                op_name=said.op_name,
+                source_file=said.source_file,
+                source_line=said.source_line,
+            )
+            said.CopyFrom(kept)
+    return module
 
 
 def _environment() -> dict[str, str]:

@@ -44,12 +44,14 @@ def _lowered(
         return tuple(target(*xs, **static))
 
     call = jax.jit(fixed, keep_unused=True)
-    # Exported first: only then do Pallas kernels have a form that libtpu 0.0.21 reads, which is
-    # older than JAX 0.7.1 and belongs to the same torch_xla.
-    exported: Any = export.export(call, platforms=[platform])(*structs)
-    lowered = jax.jit(exported.call).trace(*structs).lower(lowering_platforms=(platform,))
+    if platform == "tpu":
+        # Exported first: only then do Pallas kernels have a form that libtpu 0.0.21 reads, which
+        # is older than JAX 0.7.1 and belongs to the same torch_xla.
+        exported: Any = export.export(call, platforms=[platform])(*structs)
+        call = jax.jit(exported.call)
+    lowered = call.trace(*structs).lower(lowering_platforms=(platform,))
     hlo = lowered.compiler_ir("hlo")
-    outputs: list[Aval] = [[a.shape, str(a.dtype)] for a in exported.out_avals]
+    outputs: list[Aval] = [[a.shape, str(a.dtype)] for a in jax.tree.leaves(lowered.out_info)]
     return outputs, hlo.as_serialized_hlo_module_proto()
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from xfunc import tree
 from xfunc.core.avals import ShapeDtypeStruct, SymbolicSize
 from xfunc.core.locations import function_name
+from xfunc.core.wrappers import Part
 from xfunc.errors import ShapeError, fail
 from xfunc.hlo import Module
 from xfunc.stages import stages
@@ -32,7 +33,7 @@ def symbolic_hlo(
 
     def trace(env: Env) -> Module:
         at_args, at_kwargs = _at((args, kwargs), env)
-        staged = Staged(fun, arrays_only=True)
+        staged = Staged(fun, Part(fun, "HLO"), arrays_only=True)
         return stages.trace(staged, at_args, at_kwargs).lower().module
 
     try:
@@ -50,7 +51,7 @@ def symbolic_result(
 
     def shapes(env: Env) -> list[tuple[int, ...]]:
         at_args, at_kwargs = _at((args, kwargs), env)
-        results.append(stages.trace(Staged(fun), at_args, at_kwargs).out_info)
+        results.append(stages.trace(Staged(fun, Part(fun, "shapes")), at_args, at_kwargs).out_info)
         return [x.shape for x in tree.leaves(results[-1])]
 
     try:

@@ -20,6 +20,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import function_name
 from xfunc.core.sizes import size
+from xfunc.core.wrappers import Part
 from xfunc.errors import fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
@@ -211,7 +212,7 @@ class _Gradient:
             problem = f"memory_report was given no arguments for {function_name(f)}"
             hint = "pass them, as tensors or xf.ShapeDtypeStruct; the first is differentiated."
             fail(TypeError, problem, hint)
-        traced = stages.trace(Staged(run, arrays_only=True), args, {})
+        traced = stages.trace(Staged(run, Part(run, "report"), arrays_only=True), args, {})
         n = tree.structure(args[0]).num_leaves
         _check(f, traced, n)
         wrt = tuple(k < n for k in range(len(traced.in_avals)))

@@ -24,6 +24,7 @@ from xfunc.core.avals import Aval
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.torchlib.functorch import top_level
@@ -167,6 +168,8 @@ class Pjrt:
         prepare_to_run(name, proto, self._count, on_cpu)
         if on_cpu:
             use_lapack(proto)
+        if self.platform() == "gpu" and torch.get_float32_matmul_precision() == "highest":
+            ask_for_float32(proto)
         # JAX pairs donated parameters with results of their shape, in the order of both.
         numbers = sorted(range(len(inputs)), key=inputs.__getitem__)
         renumber_parameters(proto, numbers)

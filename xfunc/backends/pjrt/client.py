@@ -184,8 +184,8 @@ def platform() -> str:
 
 
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
-    """The values of a plain tensor of the CPU in a new ``jax.Array``."""
-    values = as_numpy(tensor.resolve_conj().resolve_neg())
+    """The values of a plain tensor, of the CPU or a GPU, in a new ``jax.Array``."""
+    values = as_numpy(tensor.cpu().resolve_conj().resolve_neg())
     # JAX copies: the tensor may change while the copy is in use.
     if jax().device_count() == 1:
         # With an explicit placement on the only device, programs would be compiled again.

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _WITHIN = "jit(call)/call_exported/"
 """JAX's prefix of the names of operations; see NOTE [the way into JAX]."""
-
-_STABLEHLO = "1.9.0"
-"""The version in which programs are passed to JAX: newer releases read older versions."""
 
 
 class Executable:
@@ -76,18 +73,18 @@ class Executable:
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
         where = where or [None] * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
-        exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
-        run = client.jax().jit(
-            exported.call,
-            donate_argnums=tuple(donated),
-            keep_unused=True,
-            compiler_options=dict(options or {}) or None,
-        )
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
         with warnings.catch_warnings(), around, client.flags_of_start():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             try:
+                exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
+                run = client.jax().jit(
+                    exported.call,
+                    donate_argnums=tuple(donated),
+                    keep_unused=True,
+                    compiler_options=dict(options or {}) or None,
+                )
                 self._compiled = run.lower(*shapes).compile()
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
@@ -139,11 +136,18 @@ def _exported(
     """See NOTE [the way into JAX]."""
     jax = client.jax()
     from jax.extend import mlir
+    from jax.extend.mlir.dialects import stablehlo
 
-    program = mlir.serialize_portable_artifact(mlir.hlo_to_stablehlo(module.to_bytes()), _STABLEHLO)
+    dialect: Any = stablehlo  # JAX's own types leave this out.
+    version = dialect.get_current_version()
+    program = mlir.serialize_portable_artifact(mlir.hlo_to_stablehlo(module.to_bytes()), version)
     arguments = tuple(avals)
+    trivial = _trivial()
+    # Releases from 2026 on have these, and read them.
+    named = {"_in_named_shardings": len(avals), "_out_named_shardings": len(outputs)}
     return dataclasses.replace(
-        _trivial(),
+        trivial,
+        **{field: (None,) * n for field, n in named.items() if hasattr(trivial, field)},
         fun_name=name,
         nr_devices=jax.device_count(),
         in_tree=jax.tree.structure((arguments, {})),
