@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,7 +16,6 @@ def run_donating(
     flat: Sequence[torch.Tensor],
     donated: Collection[int],
     name: str,
-    kind: type[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Run a program, and make the tensors that it took over unusable.
 
@@ -24,7 +24,6 @@ def run_donating(
         flat: its flat inputs.
         donated: which of them it takes over.
         name: of the program.
-        kind: the class of the runtime's tensors.
 
     Raises:
         ValueError: a donated tensor occurs twice.
@@ -33,30 +32,38 @@ def run_donating(
         ids = [id(flat[i]) for i in donated]
         others = {id(t) for i, t in enumerate(flat) if i not in donated}
         if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
-            fail(
-                ValueError,
-                f"{name} was given one tensor twice, once to be donated",
-                "pass a copy (t.clone()), or do not donate that argument.",
-            )
+            fail_given_twice(name)
     outputs = run([flat[i] for i in run.inputs])
-    for i in donated:
-        t = flat[i]
-        if type(t) in (torch.Tensor, kind):
-            t.__class__ = _Donated
+    run.take_over([flat[i] for i in donated])
     return outputs
 
 
-class _Donated(torch.Tensor):
-    """A tensor whose buffer a program has taken over."""
+def fail_given_twice(name: str) -> NoReturn:
+    """Raise the error of a program that was to take over what it was given elsewhere, too."""
+    fail(
+        ValueError,
+        f"{name} was given one tensor twice, once to be donated",
+        "pass a copy (t.clone()), or do not donate that argument.",
+    )
 
-    @classmethod
-    def __torch_function__(
-        cls, func: object, types: object, args: object = (), kwargs: object = None
-    ) -> str:
-        if getattr(func, "__name__", "") == "__repr__":
-            return "<donated tensor>"
-        fail(
-            RuntimeError,
-            "this tensor was donated to a jitted function, which has reused its buffer",
-            "use the function's result instead, or leave the argument out of donate_argnums.",
-        )
+
+def take_over(tensors: Iterable[torch.Tensor]) -> None:
+    """Make tensors unusable, if they are plain tensors."""
+    for t in tensors:
+        if type(t) is torch.Tensor:
+            t.__class__ = _Donated
+
+
+def refuse(cls: type, func: object, types: object, args: object = (), kwargs: object = None) -> str:
+    """The ``__torch_function__`` of a tensor whose buffer a program has taken over."""
+    if getattr(func, "__name__", "") == "__repr__":
+        return "<donated tensor>"
+    fail(
+        RuntimeError,
+        "this tensor was donated to a jitted function, which has reused its buffer",
+        "use the function's result instead, or leave the argument out of donate_argnums.",
+    )
+
+
+class _Donated(torch.Tensor):
+    __torch_function__: Any = classmethod(refuse)

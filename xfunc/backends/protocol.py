@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from xfunc.backends.analysis import Optimised
-from xfunc.core.avals import Aval
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.hlo import Module
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class Executable(Protocol):
         """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""
         ...
 
+    def take_over(self, tensors: Sequence[torch.Tensor], /) -> None:
+        """Make the donated ones among them unusable, after a call."""
+        ...
+
     def optimised(self) -> Optimised | None:
         """The compiler's analysis of the program; None if it does not provide it."""
         ...
@@ -44,12 +48,10 @@ class Runtime(Protocol):
     Attributes:
         name: as `xfunc.config.set_backend` takes it.
         kind: the class of its tensors.
-        kinds: the classes of leaves that need no flattening: that one, and torch's own.
         holds: whether a tensor is data on its devices; raises AttributeError for anything else.
     """
 
     name: str
-    kinds: frozenset[type[torch.Tensor]]
     holds: Callable[[object], bool]
 
     @property
@@ -94,6 +96,10 @@ class Runtime(Protocol):
 
     def block(self) -> None:
         """Wait until everything that was launched has run."""
+        ...
+
+    def avals(self, leaves: Sequence[object], /) -> tuple[AvalKey, ...] | None:
+        """The shapes and dtypes of tensors; None if any of them is not data on the devices."""
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:

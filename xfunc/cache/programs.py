@@ -40,13 +40,18 @@ class FunctionCache:
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
+        self._latest: tuple[Hashable, Any] | None = None  # the key and entry found last
         self.globals: Guards | None = (
             None  # The guards of its globals (`globals.Guards`), once it has been traced.
         )
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
-        entry = self.entries.get(key)
+        if self._latest is not None and key == self._latest[0]:  # It is faster than to hash.
+            entry = self._latest[1]
+        else:
+            entry = self.entries.get(key)
+            self._latest = None if entry is None else (key, entry)
         if type(entry) is Guarded:
             entry = entry.find()
         if entry is not None:
@@ -71,6 +76,7 @@ class FunctionCache:
             known.add(entry, guards)
             entry = known
         self.entries[key] = entry
+        self._latest = None
         while len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 
@@ -90,6 +96,7 @@ class FunctionCache:
 
     def clear(self) -> None:
         self.entries.clear()
+        self._latest = None
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
         self.globals = None

@@ -136,7 +136,7 @@ class Exported:
         flat += lowering.held()
         where = runtime()
         run = lowering.executable(self.donated, where.placements(flat))
-        outputs = run_donating(run, flat, self.donated, self.name, where.kind)
+        outputs = run_donating(run, flat, self.donated, self.name)
         if where.device_count() > 1:
             hand_on_mesh(flat, outputs)
         return outputs

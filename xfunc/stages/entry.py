@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -22,8 +21,6 @@ from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.tree import PyTree
-
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,8 +65,6 @@ class Entry:
         self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Arguments and captures, in the program's order."""
-        if not self.captures:
-            return leaves
         found = [held[c] if isinstance(c, int) else c for c in self.captures]
         if tracing.current() is None:
             found = active.runtime().all_to_device(found)
@@ -77,9 +72,9 @@ class Entry:
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the program with tensors on the device, outside any trace."""
-        flat = self.inputs(leaves, held)
+        flat = self.inputs(leaves, held) if self.captures else leaves
         if functorch.top_level() is not None or (
-            torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, flat))
+            torch.is_grad_enabled() and functorch.any_requires_grad(*flat)
         ):
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
@@ -100,9 +95,7 @@ class Entry:
             )
             self._inputs = self.executable.inputs
         if self.donated:
-            outputs = run_donating(
-                self.executable, flat, self.donated, self.program.name, where.kind
-            )
+            outputs = run_donating(self.executable, flat, self.donated, self.program.name)
         else:
             outputs = self.executable([flat[i] for i in self._inputs])
         if several:

@@ -101,7 +101,11 @@ class Staged:
         self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
     ) -> tuple[KeyParts, list[torch.Tensor]]:
         """The fields of the `Key` of a call, and the tensors that the function holds."""
-        value, others, held = self._values(options)
+        if options.fixed or options.beside or ambient.named_axes():
+            value, others, held = self._values(options)
+        else:  # nearly always
+            others = ()
+            value, held = self.function_value()
         return (value, structure, avals, options.static, ambient.modes(), others), held
 
     def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
@@ -294,23 +298,22 @@ def run_staged(
     with lock:
         # Plain tensors are the common case of small functions, where the cost of flattening shows.
         where = active.runtime()
-        if not kwargs and set(map(type, args)) <= where.kinds:
+        avals = None if kwargs else where.avals(args)
+        if avals is not None:
             leaves: list[Leaf] = list(args)
             structure = _structure_of_leaves(len(args))
         else:
             given: PyTree = (args, kwargs)
             leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
-        try:
-            ready = all(map(where.holds, leaves))
-        except AttributeError:
-            ready = False
-        if not ready:
+            avals = where.avals(leaves)
+        if avals is None:
             if tree.adopt(leaves):
                 leaves, structure = tree.flatten((args, kwargs))
             leaves, fixed = prepare(staged, leaves, structure)
             if fixed:
                 options = options._replace(fixed=fixed)
-        key, held = staged.key_of(structure, tuple(map(_AVAL, leaves)), options)
+            avals = tuple(map(_AVAL, leaves))
+        key, held = staged.key_of(structure, avals, options)
         store = staged.cache
         entry = store.find(key)
         if entry is None:
@@ -320,7 +323,8 @@ def run_staged(
             result = first_run(store, entry, leaves, held)
         else:
             result = entry.result(entry.run(leaves, held))
-        inspected(staged, args, kwargs, options, result)
+        if _thread.inspect is not None:
+            inspected(staged, args, kwargs, options, result)
         return result
 
 

@@ -78,6 +78,9 @@ GRAD: object = _functorch.TransformType.Grad
 JVP: object = _functorch.TransformType.Jvp
 VMAP: object = _functorch.TransformType.Vmap
 
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+"""Whether any of several tensors requires a gradient."""
+
 is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
 unwrap_if_dead: Callable[[Tensor], Tensor] = _functorch.unwrap_if_dead

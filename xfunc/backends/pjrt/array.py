@@ -4,19 +4,28 @@ A program takes and returns ``jax.Array``s. To the user each is an `Array`: a CP
 shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a separate
 copy. As soon as torch may write to that copy (in place, through a view of it, through NumPy), the
 tensor holds the copy.
+
+NOTE [untouched]: most results only pass from one program to the next. So an `Array` has just the
+``jax.Array`` until somebody looks at it. Then it is no longer untouched: it has `Data`, which
+aliases may share.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy.typing as npt
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt.shardings import sharding
+from xfunc.core.avals import AvalKey
+from xfunc.errors import fail
 
 if TYPE_CHECKING:
     import jax
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _CPU = torch.device("cpu")
+_GRAD: Any = torch.Tensor.grad
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
 
 class Data:
@@ -32,8 +43,8 @@ class Data:
 
     __slots__ = ("_array", "_copy", "_sharding")
 
-    def __init__(self, array: jax.Array):
-        self._array: jax.Array | None = array
+    def __init__(self, array: jax.Array | None):
+        self._array = array
         self._copy: torch.Tensor | None = None
         self._sharding: jax.sharding.Sharding | None = None  # of what torch has written to
 
@@ -42,6 +53,13 @@ class Data:
         if self._array is None:
             assert self._copy is not None
             return client.put(self._copy, self.sharding)
+        if self._array.is_deleted():
+            fail(
+                RuntimeError,
+                "this tensor shares its memory with one that was donated to a jitted function, "
+                "which has reused it",
+                "clone the tensor before the call, or leave the argument out of donate_argnums.",
+            )
         return self._array
 
     def read(self) -> torch.Tensor:
@@ -56,6 +74,16 @@ class Data:
         if self._array is not None:
             self._sharding, self._array = self._array.sharding, None
         return found
+
+    def alias(self) -> Data:
+        """The same memory, which torch may write to, as another tensor."""
+        found = Data(None)
+        found._copy, found._sharding = self.written().detach(), self._sharding
+        return found
+
+    def replicate(self) -> None:
+        """Forget the placement of what torch has written to, as it is of another shape now."""
+        self._sharding = sharding(None)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -87,8 +115,11 @@ def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
 class Array(torch.Tensor):
     """A tensor that a program made, or that was given to one; see the module."""
 
+    __slots__ = ("_jax_array", "_jax_aval", "_looked_at")
     is_pjrt = True
-    _data: Data
+    _jax_array: jax.Array  # while it is untouched: see NOTE [untouched]
+    _jax_aval: AvalKey
+    _looked_at: Data
 
     # Otherwise each access to a shape would take a microsecond. Modes still see all calls.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
@@ -107,6 +138,8 @@ class Array(torch.Tensor):
             held[id(copy := x._data.read())] = x
             return copy
 
+        if torch.Tag.inplace_view in func.tags and type(args[0]) is Array:
+            args[0]._looked_at = args[0]._data.alias()  # Its aliases keep their shape.
         args, kwargs = pytree.tree_map(plain, (tuple(args), kwargs or {}))
         found = func(*args, **kwargs)
         storages = {x._data.read().untyped_storage().data_ptr(): x for x in held.values()}
@@ -115,12 +148,23 @@ class Array(torch.Tensor):
         for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
             if id(x) in held:
                 held[id(x)]._data.written()
+                held[id(x)]._follow(x)
         for x in pytree.tree_leaves(found):
             if isinstance(x, torch.Tensor) and id(x) not in held:
                 shared = storages.get(x.untyped_storage().data_ptr())
                 if shared is not None:
                     shared._data.written()
         return pytree.tree_map(lambda x: held.get(id(x), x), found)
+
+    @property
+    def _data(self) -> Data:
+        """The data, as somebody looks at it; see NOTE [untouched]."""
+        try:
+            return self._looked_at
+        except AttributeError:
+            self._looked_at = Data(self._jax_array)
+            del self._jax_array
+        return self._looked_at
 
     # What reads memory, which is the copy's.
 
@@ -168,6 +212,38 @@ class Array(torch.Tensor):
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._data.read() if self.grad_fn is None else self.clone())
 
+    # What changes the tensor and not its data; see NOTE [untouched].
+
+    @_unless_traced
+    def requires_grad_(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, requires_grad: bool = True
+    ) -> torch.Tensor:
+        _ = self._data
+        return torch.Tensor.requires_grad_(self, requires_grad)
+
+    @property
+    def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _REQUIRES_GRAD.__get__(self)
+
+    @requires_grad.setter
+    def requires_grad(self, new: bool) -> None:
+        self.requires_grad_(new)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, new: torch.Tensor | None
+    ) -> None:
+        _ = self._data
+        _GRAD.__set__(self, new)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
     @property
     def data(self) -> torch.Tensor:
         self._data.written()
@@ -179,28 +255,60 @@ class Array(torch.Tensor):
 
     def _another(self) -> Array:
         """A tensor of the same data."""
-        return make(self._data, self.shape, self.dtype)
+        found = _wrapper(self._jax_aval)
+        found._looked_at = self._data
+        return found
+
+    def _follow(self, copy: torch.Tensor) -> None:
+        """Have the shape of the copy, which an operation may have changed."""
+        if (copy.shape, copy.stride()) != (self.shape, self.stride()):
+            with no_dispatch():
+                self.as_strided_(copy.shape, copy.stride(), 0)
+            self._jax_aval = copy.shape, copy.dtype
+            self._data.replicate()
 
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
         return self._data.read().clone().requires_grad_(self.requires_grad)
 
 
-def make(data: Data, shape: Sequence[int], dtype: torch.dtype) -> Array:
+def make(array: jax.Array, aval: AvalKey) -> Array:
     """A tensor of this data, which is of this shape and dtype."""
-    found = torch.Tensor._make_wrapper_subclass(Array, shape, dtype=dtype, device=_CPU)
-    found._data = data
+    found = _wrapper(aval)
+    found._jax_array = array
     return found
+
+
+def _wrapper(aval: AvalKey) -> Array:
+    # By position: with keywords it takes a fifth longer.
+    found = torch.Tensor._make_wrapper_subclass(
+        Array, aval[0], None, None, None, aval[1], torch.strided, _CPU
+    )
+    found._jax_aval = aval
+    return found
+
+
+UNTOUCHED: Callable[[Any], jax.Array] = operator.attrgetter("_jax_array")
+"""The data of an untouched tensor; raises AttributeError for any other."""
+
+AVAL: Callable[[Any], AvalKey] = operator.attrgetter("_jax_aval")
+"""The shape and dtype of a tensor; raises AttributeError for anything that is not an `Array`."""
 
 
 def array_of(tensor: Array) -> jax.Array:
     """The data of a tensor, as a ``jax.Array``."""
-    return tensor._data.array()
+    try:
+        return tensor._jax_array
+    except AttributeError:
+        return tensor._data.array()
 
 
 def sharding_of(tensor: Array) -> Any:
     """The placement of its data on the devices, as JAX's sharding."""
-    return tensor._data.sharding
+    try:
+        return tensor._jax_array.sharding
+    except AttributeError:
+        return tensor._data.sharding
 
 
 _SAME = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})

@@ -14,13 +14,13 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, Data, array_of, make, sharding_of
+from xfunc.backends.pjrt.array import AVAL, Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
 from xfunc.backends.prepare import prepare_to_run
 from xfunc.backends.protocol import Runtime
-from xfunc.core.avals import Aval
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
@@ -38,7 +38,6 @@ class Pjrt:
 
     name = "pjrt"
     kind = Array
-    kinds = frozenset({torch.Tensor, Array})
     holds = staticmethod(operator.attrgetter("is_pjrt"))
 
     def __init__(self) -> None:
@@ -86,6 +85,13 @@ class Pjrt:
     def block(self) -> None:
         """Wait until everything that was launched has run."""
         client.jax().block_until_ready(client.jax().live_arrays())
+
+    def avals(self, leaves: Sequence[object]) -> tuple[AvalKey, ...] | None:
+        """See `xfunc.backends.protocol.Runtime.avals`."""
+        try:
+            return tuple(map(AVAL, leaves))
+        except AttributeError:
+            return None
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's value on the device, in a buffer of its own.
@@ -149,7 +155,7 @@ class Pjrt:
         ]
         where = sharding(placement)
         found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
-        return make(Data(found), shape, shards[0].dtype)
+        return make(found, (torch.Size(shape), shards[0].dtype))
 
     def load(
         self,
@@ -196,7 +202,7 @@ class Pjrt:
 
 
 def _made(array: jax.Array, like: torch.Tensor) -> Array:
-    return make(Data(array), like.shape, like.dtype)
+    return make(array, (like.shape, like.dtype))
 
 
 def _lies(x: Array) -> Placement | None:

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.donated import fail_given_twice
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array, Data, array_of, make
+from xfunc.backends.pjrt.array import UNTOUCHED, Array, array_of
+from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
+from xfunc.errors import CompileError
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.common_mesh import CommonMesh
 
@@ -68,8 +71,9 @@ class Executable:
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
-        self._results = len(outputs) - calls_host
-        self._outputs = [(torch.Size(a.shape), a.dtype) for a in outputs[: self._results]]
+        results = outputs[: len(outputs) - calls_host]
+        self._results = Results([(torch.Size(a.shape), a.dtype) for a in results])
+        self.take_over = self._results.take_over
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
         where = where or [None] * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
@@ -95,20 +99,34 @@ class Executable:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
-        arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
+        try:
+            arrays = list(map(UNTOUCHED, inputs))
+        except AttributeError:
+            arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
+        if self._waits:
+            return self._wait(arrays)
+        try:
+            return self._results(self._run(*arrays))
+        except RuntimeError as error:
+            raise self._named(error) from error
+
+    def _named(self, error: Exception) -> CompileError:
+        if "previously donated" in str(error) or "donate the same buffer" in str(error):
+            fail_given_twice(self._name)  # Two tensors may share a buffer.
+        return compile_error(self._name, str(error))
+
+    def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
+        """Run to the end."""
         failures.clear()
         try:
-            found = self._run(*arrays)
-            if self._waits:
-                client.jax().block_until_ready(found)
+            found = client.jax().block_until_ready(self._run(*arrays))
         except RuntimeError as error:
             if failures:
                 raise failures[0] from None
-            raise compile_error(self._name, str(error)) from error
+            raise self._named(error) from error
         if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
             raise failures[0]
-        results = zip(found[: self._results], self._outputs, strict=True)
-        return [make(Data(x), *aval) for x, aval in results]
+        return self._results(found[:-1] if self._calls_host else found)
 
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""

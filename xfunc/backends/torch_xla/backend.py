@@ -19,10 +19,13 @@ from xfunc.backends.prepare import prepare_to_run
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.torch_xla import placement, recorder, registry, runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
-from xfunc.core.avals import Aval
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.errors import fail
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
+
+_TENSOR = frozenset({torch.Tensor})
+_AVAL = operator.attrgetter("shape", "dtype")
 
 
 class TorchXLA:
@@ -30,7 +33,6 @@ class TorchXLA:
 
     name = "torch_xla"
     kind = torch.Tensor
-    kinds = frozenset({torch.Tensor})
     holds = staticmethod(operator.attrgetter("is_xla"))
     device_count = staticmethod(runtime.device_count)
     process_count = staticmethod(runtime.process_count)
@@ -47,6 +49,12 @@ class TorchXLA:
     local_devices = staticmethod(runtime.local_devices)
     calls_host = staticmethod(registry.calls_host)
     mark = staticmethod(recorder.mark)
+
+    def avals(self, leaves: Sequence[object]) -> tuple[AvalKey, ...] | None:
+        """See `xfunc.backends.protocol.Runtime.avals`."""
+        if set(map(type, leaves)) <= _TENSOR and all(map(self.holds, leaves)):
+            return tuple(map(_AVAL, leaves))
+        return None
 
     def platform(self) -> str:
         """``"cpu"`` or ``"tpu"``."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from xfunc.backends import donated
 from xfunc.backends.analysis import Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
@@ -98,6 +99,8 @@ class Executable:
         self._launch = X._run_cached_graph if device_count() == 1 else _run_alone
         if self._calls_host:
             self._launch = _run_to_its_end
+
+    take_over = staticmethod(donated.take_over)
 
     def optimised(self) -> Optimised | None:
         """XLA's analysis of the program; None if the device's client does not provide it."""

@@ -1,0 +1,197 @@
+"""What JAX's runtime hands out as tensors: shapes that change in place, and donated ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.backends import active
+from xfunc.backends.pjrt.array import Array
+
+
+@pytest.fixture(autouse=True)
+def pjrt() -> Iterator[None]:
+    before = active.runtime().name
+    xf.config.set_backend("pjrt")
+    yield
+    xf.config.set_backend(before)
+
+
+def made(shape: tuple[int, ...] = (2, 3)) -> Array:
+    n = torch.Size(shape).numel()
+    return xf.jit(lambda x: x + 1)(torch.arange(float(n)).reshape(shape))
+
+
+RESHAPED: dict[str, Callable[[torch.Tensor], object]] = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "swapaxes_": lambda x: x.swapaxes_(1, 0),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+    "squeeze_": lambda x: x.unsqueeze_(0).squeeze_(),
+    "as_strided_": lambda x: x.as_strided_((2, 2), (1, 2), 1),
+    "resize_": lambda x: x.resize_(3, 2),
+    "a smaller resize_": lambda x: x.resize_(4),
+    "resize_as_": lambda x: x.resize_as_(torch.ones(3, 1)),
+    "set_": lambda x: x.set_(torch.arange(4.0)),  # pyright: ignore[reportArgumentType]
+    "and written": lambda x: x.t_().add_(1),
+    "twice": lambda x: x.t_().unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("change", RESHAPED.values(), ids=RESHAPED)
+def test_shapes_that_change_in_place(change: Callable[[torch.Tensor], object]) -> None:
+    """The tensor kept its shape, and JAX was handed data of another."""
+    want, x = made().cpu(), made()
+    alias = x.detach()
+    change(want)
+    change(x)
+    assert (x.shape, x.stride()) == (want.shape, want.stride())
+    torch.testing.assert_close(x.cpu(), want)
+    torch.testing.assert_close(xf.jit(lambda x: x * 2)(x).cpu(), want * 2)
+    assert alias.shape == (2, 3)
+    assert xf.jit(lambda x: x * 2)(alias).shape == (2, 3)
+
+
+def test_aliases_of_what_changed_its_shape_share_its_memory() -> None:
+    x = made()
+    alias = x.detach()
+    x.t_()[0] = 9
+    assert alias.tolist() == [[9, 2, 3], [9, 5, 6]]
+    assert xf.jit(lambda x: x + 1)(alias).tolist() == [[10, 3, 4], [10, 6, 7]]
+
+
+# ------------------------------------------------------------------------------------ donation
+
+State = dict[str, Any]
+
+
+def step(state: State) -> State:
+    return {k: x + 1 for k, x in state.items()}
+
+
+def states() -> tuple[Any, State]:
+    """A jitted step, and a state, some steps on."""
+    jitted = xf.jit(step, donate_argnums=0)
+    state: State = {"a": made(), "b": made((4,)), "c": made(), "n": made((1,)).long()}
+    for _ in range(3):
+        state = jitted(state)
+    return jitted, state
+
+
+def values(state: State) -> list[Any]:
+    return [x.tolist() for x in state.values()]
+
+
+def test_a_step_uses_tensors_again() -> None:
+    jitted, state = states()
+    used, want = set[int](), step({k: x.cpu() for k, x in state.items()})
+    for _ in range(6):
+        used |= set(map(id, state.values()))
+        state = jitted(state)
+        assert values(state) == values(want)
+        want = step(want)
+    assert len(used) <= 3 * len(state)  # Without it, any number.
+    assert all(type(x) is Array for x in state.values())
+
+
+KEPT: dict[str, Callable[[torch.Tensor], object]] = {
+    "the tensor": lambda x: x,
+    "a weak reference": weakref.ref,
+    "a view": lambda x: x.view(-1),
+    "a detached tensor": lambda x: x.detach(),
+    "what autograd saved": lambda x: x * torch.ones(2, 3, requires_grad=True),
+    "a gradient": lambda x: setattr(x, "grad", torch.ones(2, 3)),
+    "an attribute": lambda x: setattr(x, "label", "weights"),
+    "a gradient required": lambda x: x.requires_grad_().requires_grad_(False),
+    "a gradient computed": lambda x: (
+        (x.requires_grad_() * 2).sum().backward(),
+        x.requires_grad_(False),
+    ),
+    "a write": lambda x: x.mul_(1),
+    "another shape": lambda x: x.t_().t_(),
+    "a parameter": lambda x: torch.nn.Parameter(x),
+    "a copy": lambda x: x + 1,
+}
+
+
+@pytest.mark.parametrize("donated", [False, True], ids=["before", "afterwards"])
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_what_somebody_knows_is_not_used_again(
+    keep: Callable[[torch.Tensor], object], donated: bool
+) -> None:
+    """Of all that is known about a tensor, nothing shows in the results of later steps."""
+    jitted, state = states()
+    want = step({k: x.cpu() for k, x in state.items()})
+    tensor = state["a"]
+    kept: list[object] = []
+    if not donated:
+        kept.append(keep(tensor))
+    state = jitted(state)
+    if donated:
+        kept += [weakref.ref(tensor), tensor]
+        tensor.label = "weights"  # type: ignore[attr-defined]
+    del tensor
+    for _ in range(4):
+        assert values(state) == values(want)
+        for x in state.values():
+            assert type(x) is Array
+            assert not x.requires_grad
+            assert x.grad is None
+            assert x.is_leaf
+            assert not x.__dict__
+            assert x._base is None
+            assert all(x is not k for k in kept)
+        state, want = jitted(state), step(want)
+    if donated:
+        with pytest.raises(RuntimeError, match="was donated to a jitted function"):
+            kept[1] + 1  # type: ignore[operator]
+
+
+def test_donated_tensors_are_freed_with_what_they_hold() -> None:
+    jitted, state = states()
+    ends = []
+    weakref.finalize(state["a"], ends.append, "a")
+
+    class Note:
+        pass
+
+    state["b"].note = note = Note()
+    weakref.finalize(note, ends.append, "b")
+    del note
+    state = jitted(state)
+    gc.collect()
+    assert sorted(ends) == ["a", "b"]
+
+
+def test_what_shares_memory_with_a_donated_tensor() -> None:
+    f = xf.jit(lambda x: x + 1, donate_argnums=0)
+    x = made()
+    alias = x.detach()
+    f(x)
+    for use in (lambda: alias + 1, lambda: xf.jit(torch.sin)(alias), alias.tolist):
+        with pytest.raises(RuntimeError, match=r"shares its memory with one that was donated"):
+            use()
+    x = made()
+    g = xf.jit(lambda x, y: (x + 1, y + 1), donate_argnums=0)
+    with pytest.raises(ValueError, match=r"given one tensor twice(.|\n)*clone"):
+        g(x, x.detach())
+    assert x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x: x.numpy(), lambda x: x.shape, lambda x: x.tolist(), lambda x: x.data_ptr()]
+)
+def test_donated_tensors_are_unusable(use: Callable[[torch.Tensor], object]) -> None:
+    x = made()
+    xf.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert repr(x) == "<donated tensor>"
+    with pytest.raises(RuntimeError, match="was donated to a jitted function"):
+        use(x)
+    with pytest.raises(RuntimeError, match="was donated to a jitted function"):
+        xf.jit(lambda x: x + 1)(x)

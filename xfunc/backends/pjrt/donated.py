@@ -1,0 +1,113 @@
+"""Donated tensors, and what becomes of them.
+
+NOTE [tensors used again]: for a small array, torch takes longer to make and free a tensor than XLA
+to compute it. A step that donates its state has tensors to spare, though: those that the previous
+step took over, and that the caller has dropped since. They become the results of this step, unless
+something could tell them from new ones.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xfunc.backends.donated import refuse, take_over
+from xfunc.backends.pjrt.array import AVAL, UNTOUCHED, Array, make
+from xfunc.core.avals import AvalKey
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Donated(torch.Tensor):
+    """An `Array` whose buffer a program has taken over."""
+
+    __slots__ = Array.__slots__  # Only so can an `Array` become one.
+    __torch_function__: Any = classmethod(refuse)
+
+
+for _slot in Array.__slots__:
+    delattr(Donated, _slot)  # What they hold is out of reach.
+
+
+class Results:
+    """The results of a program, as tensors.
+
+    Args:
+        avals: of the results.
+    """
+
+    def __init__(self, avals: Sequence[AvalKey]):
+        self._avals = tuple(avals)
+        self._spare: list[list[Array]] = []  # What the last call took over; at most one.
+        self._given: tuple[AvalKey, ...] = ()  # the avals of that
+        self._places: list[int | None] = []  # which of them becomes each result
+
+    def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make tensors unusable whose buffers the program has taken over."""
+        spare: list[Array] = [t for t in tensors if type(t) is Array]
+        avals = tuple(map(AVAL, spare)) if _are_as_made(spare) else ()
+        for t in spare:
+            t._jax_array = None  # type: ignore[assignment]  # XLA may have had no use for it.
+            t.__class__ = Donated  # pyright: ignore[reportAttributeAccessIssue]
+        if len(spare) < len(tensors):
+            take_over(tensors)
+        if avals:
+            if avals != self._given:
+                self._given, self._places = avals, _places(avals, self._avals)
+            self._spare[:] = [spare]
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
+        """Tensors of this data."""
+        spare = self._spare.pop() if self._spare else None
+        if spare is None or not _are_forgotten(spare):
+            return list(map(make, arrays, self._avals))
+        found: list[torch.Tensor] = []
+        for place, array, aval in zip(self._places, arrays, self._avals, strict=True):
+            if place is None:
+                found.append(make(array, aval))
+                continue
+            tensor = spare[place]
+            tensor.__class__ = Array
+            tensor._jax_array = array
+            found.append(tensor)
+        return found
+
+
+def _places(given: Sequence[AvalKey], wanted: Sequence[AvalKey]) -> list[int | None]:
+    """For each wanted aval the place of one that is given; each is used once."""
+    free = collections.defaultdict[AvalKey, list[int]](list)
+    for place, aval in reversed(list(enumerate(given))):
+        free[aval].append(place)
+    return [free[aval].pop() if free[aval] else None for aval in wanted]
+
+
+_ATTRIBUTES: Callable[[Any], Any] = operator.attrgetter("__dict__")
+_USE_COUNT: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+_ALONE = next(map(sys.getrefcount, [object()]))
+"""What ``getrefcount`` returns for the entry of a list that nothing else refers to."""
+
+
+def _are_as_made(tensors: Sequence[Array]) -> bool:
+    """Whether they are as `make` has made them."""
+    try:
+        list(map(UNTOUCHED, tensors))
+    except AttributeError:
+        return False
+    return not (any(map(weakref.getweakrefcount, tensors)) or any(map(_ATTRIBUTES, tensors)))
+
+
+def _are_forgotten(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but this list knows the tensors: neither Python nor, like autograd, torch."""
+    return (
+        set(map(sys.getrefcount, tensors)) <= {_ALONE}
+        and set(map(_USE_COUNT, tensors)) <= {1}
+        and not any(map(weakref.getweakrefcount, tensors))
+        and not any(map(_ATTRIBUTES, tensors))
+    )
