@@ -7,11 +7,12 @@ text is not in that loop. Outside of fusions, one channel twice is two collectiv
 first step of a loop, say, that was taken out of it.
 """
 
-import collections
 import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from .hlo_text import computations, runs
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
@@ -33,19 +34,16 @@ class _Collective(NamedTuple):
 
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\((.*)")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\w*\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|\w+_computations?)=\{?(%[^,})]+(?:, %[^,})]+)*)"
-)
 
 
 def traffic(text: str) -> dict[str, Traffic]:
     """The collectives of one run by kind; a collective in a loop counts for each of its steps."""
-    computations = _computations(text)
-    runs = _runs(computations)
+    every = computations(text)
+    often = runs(every)
     fusions = set(re.findall(r" fusion\(.*calls=(%[\w.-]+)", text))
     found: dict[tuple[str, str, str], tuple[int, float]] = {}
-    for name, lines in computations.items():
-        if not runs[name]:
+    for name, lines in every.items():
+        if not often[name]:
             continue
         where = "" if name in fusions else name  # See NOTE [one channel, one collective].
         scattered = name.startswith("%all-reduce-scatter")  # An all-reduce, each chip keeps a part.
@@ -53,80 +51,12 @@ def traffic(text: str) -> dict[str, Traffic]:
             channel = re.search(r"channel_id=(\d+)", i.attributes)
             if channel:
                 kind = "reduce-scatter" if scattered else i.kind
-                found[kind, channel[1], where] = runs[name], _received(i, scattered)
+                found[kind, channel[1], where] = often[name], _received(i, scattered)
     return {
-        kind: Traffic(sum(n for n, _ in every), sum(n * size for n, size in every))
+        kind: Traffic(sum(n for n, _ in sent), sum(n * size for n, size in sent))
         for kind in KINDS
-        if (every := [x for (k, *_), x in found.items() if k == kind])
+        if (sent := [x for (k, *_), x in found.items() if k == kind])
     }
-
-
-def _computations(text: str) -> dict[str, list[str]]:
-    """The lines of each computation, callees before their callers."""
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith(("%", "ENTRY")):
-            found[line.removeprefix("ENTRY ").split(" ", 1)[0]] = lines = []
-        elif line.startswith("  "):
-            lines.append(line)
-    return found
-
-
-def _runs(computations: dict[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs. The last is the entry."""
-    runs = collections.Counter([*computations][-1:])
-    for name in reversed(computations):
-        for line in computations[name]:
-            for called in _CALLED.findall(line):
-                for callee in called.split(", "):
-                    runs[callee] += runs[name] * _steps(line, computations[name], computations)
-    return runs
-
-
-def _steps(line: str, around: list[str], computations: dict[str, list[str]]) -> int:
-    """How often a line runs what it calls: for a loop with a counter, its number of steps.
-
-    Args:
-        line: an instruction.
-        around: the computation that it is in.
-        computations: all.
-    """
-    loop = re.search(r" while\(.*?(%[\w.-]+)\), condition=(%[\w.-]+), body=(%[\w.-]+)", line)
-    if loop is None:
-        return 1
-    here, condition, body = map(_named, (around, computations[loop[2]], computations[loop[3]]))
-    try:
-        counter, bound = _operands(condition["ROOT"])[:2]
-        place = int(re.findall(r"index=(\d+)", condition[counter])[-1])  # in what a step gets
-        step = _operands(body[_operands(body["ROOT"])[place]])[1]
-        first = _constant(here, _operands(here[loop[1]])[place])
-        return math.ceil((_constant(condition, bound) - first) / _constant(body, step))
-    except (IndexError, KeyError):  # It counts in another way, or does not count.
-        return 1
-
-
-def _named(lines: list[str]) -> dict[str, str]:
-    """The instructions of a computation by name, and its result as "ROOT"."""
-    found = {}
-    for line in lines:
-        for root, name in re.findall(r"^ +(ROOT )?(%\S+) = ", line):
-            found[name] = line
-            if root:
-                found["ROOT"] = line
-    return found
-
-
-def _operands(line: str) -> list[str]:
-    """An instruction's operands, and the other names that follow them."""
-    return re.findall(r"%[\w.-]+", re.split(r" [a-z][\w-]*\(", line, maxsplit=1)[1])
-
-
-def _constant(named: dict[str, str], name: str) -> int:
-    line = named[name]
-    while " copy(" in line:
-        line = named[_operands(line)[0]]
-    return int(re.findall(r" constant\((\d+)\)", line)[0])
 
 
 def _collective(line: str) -> _Collective | None:

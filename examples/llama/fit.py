@@ -206,6 +206,7 @@ def _kept(run: dict[str, Any]) -> str:
     # Earlier versions had only two precisions, under another name.
     numbers = PRECISIONS[run["train"].get("precision") or run["dtype"]]
     more = " with compensation" if numbers.rounding == "compensated" else ""
+    more = " with the scales of float8" if numbers.products == "float8" else more
     return str(numbers.weights).removeprefix("torch.") + more
 
 

@@ -13,6 +13,7 @@ from . import flops, train
 from .collectives import Traffic, traffic
 from .config import Run
 from .model import Batch, Params
+from .products import products
 from .recipe import Recipe
 
 
@@ -52,8 +53,12 @@ class Case:
         recipe, (state, batch, base) = self.recipe, self.arguments
         if self.what == "train":
             return train.train_step.lower(state, batch, base, recipe=recipe)
-        gradient = xf.jit(lambda params, batch, base: train.gradient(params, batch, recipe, base))
-        return gradient.lower(state.params, batch, base)
+
+        @xf.jit
+        def gradient(params: Params, batch: Batch, base: Any, scaling: Any) -> Any:
+            return train.gradient(params, batch, recipe, base, scaling)
+
+        return gradient.lower(state.params, batch, base, state.scaling)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Footprint:
         results: those that do not reuse the memory of an argument.
         host: what is kept in host memory.
         traffic: the collectives of a step by kind; None if the compiler does not show its program.
+        products: the number of matrix products in a step by the dtypes of their operands; None as
+            above.
         flops: model operations of a step on all chips, see `flops.per_token`.
         executed: the same, plus what is recomputed.
         arithmetic_seconds: for `executed`, at the peak of the chips; None if that is unknown.
@@ -87,6 +94,7 @@ class Footprint:
     results: int
     host: int
     traffic: dict[str, Traffic] | None
+    products: dict[str, int] | None
     flops: float
     executed: float
     arithmetic_seconds: float | None
@@ -105,7 +113,7 @@ def footprint(case: Case, compiled: Compiled) -> Footprint:
     memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
     given = [_bytes((state.params, base)), 0, _bytes(batch)]
     if case.what == "train":
-        given[1] = _bytes((state.opt, state.guard, state.compensation, state.average))
+        given[1] = _bytes(state._replace(params=None))
     text = compiled.as_text()
     sent = None if text is None else traffic(text)
     work = _work(case, sent)
@@ -116,6 +124,7 @@ def footprint(case: Case, compiled: Compiled) -> Footprint:
         results=_known(memory.output_size_in_bytes) - _known(memory.alias_size_in_bytes),
         host=_known(memory.host_temp_size_in_bytes),
         traffic=sent,
+        products=None if text is None else products(text),
         **work,
         compiler=compiled.compiler,
     )

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from . import float8
+from .float8 import Scaled
+
 
 class Quantised(NamedTuple):
     """A weight in 8 bits: `codes * scale`, with a scale for each output. It is not trained.
@@ -32,10 +35,14 @@ class Adapted(NamedTuple):
     up: Float[Tensor, "out rank"]
 
 
-def linear(x: Float[Tensor, "*batch in"], weight: Weight | Adapted) -> Float[Tensor, "*batch out"]:
+def linear(
+    x: Float[Tensor, "*batch in"], weight: Weight | Adapted | Scaled
+) -> Float[Tensor, "*batch out"]:
     """`x` times a weight. The sum of a weight and its adapter is never materialised."""
     if isinstance(weight, Adapted):
         return linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
+    if isinstance(weight, Scaled):
+        return float8.product(x, *weight)
     if isinstance(weight, Quantised):
         made = F.linear(x, weight.codes.to(x.dtype))
         return (made * weight.scale.squeeze(-1)).to(x.dtype)

@@ -141,6 +141,12 @@ def is_all(config: Config, tune: Tune) -> bool:
     return set(xf.tree.leaves(roles(config, tune))) == {FULL}
 
 
+def full_matrices(config: Config, tune: Tune) -> list[str]:
+    """The matrices within layers that are trained directly, and used by `linear` alone."""
+    shapes, role = named(model.shapes(config)), named(roles(config, tune))
+    return [n for n, a in shapes.items() if role[n] == FULL and n != "head" and _is_matrix(n, a)]
+
+
 def learned_part(config: Config, tune: Tune) -> float:
     """The fraction of the weights in matrix products that are trained directly."""
     shapes, role = named(model.shapes(config)), named(roles(config, tune))

@@ -28,11 +28,14 @@ class Precision:
         rounding: how updated weights become bfloat16: to the `nearest`; `stochastic`, up or down at
             random, so that the mean is right; or `compensated`, to the nearest, with the rounding
             error kept for the next update (Kahan summation).
+        products: the dtype in which matrices within layers are multiplied, if it is another: see
+            `float8`.
     """
 
     weights: torch.dtype
     arithmetic: torch.dtype
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
+    products: Literal["float8"] | None = None
 
     def computing(self, params: Tree) -> Tree:
         """The weights in the form the model computes with."""
@@ -72,6 +75,7 @@ class Precision:
 PRECISIONS = {
     "float32": Precision(torch.float32, torch.float32),
     "mixed": Precision(torch.float32, torch.bfloat16),
+    "float8": Precision(torch.float32, torch.bfloat16, products="float8"),
     "stochastic": Precision(torch.bfloat16, torch.bfloat16, "stochastic"),
     "compensated": Precision(torch.bfloat16, torch.bfloat16, "compensated"),
     "bfloat16": Precision(torch.bfloat16, torch.bfloat16),

@@ -42,9 +42,10 @@ class Recipe:
         steps: the number of steps.
         plan: how the model is computed.
         precision: dtypes of the weights and the computation. `float32`: everything; `mixed`:
-            weights in float32, the model in bfloat16; `stochastic`, `compensated`: everything in
-            bfloat16 except the optimizer, whose updates are rounded at random, or whose rounding
-            errors are kept; `bfloat16`: the same, but small updates are lost.
+            weights in float32, the model in bfloat16; `float8`: like `mixed`, but the products of
+            trained matrices within layers are computed in 8 bits; `stochastic`, `compensated`:
+            everything in bfloat16 except the optimizer, whose updates are rounded at random, or
+            whose rounding errors are kept; `bfloat16`: the same, but small updates are lost.
         optimizer: `adamw`, `adafactor`, or `muon`, which updates the matrices within layers and
             leaves the rest to `adamw`.
         schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
@@ -137,9 +138,14 @@ class Recipe:
                 "out"
             )
         try:
-            lora.roles(self.model, self.tune)
+            matrices = lora.full_matrices(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
+        if self.numbers.products == "float8" and not matrices:
+            raise ValueError(
+                "precision float8 is for matrices within layers that are trained directly, but "
+                "there are none: name some in tune.full, or use mixed"
+            )
 
     @property
     def _options(self) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ def _work(console: Console, found: Footprint) -> None:
         for kind, traffic in found.traffic.items():
             sent.add_row(kind, _gib(traffic.bytes), f"{traffic.runs:,}")
         console.print(sent, "", sep="\n")
+    if found.products is not None:
+        made = _table("products of a step, by their operands", "number")
+        for dtypes, number in found.products.items():
+            made.add_row(dtypes, f"{number:,}")
+        console.print(made, "", sep="\n")
     console.print(
         f"FLOPs per step, by formula: {found.flops:.3e}; with recomputation: {found.executed:.3e}"
     )

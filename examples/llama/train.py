@@ -13,7 +13,7 @@ from torch.optim import swa_utils
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from . import lora, model, optimizer, preference
+from . import float8, lora, model, optimizer, preference
 from .model import Batch, Params
 from .recipe import OPTIMIZERS, Recipe
 from .sharding import Sharding
@@ -40,6 +40,7 @@ class State(NamedTuple):
     opt: Any
     guard: Guard
     compensation: Params | None = None  # see `Precision.kept`
+    scaling: Params | None = None  # of products in 8 bits, see `float8`
     average: Params | None = None  # the running mean of the weights, see `Recipe.ema`
 
 
@@ -72,8 +73,16 @@ def start(recipe: Recipe, params: Params) -> State:
     opt = OPTIMIZERS[recipe.optimizer][0](params)
     numbers = recipe.numbers
     wide = numbers.wide(params, None)
+    scaling = _scaling(recipe, params)
     params, compensation = numbers.kept(wide, opt.step)
-    return State(params, opt, guard, compensation, None if recipe.ema is None else wide)
+    return State(params, opt, guard, compensation, scaling, None if recipe.ema is None else wide)
+
+
+def _scaling(recipe: Recipe, params: Params) -> Params | None:
+    if recipe.numbers.products != "float8":
+        return None
+    every, names = lora.named(params), lora.full_matrices(recipe.model, recipe.tune)
+    return lora.nested({name: float8.start(every[name]) for name in names})
 
 
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
@@ -89,7 +98,7 @@ def train_step(
         recipe: how it is trained.
     """
     recipe.check_warmup()
-    mean, grads = gradient(state.params, batch, recipe, base)
+    mean, grads, scaling = gradient(state.params, batch, recipe, base, state.scaling)
     norms = optimizer.norms(grads) if recipe.layer_norms else None
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = recipe.rate(state.opt.step)
@@ -98,7 +107,7 @@ def train_step(
     params, compensation = recipe.numbers.kept(wide, opt.step)
     guard, bad = watch(state.guard, mean.float(), norm, recipe.spike)
     average = averaged(state.average, wide, opt.step, recipe.ema)
-    new = State(params, opt, guard, compensation, average)
+    new = State(params, opt, guard, compensation, scaling, average)
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
         new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
@@ -147,15 +156,23 @@ def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int 
 
 
 def gradient(
-    params: Params, batch: Batch, recipe: Recipe, base: Params | None = None
-) -> tuple[Float[Tensor, ""], Params]:
-    """The mean loss of a batch and its gradient, computed one microbatch at a time."""
+    params: Params,
+    batch: Batch,
+    recipe: Recipe,
+    base: Params | None = None,
+    scaling: Params | None = None,
+) -> tuple[Float[Tensor, ""], Params, Params | None]:
+    """The mean loss of a batch, its gradient, and the scaling of the next step's products.
+
+    It is computed one microbatch at a time.
+    """
     plan, count = recipe.plan, target_count(batch, recipe)
     params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
-    of_part = xf.value_and_grad(loss)
+    of_part = xf.value_and_grad(loss, (0, 5))
     if parts == 1:
-        return of_part(params, base, batch, recipe, count)
+        mean, (grads, scaling) = of_part(params, base, batch, recipe, count, scaling)
+        return mean, grads, scaling
     rows = batch.tokens.shape[0]
     if rows % parts:
         raise ValueError(
@@ -163,19 +180,26 @@ def gradient(
         )
 
     def add(total: Any, part: Batch) -> tuple[Any, None]:
-        found = of_part(params, base, part, recipe, count)
-        return xf.tree.map(lambda t, x: t + x.to(t.dtype), total, found), None
+        mean, (grads, after) = of_part(params, base, part, recipe, count, scaling)
+        added = xf.tree.map(lambda t, x: t + x.to(t.dtype), total[:2], (mean, grads))
+        return (*added, xf.tree.map(torch.maximum, total[2], after)), None
 
     # Rows are dealt out in turn, so that each device has rows of all parts.
     split = xf.tree.map(lambda x: x.unflatten(0, (-1, parts)).movedim(1, 0), batch)
     zero = torch.zeros((), dtype=torch.float32)
     zeros = xf.tree.map(lambda p: torch.zeros_like(p, dtype=torch.float32), params)
-    (total, grads), _ = xf.scan(add, (zero, zeros), split)
-    return total, grads
+    none_yet = xf.tree.map(torch.zeros_like, scaling)
+    (total, grads, scaling), _ = xf.scan(add, (zero, zeros, none_yet), split)
+    return total, grads, scaling
 
 
 def loss(
-    params: Params, base: Params | None, batch: Batch, recipe: Recipe, count: Float[Tensor, ""]
+    params: Params,
+    base: Params | None,
+    batch: Batch,
+    recipe: Recipe,
+    count: Float[Tensor, ""],
+    scaling: Params | None = None,
 ) -> Float[Tensor, ""]:
     """The loss of a batch: the sum over its targets, or its pairs, divided by `count`.
 
@@ -185,7 +209,10 @@ def loss(
         batch: rows of tokens.
         recipe: what is trained.
         count: how many targets, or pairs, there are.
+        scaling: of the products in 8 bits; its gradient is the scaling of the next step. None:
+            there are no such products.
     """
+    params = params if scaling is None else float8.scaled(params, scaling)
     joined = lora.join(params, base, recipe.tune)
     if not recipe.pairs:
         return model.loss(joined, batch, recipe.model, recipe.plan, count, recipe.routers)
@@ -225,7 +252,7 @@ def watch(
 def eval_loss(
     params: Params, batch: Batch, base: Params | None = None, *, recipe: Recipe
 ) -> Float[Tensor, ""]:
-    """The mean loss of a batch, computed as in training."""
+    """The mean loss of a batch, computed as in training, but without products in 8 bits."""
     params = recipe.numbers.computing(params)
     recipe = dataclasses.replace(recipe, router_balance=0.0, router_size=0.0)
     return loss(params, base, batch, recipe, target_count(batch, recipe))
@@ -253,7 +280,8 @@ def abstract_state(recipe: Recipe) -> State:
     )
     guard = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.guard)
     average = made.average and xf.tree.map(lambda a, p: _on(a, p.sharding), made.average, placed)
-    return State(placed, opt, guard, made.compensation and placed, average)
+    scaling = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.scaling)
+    return State(placed, opt, guard, made.compensation and placed, scaling, average)
 
 
 def abstract_base(recipe: Recipe) -> Params | None:

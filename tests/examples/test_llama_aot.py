@@ -492,7 +492,7 @@ def test_settings_that_differ_are_told_as_one_would_type_them() -> None:
 def test_long_names_leave_the_sizes_in_sight(width: int) -> None:
     run = config.read(pairs=["train.model=tiny", "data.batch=4"])
     case = Case(run, "v6e:2x2")
-    found = Footprint(3 << 30, 0, 0, 0, 0, 0, 0, None, 1.0, 1.0, None, None, None, "libtpu 1")
+    found = Footprint(3 << 30, 0, 0, 0, 0, 0, 0, None, None, 1.0, 1.0, None, None, None, "libtpu 1")
     name = "xfunc__scan.block/" + "while/body/closed_call/" * 20
     large = Buffer(
         5 << 30, "temporary", "bf16[64,16384,8192]", "fusion.1", name, "/some/" * 20 + "x.py", 7

@@ -167,8 +167,8 @@ def test_a_skipped_step_is_told(
 ) -> None:
     gradient = train.gradient
 
-    def poisoned(params: Any, batch: Any, recipe: train.Recipe, base: None) -> Any:
-        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe, base))
+    def poisoned(params: Any, batch: Any, recipe: train.Recipe, *more: None) -> Any:
+        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe, *more))
 
     monkeypatch.setattr(train, "gradient", poisoned)
     monkeypatch.setattr(fit, "_HOPELESS", 3)

@@ -74,7 +74,7 @@ def test_small_updates_add_up(name: str) -> None:
         # At random: 400 roundings of 1000 numbers, of which 1 in 70 goes up, by 2**-7.
         deviation = 2**-7 * math.sqrt(400 / 78 / 1000)
         assert moved == pytest.approx(0.04, abs=4 * deviation)
-    if name in ("float32", "mixed"):
+    if name in ("float32", "mixed", "float8"):
         assert (params.double() - before.double() - 0.04).abs().max() < 1e-4
     if name == "compensated":  # Rounded once, however many steps there were.
         assert (params.double() - ones.double() - 0.04).abs().max() < 2**-7
@@ -98,7 +98,7 @@ def test_what_a_step_computes_in(name: str) -> None:
     narrow = [line for line in weights if " bf16[" in line]
     assert len(weights) > 10
     assert bool(narrow) == (name != "float32")
-    _, grads = xf.eval_shape(gradient, state.params, tokens)
+    _, grads, _ = xf.eval_shape(gradient, state.params, tokens)
     assert {leaf.dtype for leaf in xf.tree.leaves(grads)} == {PRECISIONS[name].arithmetic}
 
 
@@ -110,6 +110,7 @@ def test_every_precision_begins_with_the_same_weights() -> None:
         found[name] = xf.device_get((state.params["embed"], state.compensation))
     wide = found["float32"][0]
     assert torch.equal(found["mixed"][0], wide)
+    assert torch.equal(found["float8"][0], wide)
     assert torch.equal(found["bfloat16"][0], wide.bfloat16())
     assert torch.equal(found["compensated"][0], wide.bfloat16())
     both = found["compensated"][0].float() + found["compensated"][1]["embed"].float()
@@ -136,7 +137,7 @@ def saved(run: Run) -> Any:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["mixed", "stochastic", "compensated"])
+@pytest.mark.parametrize("name", ["mixed", "float8", "stochastic", "compensated"])
 def test_a_run_goes_on_and_is_exported(
     name: str,
     settings: Callable[..., list[str]],

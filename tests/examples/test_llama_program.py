@@ -297,9 +297,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def make(*steps: int) -> None:
         gradient, read = train.gradient, Reader.batch
 
-        def poisoned(params: Any, batch: Any, recipe: train.Recipe, base: None) -> Any:
+        def poisoned(params: Any, batch: Any, recipe: train.Recipe, *more: None) -> Any:
             nan = torch.where((batch.tokens == 0).all(), math.nan, 1.0)
-            return xf.tree.map(lambda x: x * nan, gradient(params, batch, recipe, base))
+            return xf.tree.map(lambda x: x * nan, gradient(params, batch, recipe, *more))
 
         def batch(self: Reader, step: int) -> Any:
             found = read(self, step)

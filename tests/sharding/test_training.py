@@ -90,7 +90,7 @@ def test_50_steps(way):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("precision", ["float32", "stochastic", "compensated"])
+@pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
 def test_adafactor_is_the_same_on_a_mesh(precision):
     recipe = dataclasses.replace(RECIPE, optimizer="adafactor", peak_lr=1e-2, precision=precision)
     sharding = Sharding.of({"fsdp": 2, "tensor": 4})
