@@ -15,6 +15,7 @@ from . import model, options
 from .data_config import DataConfig
 from .files import write_text
 from .options import SettingError
+from .plan import KERNELS
 from .recipe import Recipe
 from .sharding import AXES, Sharding
 from .trackers import Name as Tracker
@@ -140,10 +141,12 @@ class Run:
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
         """The recipe to compile for this many devices; if `abstract`, they need not be present."""
-        if self.train.plan.attention == "splash" and not abstract and xf.default_backend() == "cpu":
+        kernel, kind = self.train.plan.attention, xf.default_backend()
+        made_for = KERNELS.get(kernel, kind)
+        if kind != made_for and not abstract:
             raise SettingError(
-                "train.plan.attention is splash, a kernel for TPUs, and these devices are CPUs: "
-                "use train.plan.attention=blockwise"
+                f"train.plan.attention is {kernel}, a kernel for {made_for.upper()}s, and these "
+                f"devices are {kind.upper()}s: use train.plan.attention=blockwise"
             )
         try:
             self.train.check_warmup()

@@ -23,7 +23,8 @@ POLICIES: dict[str, Callable[..., Any]] = {
         names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input", "attention")
     ),
 }
-ATTENTION = ("dense", "blockwise", "splash", "cudnn")
+KERNELS = {"splash": "tpu", "cudnn": "gpu"}  # the kinds of attention that one kind of device has
+ATTENTION = ("dense", "blockwise", *KERNELS)
 
 
 @dataclass(frozen=True)
