@@ -1,9 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 
 import xfunc as xf
-from xfunc.errors import ShapeError, TreeMismatchError
+from xfunc.errors import ShapeError, TreeMismatchError, UnsupportedOpError
 
 B, S = xf.Dim("B", max=8), xf.Dim("S", max=64)
 
@@ -177,6 +179,53 @@ def test_inside_other_functions_and_under_autograd_shapes_are_exact():
     torch.testing.assert_close(jitted(x).cpu(), (x**2).mean())
 
 
+def test_errors_at_other_sizes_than_the_call_s_do_not_matter():
+    def f(x):
+        if x.shape[0] > 10:
+            raise ValueError("too long")
+        return x.sum()
+
+    limited = xf.jit(f, dynamic_shapes=((S,),), buckets=[16], memory_limit=2**20)
+    for jitted in (xf.jit(f, dynamic_shapes=((S,),), buckets=[16]), limited):
+        for _ in range(2):
+            assert jitted(torch.ones(5)).item() == 5
+        assert "it cannot be traced at S=16: too long" in jitted.explain() or jitted is limited
+        with pytest.raises(ValueError, match="too long"):
+            jitted(torch.ones(11))
+    product = xf.jit(lambda w, x: w @ x, dynamic_shapes=(None, (None, S)), buckets=[16])
+    with pytest.raises(RuntimeError, match=r"f32\[4,5\]"):  # and not the bucket's size
+        product(torch.ones(3, 3), torch.ones(4, 5))
+
+
+def test_tensors_that_the_function_holds_and_autograd_watches():
+    held = torch.ones(3, requires_grad=True)
+    jitted = xf.jit(lambda x: x.sum() * held.sum(), dynamic_shapes=((S,),))
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(jitted(torch.ones(5)), held)
+        assert gradient.tolist() == [5, 5, 5]
+    assert "autograd watched" in jitted.explain()
+    with torch.no_grad():
+        assert jitted(torch.ones(5)).item() == 15
+
+
+def test_what_changes_between_calls_of_one_shape():
+    scale, weight = [1.0], torch.ones(3)
+    jitted = xf.jit(lambda x: x.sum() * scale[0] + weight.sum(), dynamic_shapes=((S,),))
+    watched = torch.ones(5, requires_grad=True)
+    assert [jitted(torch.ones(5)).item() for _ in range(2)] == [8, 8]
+    scale[0] = 2.0
+    assert [jitted(torch.ones(5)).item() for _ in range(2)] == [13, 13]
+    weight.mul_(2)
+    assert jitted(torch.ones(5)).item() == 16
+    jitted(watched).backward()
+    assert watched.grad.tolist() == [2] * 5
+    with pytest.raises(UnsupportedOpError, match="meta device"):
+        jitted(torch.ones(5, device="meta"))
+    stacked = xf.vmap(jitted)(torch.ones(2, 5))
+    assert stacked.tolist() == [16, 16]
+    assert jitted(torch.ones(5)).item() == 16
+
+
 T = xf.Dim("T", min=4, max=16, multiple_of=4)
 ERRORS = {
     "too large": (((S,),), None, (torch.ones(65),), ShapeError,
@@ -191,12 +240,17 @@ ERRORS = {
     "nobody says": (((B * S,),), None, (torch.ones(6),), ShapeError,
                     "no argument of f determines B"),
     "not whole": (((2 * S,),), None, (torch.ones(5),), ShapeError, "but S would not be an integer"),
+    "no multiple, too large": (((T,),), None, (torch.ones(17),), ShapeError, "T is at most 16"),
+    "no data": (((S,),), None, (torch.ones(5, device="meta"),), UnsupportedOpError, "meta device"),
+    "a sparse tensor": (((S, S),), None, (torch.eye(5).to_sparse(),), UnsupportedOpError,
+                        "its layout torch.sparse_coo is not supported"),
     "another rank": (((B, S),), None, (torch.ones(5),), ShapeError, "has 1 dimensions"),
     "another constant": (((S, 3),), None, (torch.ones(5, 4),), ShapeError, "is 4 where 3"),
     "no prefix": (({"a": (S,)},), None, (torch.ones(5),), TreeMismatchError, "for an array"),
     "an unknown part": (({"b": (S,)},), None, ({"a": torch.ones(5)},), TreeMismatchError,
                         "has 'b', which is not one of"),
-    "too many": (((S,), (S,), None), None, (torch.ones(5),), TreeMismatchError, "has 3 entries"),
+    "too many": (((S,), (S,), None), None, (torch.ones(5),), TreeMismatchError,
+                 "has more entries (3) than there are positional arguments (1)"),
     "an unknown name": ({"z": (S,)}, None, (torch.ones(5),), TreeMismatchError, "names 'z'"),
     "beyond the buckets": (((S,),), [8, 16], (torch.ones(17),), ShapeError, "largest bucket"),
     "no bucket": (((S,),), [8, 128], (torch.ones(5),), ValueError, "128 is a bucket of f"),
@@ -216,7 +270,7 @@ def f(x, y=None):
 def test_errors_name_the_size_and_the_next_call_works(name):
     spec, buckets, args, kind, text = ERRORS[name]
     jitted = xf.jit(f, dynamic_shapes=spec, buckets=buckets)
-    with pytest.raises(kind, match=text.replace("(", r"\(")) as caught:
+    with pytest.raises(kind, match=re.escape(text)) as caught:
         jitted(*args)
     assert "Hint: " in str(caught.value)
     good = xf.jit(f, dynamic_shapes=((S,),), buckets=[8, 16])
@@ -232,7 +286,11 @@ def test_errors_name_the_size_and_the_next_call_works(name):
         (lambda: xf.Dim("S", min=5, max=7, multiple_of=8), ValueError, "no multiple of 8"),
         (lambda: S // 2, ValueError, "declare the dimension with multiple_of=2"),
         (lambda: S // 0, TypeError, "S is divided by 0"),
+        (lambda: S**0, TypeError, "S is raised to 0"),
+        (lambda: S / 2, TypeError, "sizes are whole: use //"),
         (lambda: range(S), TypeError, "the size S is symbolic"),
+        (lambda: xf.jit(torch.sin, dynamic_shapes="S"), TreeMismatchError, "sin is 'S'"),
+        (lambda: xf.jit(torch.sin, dynamic_shapes=S), TreeMismatchError, "dynamic_shapes of sin"),
         (lambda: S + 0.5, TypeError, "unsupported operand"),
         (lambda: xf.jit(torch.sin, buckets=[8]), ValueError, "declare dynamic_shapes"),
         (lambda: xf.jit(torch.sin, dynamic_shapes=((S,),), buckets=[]), ValueError, "give a list"),

@@ -135,7 +135,7 @@ class Declared:
         s = int(found)
         if n == 0:
             fail(ShapeError, f"{problem}: it is empty", "skip calls without data.")
-        if s % sizes.step:
+        if s % sizes.step and (sizes.max is None or s < sizes.max):
             problem = f"{problem}; {name} is a multiple of {sizes.step}"
             fail(ShapeError, problem, f"pad it to {-(-s // sizes.step) * sizes.step}.")
         if s not in sizes:
@@ -185,8 +185,8 @@ def declare(
         if len(spec) > len(args):
             fail(
                 TreeMismatchError,
-                f"dynamic_shapes of {function} has {len(spec)} entries, for {len(args)} "
-                "positional arguments",
+                f"dynamic_shapes of {function} has more entries ({len(spec)}) than there are "
+                f"positional arguments ({len(args)})",
                 "give one for each positional argument; use a dict for arguments by name.",
             )
         parts = [*spec, *[None] * (len(args) - len(spec))]

@@ -55,6 +55,18 @@ class Bucket:
     why: str = ""
     per_bucket: bool = False
 
+    def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
+        """Whether autograd watches a tensor that the function holds.
+
+        Args:
+            held: those that the program is not tied to.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        captures = self.source.captures if self.source is not None else ()
+        own = (c for c in captures if isinstance(c, torch.Tensor))
+        return any(t.requires_grad for t in (*held, *own))
+
     @functools.cached_property
     def _varying(self) -> list[int]:
         """The results whose shapes vary."""
@@ -170,9 +182,7 @@ class Maker:
         try:
             entry, _ = self.entry(env)
         except Exception as error:
-            at = ", ".join(f"{n}={s}" for n, s in env.items())
-            first = str(error).partition("\n")[0]
-            raise NoFit(f"it cannot be traced at {at}: {first}") from error
+            raise NoFit(untraceable({n: (s, s) for n, s in env.items()}, error)) from error
         lowering = entry.program.lowering
         if not lowering.outputs:
             raise NoFit("it returns no arrays")
@@ -226,6 +236,12 @@ def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
         source.donated,
         source.effects,
     )
+
+
+def untraceable(ends: Ends, error: Exception) -> str:
+    """Why there is no program at the largest sizes of a bucket."""
+    at = ", ".join(f"{n}={high}" for n, (_, high) in ends.items())
+    return f"it cannot be traced at {at}: {str(error).partition(chr(10))[0]}"
 
 
 def explained(error: NoFit | Inexact) -> str:

@@ -53,6 +53,14 @@ class Expression(SymbolicSize):
             )
         return Expression(found, self.ranges)
 
+    def __pow__(self, k: int) -> Expression:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            fail(TypeError, f"{self} is raised to {shown(k)}", "give a positive integer.")
+        return Expression(self.polynomial**k, self.ranges)
+
+    def __truediv__(self, other: object) -> NoReturn:
+        fail(TypeError, f"{self} is divided by {shown(other)} with /", "sizes are whole: use //.")
+
     __radd__, __rmul__ = __add__, __mul__
 
     def _made(self, other: Any, how: Any) -> Expression:
@@ -100,7 +108,8 @@ class Dim(Expression):
         max: the largest size, or None.
         multiple_of: a common divisor of all sizes.
 
-    ``2 * S``, ``S + 1``, ``B * S`` and, where `multiple_of` allows it, ``S // 2`` are sizes too.
+    ``2 * S``, ``S + 1``, ``B * S``, ``S**2`` and, where `multiple_of` allows it,
+    ``S // 2`` are sizes too.
 
     Source: ``torch.export.Dim``.
     """

@@ -13,6 +13,7 @@ from xfunc.backends.devices import device_count
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
+from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.hlo import Module
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
@@ -20,12 +21,13 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
-from xfunc.symbolic.bucket import Bucket, Maker
+from xfunc.symbolic.bucket import Bucket, Maker, untraceable
 from xfunc.symbolic.cut import Scalars
 from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, traced_at
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 from xfunc.symbolic.seen import Memory, Seen, padded_leaves
+from xfunc.torchlib.values import check_array
 from xfunc.tree import Leaf, PyTree
 
 Divide = Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]
@@ -58,6 +60,12 @@ class Dynamic:
     def __init__(
         self, staged: Staged, spec: object, buckets: object, limit: int | None = None
     ) -> None:
+        if not isinstance(spec, (tuple, list, dict)):
+            fail(
+                TreeMismatchError,
+                f"dynamic_shapes of {staged.name} is {shown(spec)}",
+                "give a tuple with an entry for each positional argument, or a dict by name.",
+            )
         self._staged, self._spec = staged, spec
         self._rungs = Rungs(buckets, staged.name)
         self._declared: dict[tree.Structure, Declared] = {}
@@ -183,6 +191,10 @@ class Dynamic:
                     (k, sizes_at(declared.dims[k], leaves[k].shape, largest))
                     for k in declared.varying
                 )
+                labels = declared.labels
+                for x, label in zip(leaves, labels, strict=True):
+                    if isinstance(x, torch.Tensor):
+                        check_array(x, self._staged.name, label)
                 wide = padded_leaves(leaves, padding)
                 if given.divide is not None:
                     args, kwargs = tree.unflatten(structure, wide)
@@ -191,7 +203,7 @@ class Dynamic:
                 avals = avals_of(flat)
                 bucket, held = self._bucket(declared, structure, avals, ends, options)
                 why = bucket if bucket.entry is None else None
-                if torch.is_grad_enabled() and any(t.requires_grad for t in held):
+                if bucket.is_watched(held):
                     why = _WATCHED
                 if why is None:
                     seen = Seen(declared, bucket, ambient.override(), env, ends, padding, avals)
@@ -252,9 +264,15 @@ class Dynamic:
         options: Options,
     ) -> tuple[Bucket, list[torch.Tensor]]:
         options = options._replace(effects_allowed=True)
-        entry, held = self._staged.find(structure, avals, None, options)
         key = (structure, avals, options.static, ambient.modes())
         found = self._buckets.get(key)
+        if found is not None and found.source is None:
+            return found, []
+        try:
+            entry, held = self._staged.find(structure, avals, None, options)
+        except Exception as error:  # Other sizes may be fine.
+            found = self._buckets[key] = Bucket(None, None, why=untraceable(ends, error))
+            return found, []
         # The entry is a different one once something the function depends on has changed.
         if found is None or found.source is not entry:
             maker = Maker(self._staged, declared, structure, avals, options)

@@ -216,19 +216,18 @@ class Plans:
         return found
 
     def fits(self, env: Env) -> bool:
-        """Whether some plan fits."""
+        """Whether the function can be traced at these sizes, and some plan fits."""
         key = (self.limit, *env.values())
         if key not in self._misfits:
             try:
                 self.choose(env)
-            except OutOfMemoryError:
+            except Exception:  # No plan fits, or the function refuses such sizes.
                 self._misfits.add(key)
         return key not in self._misfits
 
     def explain(self, env: Env | None = None) -> str:
         """A table of the examined plans: peak, time, and the largest size that fits."""
-        top = {n: r.max if r.max is not None else r.min for n, r in self.box.ranges.items()}
-        at = env or top
+        at = env or self._largest()
         where = f" at {_sizes(at)}" if at else ""
         lines = [f"memory_limit of {self.name}: {size(self.limit)}; plans{where}"]
         rows = [("plan", "peak", "time", "fits up to")]
@@ -256,6 +255,18 @@ class Plans:
             sizes = _sizes(dict(zip(self.box.ranges, key, strict=True)))
             lines.append(f"{sizes or 'chosen'}: {plan.name}")
         return "\n".join(lines)
+
+    def _largest(self) -> Env:
+        """The largest sizes; if the function refuses these, the last that a plan was chosen for."""
+        top = {n: r.max if r.max is not None else r.min for n, r in self.box.ranges.items()}
+        try:
+            for plan in self.plans:
+                plan.peak(top)
+        except Exception:
+            if self._chosen:
+                _, *sizes = list(self._chosen)[-1]
+                return dict(zip(self.box.ranges, sizes, strict=True))
+        return top
 
     def _fastest(self, env: Env) -> Plan:
         while True:
@@ -312,9 +323,9 @@ class Plans:
         """Examine the next candidate; drop it if it equals an earlier one."""
         name = next(iter(self._waiting))
         policy = self._waiting.pop(name)
-        if policy is cp.everything_saveable and self._is_whole():
+        if policy is cp.everything_saveable and self._is_whole(env):
             return  # The function as written does that.
-        override = None if policy is None else Override(policy, self._is_whole())
+        override = None if policy is None else Override(policy, self._is_whole(env))
         plan = self._plan(name, override)
         if not any(
             p.estimate(env) == plan.estimate(env)
@@ -326,22 +337,18 @@ class Plans:
     def _plan(self, name: str, override: Override | None) -> Plan:
         return Plan(name, override, self._trace, self.box, self._chip)
 
-    def _is_whole(self) -> bool:
+    def _is_whole(self, env: Env) -> bool:
         """Whether there is no checkpoint and no scan in the function."""
         if self._whole is None:
             override = Override(cp.nothing_saveable)
             with ambient.overridden(override):
-                self._trace(_some(self.box))
+                self._trace(env)
             self._whole = not override.asked
         return self._whole
 
 
 def _works(i: Instruction) -> bool:
     return i.opcode not in FREE
-
-
-def _some(box: Box) -> Env:
-    return {n: r.max if r.max is not None else r.min + 8 * r.step for n, r in box.ranges.items()}
 
 
 def _sizes(env: Mapping[str, int]) -> str:

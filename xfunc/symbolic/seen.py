@@ -61,11 +61,12 @@ class Seen:
         else:
             with ambient.overridden(self.override):
                 entry, held = staged.find(structure, self.avals, None, options)
-        if entry is not self.bucket.source:
+        if entry is not self.bucket.source or self.bucket.is_watched(held):
             return None
-        if held and torch.is_grad_enabled() and any(t.requires_grad for t in held):
+        try:
+            return prepare(staged, padded_leaves(leaves, self.wide), structure)[0], held
+        except Exception:  # An argument is none that can be padded; which one is found out then.
             return None
-        return prepare(staged, padded_leaves(leaves, self.wide), structure)[0], held
 
 
 def padded_leaves(
