@@ -126,9 +126,9 @@ class Switch(Primitive):
             uses.append((*u, *(place[u[k]] for k in own)))
         inner = Switch(tuple(derived), tuple(uses), (*self.avals, *(self.avals[i] for i in wrt)))
         outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
-        dots = iter(outs[len(self.outputs) :])
-        found = [next(dots) if differentiable(o) else None for o in self.outputs]
-        return where_reached(found, self.reads, wrt)
+        pushed = where_reached(outs, inner.reads, range(n, n + len(wrt)))
+        dots = iter(pushed[len(self.outputs) :])
+        return [next(dots) if differentiable(o) else None for o in self.outputs]
 
     @property
     def reads(self) -> list[set[int]]:

@@ -264,3 +264,46 @@ def test_tangents_of_scalars_keep_their_dtype(f: Callable[..., Tensor]) -> None:
     x = torch.tensor(0.3), torch.tensor(0.6)
     found, want = xf.jvp(f, x, x), torch.func.jvp(f, x, x)
     torch.testing.assert_close(xf.device_get(found), want)
+
+
+STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ceil": lambda x: torch.ceil(x - 1),
+    "floor": torch.floor,
+    "round": torch.round,
+    "round to decimals": lambda x: torch.round(x, decimals=-1),
+    "trunc": torch.trunc,
+    "fix": torch.fix,
+    "sign": lambda x: torch.sign(x * 0),
+    "sgn": lambda x: torch.sgn(x * 0),
+    "div": lambda x: torch.div(x, 2.0, rounding_mode="floor"),
+    "divide": lambda x: x.divide(x + 1, rounding_mode="trunc"),
+    "comparison": lambda x: (x > 1).to(x.dtype),
+    "argmax": lambda x: x.argmax().to(x.dtype),
+    "call": lambda x: xf.jit(lambda x: (torch.floor(x) + (x > 1), x * 2))(x)[0],
+    "checkpoint": lambda x: xf.checkpoint(lambda x: (x > 1) * torch.trunc(x))(x),
+    "branches": lambda x: xf.cond(x.sum() > 0, torch.floor, lambda x: (x > 1).to(x.dtype), x),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_have_no_tangent(name: str) -> None:
+    """A tangent of zeros would meet slopes without a limit: atan2 and the root of zero."""
+    x = torch.tensor([0.25, 0.375])
+
+    def f(x: Tensor) -> Tensor:
+        step = STEPS[name](x)
+        return torch.atan2(step, step) + step.abs().sqrt() + x
+
+    for found in modes(f, x):
+        torch.testing.assert_close(found, [torch.ones(2)])
+    for found in second(f, x):
+        assert not found.any()
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("f", [torch.mean, torch.nanmean, torch.std])
+def test_tangents_of_averages_of_nothing(f: Callable[[Tensor], Tensor]) -> None:
+    x = torch.zeros(0)
+    found, want = xf.jvp(f, (x,), (x,)), torch.func.jvp(f, (x,), (x,))
+    torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
+    assert xf.grad(f)(x).shape == (0,)

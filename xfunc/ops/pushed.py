@@ -5,6 +5,10 @@ slope on either side. torch's forward-mode formulas choose a different one from 
 formulas, which are the ones its users know. For `logcumsumexp` torch divides by a number that is
 1e-12 too large. Operations composed of others here have the derivatives of those.
 
+NOTE [steps have no tangent]: the slope of `floor` is 0 wherever it is anything. torch's forward-mode
+formulas make that a tangent of zeros, which the next formula may multiply by an infinite slope;
+its reverse mode, like JAX's transforms, does not follow the argument at all.
+
 NOTE [derivatives of derivatives]: some forward-mode formulas use results that torch assumes have
 no derivative, such as the factors that `solve` returns. When such a formula is differentiated
 again, they count as constants, in eager torch 2.9 too. Under nested differentiation these
@@ -31,6 +35,24 @@ def _is_pushed(*args: Tensor, **kwargs: object) -> bool:
         isinstance(a, Tensor) and forward_ad.unpack_dual(a, level=0).tangent is not None
         for a in args
     )
+
+
+def _is_real_and_pushed(x: Tensor, **options: object) -> bool:
+    return not x.is_complex() and _is_pushed(x)
+
+
+def _step(name: str) -> None:
+    """See NOTE [steps have no tangent]."""
+    base, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+
+    @composition(name, when=_is_real_and_pushed)
+    def still(x: Tensor, **options: object) -> object:
+        return op(x.detach(), **options)
+
+
+for _name in ("ceil", "floor", "round", "round.decimals", "trunc", "sign", "sgn"):
+    _step(_name)
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:

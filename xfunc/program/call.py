@@ -53,11 +53,12 @@ class Call(Primitive):
         wrt = tuple(
             i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])
         )
-        pushforward = Call(self.program.pushforward(wrt), self._policy, self._barrier)
-        dots = [t for t in (tangents[i] for i in wrt) if t is not None]
-        out_dots = iter(bind(pushforward, [*args, *dots])[len(self.outputs) :])
-        found = [next(out_dots) if differentiable(o) else None for o in self.outputs]
-        return where_reached(found, self.program.lowering.dependencies, wrt)
+        pushforward = self.program.pushforward(wrt)
+        given = [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)]
+        outs = bind(Call(pushforward, self._policy, self._barrier), given)
+        reads = pushforward.lowering.dependencies
+        dots = iter(where_reached(outs, reads, range(len(args), len(given)))[len(self.outputs) :])
+        return [next(dots) if differentiable(o) else None for o in self.outputs]
 
     @property
     def avals(self) -> tuple[Aval, ...]:

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from xfunc.torchlib import functorch
+
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
 T = TypeVar("T")
@@ -213,6 +215,18 @@ def _wrapping(func: Function) -> Function:
     return call
 
 
+def _rounding(func: Function) -> Function:
+    """`func`, whose result has no tangent if it is rounded: like `torch.floor`, it has no slope."""
+
+    @functools.wraps(func)
+    def call(*args: object, **kwargs: object) -> Tensor:
+        if kwargs.get("rounding_mode") is not None and functorch.JVP in functorch.levels():
+            args = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+        return func(*args, **kwargs)
+
+    return call
+
+
 def wrapped(x: T, dtype: torch.dtype) -> T | int | float:
     """A number as used with tensors of a dtype; anything else unchanged."""
     if type(x) is not int or not -(2**63) <= x < 2**64:  # torch accepts no others
@@ -248,4 +262,5 @@ PROMOTING: dict[object, Function] = {
     **_PROMOTING,
     **{f: _wrapping(_PROMOTING.get(f) or f) for f in (*_find(_WRAPPING), *_DIVIDING)},
 }
+PROMOTING |= {f: _rounding(PROMOTING[f]) for f in _find("div divide".split())}
 """For each torch function that needs it, a wrapper that promotes its operands."""

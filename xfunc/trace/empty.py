@@ -27,6 +27,10 @@ _CHECKED = frozenset(
     if hasattr(place, name)
 ) | frozenset((torch.linalg.vector_norm, torch.linalg.norm, torch.linalg.matrix_norm))  # fmt: skip
 
+_QUOTIENTS = frozenset(
+    getattr(place, name) for name in ("mean", "nanmean", "std") for place in (torch, torch.Tensor)
+)
+
 
 def is_reduction(func: object) -> bool:
     """Whether `reduce` handles calls of a function."""
@@ -48,6 +52,9 @@ def reduce(
         found = func(like, *rest, **{k: v for k, v in kwargs.items() if v is not x})
         if not x.ndim:
             return NotImplemented
-        if isinstance(found, Tensor):
-            return literal(found)
-        return type(found)(map(literal, found))
+        if not isinstance(found, Tensor):
+            return type(found)(map(literal, found))
+        made = literal(found)
+    if func not in _QUOTIENTS:
+        return made
+    return made + x.sum().to(made.dtype) * torch.nan  # The tangent is 0 / 0, like the result.
