@@ -5,8 +5,8 @@ slope on either side. torch's forward-mode formulas choose a different one from 
 formulas, which are the ones its users know. For `logcumsumexp` torch divides by a number that is
 1e-12 too large. Operations composed of others here have the derivatives of those.
 
-NOTE [steps have no tangent]: the slope of `floor` is 0 wherever it is anything. torch's forward-mode
-formulas make that a tangent of zeros, which the next formula may multiply by an infinite slope;
+NOTE [steps have no tangent]: the slope of `floor` is 0 wherever it is anything. torch's forward
+mode makes that a tangent of zeros, which the next formula may multiply by an infinite slope;
 its reverse mode, like JAX's transforms, does not follow the argument at all.
 
 NOTE [derivatives of derivatives]: some forward-mode formulas use results that torch assumes have
