@@ -242,6 +242,7 @@ def test_functions_of_python_are_called() -> None:
             torch.ones(2)
         )
     close(xf.jit(f)(torch.ones(2)), torch.ones(2).sin() * 2)
+    xf.block_until_ready(())  # not for what has failed
 
 
 def test_a_function_of_python_may_give_the_only_result() -> None:

@@ -1,5 +1,7 @@
 """On the CPU, a client needs more threads than devices: xfunc sees to it, or says so."""
 
+import pytest
+
 from tests.support.fresh import Server
 
 
@@ -22,6 +24,7 @@ print(y.item(), os.environ["NPROC"])
         assert int(threads) == max(int(given), 32)
 
 
+@pytest.mark.torch_xla
 def test_torch_xla_started_with_too_few_threads(fresh: Server) -> None:
     program = """
 import torch_xla

@@ -7,11 +7,12 @@ NOTE [host calls and the interpreter's lock]: the function needs the interpreter
 and runs in a thread of XLA. torch_xla 2.9 holds that lock while it launches a program, and the
 launch waits until the previous program has been launched completely: a deadlock. So a program that
 calls functions must end before anything else is launched (`Executable`), and launches happen under
-`xfunc.backends.lock.lock`. At exit nothing may still be running: see `stop`.
+`xfunc.backends.lock.lock`. At exit nothing may still be running: see `stop_at_exit`.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 from collections.abc import Callable, Sequence
@@ -206,9 +207,9 @@ def _memory(buffer: ffi.Buffer) -> Memory:
     return Memory(buffer.data or 0, _DTYPES[buffer.dtype], buffer.dims[: buffer.rank])
 
 
-def stop() -> None:
-    """Keep other threads from running anything from here on: the interpreter is exiting."""
-    lock.__enter__()
+def stop_at_exit() -> None:
+    """Keep other threads from running anything as soon as the interpreter exits."""
+    atexit.register(lock.__enter__)
 
 
 def add_end(proto: pb.HloModuleProto, count: int) -> None:

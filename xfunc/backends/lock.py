@@ -22,26 +22,34 @@ class _Lock(_RLock):
     def __init__(self) -> None:
         super().__init__()
         self._refused = threading.local()
+        self._refusing: list[None] = []  # as many as there are threads to refuse
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:
         """Refuse the lock to this thread, which a running program is waiting for."""
+        before = self._is_refused()
         self._refused.now = True
+        self._refusing.append(None)
         try:
             yield
         finally:
-            self._refused.now = False
+            self._refusing.pop()
+            self._refused.now = before
+
+    def _is_refused(self) -> bool:
+        return getattr(self._refused, "now", False)
 
     def __enter__(self) -> None:
-        if not self.acquire(False):
-            self._wait()
-
-    def _wait(self) -> None:
-        if getattr(self._refused, "now", False):
+        # JAX may run a program in the thread that holds the lock.
+        if self._refusing and self._is_refused():
             raise RuntimeError(
                 "xfunc was called from a callback that a running program is waiting for"
                 "\nHint: compute there with numpy, or with torch on the CPU."
             )
+        if not self.acquire(False):
+            self._wait()
+
+    def _wait(self) -> None:
         while not self.acquire(timeout=1.0):
             if self._holder_waits_for_a_thread():
                 raise RuntimeError(

@@ -234,14 +234,12 @@ class Array(torch.Tensor):
         return _GRAD.__get__(self)
 
     @grad.setter
-    def grad(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, new: torch.Tensor | None
-    ) -> None:
+    def grad(self, new: torch.Tensor | None) -> None:
         _ = self._data
         _GRAD.__set__(self, new)
 
     @grad.deleter
-    def grad(self) -> None:
+    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.grad = None
 
     @property

@@ -84,7 +84,10 @@ class Pjrt:
 
     def block(self) -> None:
         """Wait until everything that was launched has run."""
-        client.jax().block_until_ready(client.jax().live_arrays())
+        for array in client.jax().live_arrays():
+            # If its program failed, or has taken it over, others need not know.
+            with contextlib.suppress(RuntimeError):
+                array.block_until_ready()
 
     def avals(self, leaves: Sequence[object]) -> tuple[AvalKey, ...] | None:
         """See `xfunc.backends.protocol.Runtime.avals`."""
@@ -213,6 +216,7 @@ def _lies(x: Array) -> Placement | None:
 def _register_host_calls() -> None:
     capsule = ffi.capsule(host_calls.handler)
     client.jax().ffi.register_ffi_target(host_calls.TARGET, capsule, platform="cpu")
+    host_calls.stop_at_exit()
 
 
 @functools.cache

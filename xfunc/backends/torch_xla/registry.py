@@ -9,7 +9,6 @@ the symbol table of the library's file; from there on everything is C, versioned
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import mmap
@@ -19,7 +18,7 @@ from ctypes import c_void_p
 import numpy as np
 
 from xfunc.backends.ffi import API, VERSION, Registry
-from xfunc.backends.host_calls import TARGET, handler, stop
+from xfunc.backends.host_calls import TARGET, handler, stop_at_exit
 from xfunc.backends.torch_xla import runtime
 
 
@@ -30,7 +29,7 @@ def calls_host() -> bool:
     if found is None:
         return False
     found.register(TARGET, handler)
-    atexit.register(stop)
+    stop_at_exit()
     return True
 
 
