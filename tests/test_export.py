@@ -254,3 +254,12 @@ if __name__ == "__main__":
     DATA.mkdir(parents=True, exist_ok=True)
     for name in PROGRAMS:
         (DATA / f"{name}.xfunc").write_bytes(exported(name))
+
+
+@pytest.mark.parametrize("given", [torch.sin, xf.jit(torch.sin), "model", None])
+def test_what_is_not_lowered_is_refused_and_the_file_stays(given, tmp_path):
+    path = tmp_path / "f.xfunc"
+    path.write_bytes(b"an older program")
+    with pytest.raises(TypeError, match=r"is not a lowered function[\s\S]*xf.jit\(f\).lower\(x\)"):
+        xf.export.save(given, path)
+    assert path.read_bytes() == b"an older program"

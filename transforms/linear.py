@@ -11,7 +11,7 @@ from xfunc import tree
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail
+from xfunc.errors import fail, shown
 from xfunc.program.bind import bind
 from xfunc.program.program import differentiable
 from xfunc.stages.arguments import avals_of
@@ -89,8 +89,17 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[PyT
     Source: ``jax.linear_transpose``.
     """
     leaves, structure = tree.flatten(primals)
-    avals = [x if isinstance(x, ShapeDtypeStruct) else aval_of(as_tensors(x)) for x in leaves]
-    _check_linear(fun, avals, tree.structure((primals, {})))
+    made = [x if isinstance(x, ShapeDtypeStruct) else as_tensors(x) for x in leaves]
+    whole = tree.structure((primals, {}))
+    for label, x in zip(Staged(fun).labels(whole), made, strict=True):
+        if not isinstance(x, torch.Tensor | ShapeDtypeStruct):
+            fail(
+                TypeError,
+                f"linear_transpose of {function_name(fun)}: {label} is {shown(x)}, not an array",
+                "bind what is no array, with functools.partial.",
+            )
+    avals = [aval_of(x) for x in made]
+    _check_linear(fun, avals, whole)
 
     def transposed(ct: object) -> tuple[PyTree, ...]:
         where = next((x.device for x in tree.leaves(ct) if isinstance(x, torch.Tensor)), None)

@@ -1,5 +1,6 @@
 """cuDNN's attention: the calls that XLA gets are those that JAX itself makes."""
 
+import functools
 import json
 import re
 from typing import Any
@@ -54,7 +55,7 @@ def settings(config: bytes) -> Any:
 )
 def test_calls_are_those_of_jax(window: Any, scale: Any, dtype: torch.dtype) -> None:
     def ours(q: Any, k: Any, v: Any, ct: Any) -> Any:
-        run = lambda *x: cudnn.cudnn_attention(*x, window=window, scores=Scores(scale))  # noqa: E731
+        run = functools.partial(cudnn.cudnn_attention, window=window, scores=Scores(scale))
         out, pull = xf.vjp(run, q, k, v)
         return out, *pull(ct)
 
@@ -63,7 +64,8 @@ def test_calls_are_those_of_jax(window: Any, scale: Any, dtype: torch.dtype) -> 
         return xf.call_jax("tests.support.jax_attention:passes", *args, platform="cuda", **how)
 
     given = [*qkv(dtype), qkv(dtype)[0]]
-    got, want = (calls(xf.jit(f).lower(*given).module) for f in (ours, theirs))
+    both: tuple[Any, ...] = ours, theirs
+    got, want = (calls(xf.jit(f).lower(*given).module) for f in both)
     assert [call[0] for call in got] == TARGETS
     assert got == want
 
@@ -81,7 +83,8 @@ def test_a_step_has_one_call_of_each_pass_in_the_loops_over_layers() -> None:
 
 def test_devices_have_their_own_rows_and_heads() -> None:
     where = Sharding.of({"data": 1, "fsdp": 2, "tensor": 4}, abstract=True)
-    lowered = xf.jit(lambda *x: cudnn.cudnn_attention(*x, sharding=where)).lower(*qkv())
+    run = functools.partial(cudnn.cudnn_attention, sharding=where)
+    lowered = xf.jit(run).lower(*qkv())
     [(_, sizes, _, _)] = calls(lowered.module)
     assert sizes == [[1, 1, SEQ, DIM]] * 3  # each key's head twice, for four devices
 
@@ -98,7 +101,7 @@ def test_devices_have_their_own_rows_and_heads() -> None:
 def test_refused(given: Any, named: Any, why: str) -> None:
     said = f"cuDNN has no attention for {re.escape(why)}: use the attention 'blockwise'"
     with pytest.raises(ValueError, match=said):
-        xf.jit(lambda *x: cudnn.cudnn_attention(*x, **named))(*given)
+        xf.jit(functools.partial(cudnn.cudnn_attention, **named))(*given)
 
 
 def test_it_does_not_run_here() -> None:

@@ -9,6 +9,8 @@ import torch
 
 import xfunc as xf
 
+X = torch.ones(2)
+
 A = torch.tensor([[3.0, 1.0], [0.5, 2.0]], dtype=torch.float64)
 B = torch.tensor([1.0, -2.0], dtype=torch.float64)
 MANY = torch.stack([A, A + 1, A.T * 2])
@@ -170,3 +172,18 @@ def test_passes_compose() -> None:
     ):
         args = (MANY, ROWS) if transform is xf.vmap else (A, B)
         torch.testing.assert_close(transform(slope)(*args), transform(want)(*args))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: xf.linear_transpose(lambda x, y: x, X, "a"), "y is 'a', not an array"),
+        (lambda: xf.linear_transpose(lambda x: x, {"w": [None, b"b"]}), r"x\['w'\]\[1\] is b'b'"),
+        (lambda: xf.linear_transpose(lambda x: x, X)("ct"), "cotangent: 'ct' instead of float"),
+        (lambda: xf.vjp(lambda x: x, X)[1](X.sum), "cotangent: <built-in method sum"),
+        (lambda: xf.jvp(lambda x: x, (X,), ("t",)), "'t' instead of float"),
+    ],
+)
+def test_what_is_no_array_is_named(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()

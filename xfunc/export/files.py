@@ -25,7 +25,7 @@ from xfunc.backends.active import printer
 from xfunc.core.archive import SUMS, check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
-from xfunc.errors import UnsupportedOpError, fail, report
+from xfunc.errors import UnsupportedOpError, fail, report, shown
 from xfunc.export.loaded import Exported, write_avals
 from xfunc.hlo import InvalidHloError
 from xfunc.trace import portable
@@ -79,18 +79,26 @@ def serialize(lowered: object) -> bytes:
     export the gradient instead.
 
     Raises:
-        TypeError: a tree has a node of another class.
+        TypeError: it is not lowered, or a tree has a node of another class.
         UnsupportedOpError: the program cannot be written as StableHLO, or calls back to Python.
 
     Source: ``jax.export.Exported.serialize``.
     """
-    return packed(_writers.get(type(lowered), _parts)(lowered))
+    write = _writers.get(type(lowered), _parts)
+    if write is _parts and not hasattr(lowered, "traced"):
+        fail(
+            TypeError,
+            f"xf.export.serialize was given {shown(lowered)}, which is not a lowered function",
+            "lower it for the shapes of its arguments: xf.jit(f).lower(x).",
+        )
+    return packed(write(lowered))
 
 
 def save(lowered: object, file: str | os.PathLike[str]) -> None:
     """Write a lowered function to a file, for `load`; see `serialize`."""
+    data = serialize(lowered)  # First: if it fails, the file stays as it was.
     with open(file, "wb") as opened:
-        opened.write(serialize(lowered))
+        opened.write(data)
 
 
 def load(file: str | os.PathLike[str]) -> Exported:

@@ -11,7 +11,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.active import tracer
-from xfunc.core.avals import NUMBERS, short
+from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, short
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.torchlib.arrays import from_numpy
@@ -200,6 +200,10 @@ def split_results(out: PyTree, fun: Fun, has_aux: bool, name: str) -> tuple[PyTr
     return as_results(out, name), as_results(aux, name, "aux")
 
 
+def _is_array(x: Leaf) -> bool:
+    return isinstance(x, (Tensor, ShapeDtypeStruct))
+
+
 def check_same(
     got: PyTree, want: PyTree, *, what: str, name: str, hint: str, root: str = ""
 ) -> None:
@@ -216,9 +220,9 @@ def check_same(
     else:
         pairs = zip(tree.leaves_with_path(got), tree.leaves(want), strict=True)
         lines = [
-            f"  {root}{path}: {short(g)} instead of {short(w)}"
+            f"  {root}{path}: {short(g) if _is_array(g) else shown(g)} instead of {short(w)}"
             for (path, g), w in pairs
-            if tuple(g.shape) != tuple(w.shape) or g.dtype != w.dtype
+            if not _is_array(g) or tuple(g.shape) != tuple(w.shape) or g.dtype != w.dtype
         ]
     if lines:
         problem = "\n".join([f"{name}: {what} differ:", *lines])
