@@ -100,9 +100,11 @@ def _plain(source: str) -> Any:
 
 
 def _beside_infinities(x: Any, y: Any) -> Any:
-    """`x`, with what `y` has where one of them is not finite."""
-    if not isinstance(x, Tensor) or x.shape != y.shape or x.dtype not in EPS:
+    """`x`, with what `y` has where one of them is not finite, or may be made of what is not."""
+    if not isinstance(x, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
         return x
+    if x.dtype not in EPS:
+        return y
     return torch.where(x.isfinite() & y.isfinite(), x, y)
 
 
