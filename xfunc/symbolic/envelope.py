@@ -158,7 +158,7 @@ def _points(found: Found, given: int, basis: Basis) -> list[Terms]:
 
 def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
     """The polynomials that no other is known to dominate throughout the box."""
-    somewhere = np.array([basis.at(c) for c in _samples(box)])
+    somewhere = np.array([basis.at(c) for c in samples(box)])
     values = np.array(points, dtype=np.float64) @ somewhere.T
     terms = np.array(points, dtype=np.float64)
     positive = all(r.min >= 0 for r in box.ranges.values())
@@ -179,7 +179,7 @@ def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
     return [points[k] for k in kept]
 
 
-def _samples(box: Box) -> list[Env]:
+def samples(box: Box) -> list[Env]:
     """The corners of a box, and sizes inside: a third and a thirtieth of the way up."""
     found = list(box.corners())
     for part in (1 / 3, 1 / 30):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,27 @@ class Tracked(int):
         return 0
 
 
+class Always(Facts):
+    """Comparisons that hold at all sizes: one is less where it always is, and else they are equal.
+
+    Args:
+        judge: decides which do.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        self.negative = _Answers(judge.always_negative)
+        self.zero = _Answers(lambda terms: not judge.always_differ(terms))
+
+
+class _Answers(dict[Terms, bool]):
+    def __init__(self, answer: Callable[[Terms], bool]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def setdefault(self, key: Terms, default: bool = False) -> bool:
+        return self._answer(key)
+
+
 def without_asking(a: int, b: int) -> bool:
     """Whether a > b, without recording it."""
     return int.__gt__(a, b)
@@ -182,6 +203,14 @@ class Judge:
         array = np.array(scaled, dtype=np.int64).reshape(len(rows), width)
         return Conditions(array, np.array(equals, dtype=bool), np.array(holds, dtype=bool))
 
+    def always_negative(self, terms: Terms) -> bool:
+        """Whether a polynomial is known to be negative in the whole box."""
+        return self._proved(_minus(terms), above=True)
+
+    def always_differ(self, terms: Terms) -> bool:
+        """Whether a polynomial is known to be positive, or negative, in the whole box."""
+        return self._is_never_zero(terms)
+
     def _is_never_zero(self, terms: Terms) -> bool:
         return self._proved(terms, above=True) or self._proved(_minus(terms), above=True)
 
@@ -226,9 +255,9 @@ class TrackedModule:
                 self._instructions.append(j)
         self.basis = Basis(s for shape in self._shapes.values() for s in _leaves(shape))
 
-    def at(self, env: Env) -> Facts:
+    def at(self, env: Env, facts: Facts | None = None) -> Facts:
         """Give the instructions their sizes there; returns the record of their comparisons."""
-        facts = Facts()
+        facts = Facts() if facts is None else facts
         known: dict[SymbolicShape, _Shape] = {}
         for i in self._instructions:
             symbolic = self._shapes[i.id]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from xfunc.hlo.estimate.buffers import Buffer, Step
 
 
-def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
+def memory_order(
+    steps: Sequence[Step],
+    kept: Collection[Buffer],
+    tie: Callable[[int], int] = lambda k: 0,
+) -> list[Step]:
     """The steps in a greedy order: the next is the one that frees the most, net.
 
     Args:
         steps: in an order in which every buffer is written before it is read.
         kept: the buffers that are never freed.
+        tie: by position, decides between steps that free the same; the least is next.
 
     Source: ``ListScheduler`` in XLA's ``hlo_memory_scheduler.cc``.
     """
@@ -35,12 +40,12 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
         in_place = sum(b.bytes for b in s.writes) - new
         return sum(b.bytes for b in last) - in_place - new
 
-    ready = [(-gain(k), k) for k, n in enumerate(waits) if n == 0]
+    ready = [(-gain(k), tie(k), k) for k, n in enumerate(waits) if n == 0]
     heapq.heapify(ready)
     done = [False] * len(steps)
     found: list[Step] = []
     while ready:
-        _, k = heapq.heappop(ready)
+        *_, k = heapq.heappop(ready)
         if done[k]:
             continue  # It was queued again once it could free more.
         done[k] = True
@@ -50,11 +55,11 @@ def memory_order(steps: Sequence[Step], kept: Collection[Buffer]) -> list[Step]:
             if len(readers[b]) == 1:
                 (other,) = readers[b]
                 if waits[other] == 0:
-                    heapq.heappush(ready, (-gain(other), other))
+                    heapq.heappush(ready, (-gain(other), tie(other), other))
         for other in unblocks[k]:
             waits[other] -= 1
             if waits[other] == 0:
-                heapq.heappush(ready, (-gain(other), other))
+                heapq.heappush(ready, (-gain(other), tie(other), other))
     return found
 
 
