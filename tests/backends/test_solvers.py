@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.backends import fortran, solvers
 from xfunc.backends.host_calls import Memory
 
@@ -198,3 +199,23 @@ def test_one_thread_and_then_as_many_as_before() -> None:
         assert count() == 1
     assert count() == 2
     put(before)
+
+
+@pytest.mark.parametrize("first", ["xfunc", "scipy"])
+def test_scipy_is_loaded_in_part(fresh: Server, first: str) -> None:
+    """Its package `linalg` takes 0.2 s to load; whoever needs it later finds it whole."""
+    steps = {
+        "xfunc": "import torch, xfunc as xf\n"
+        "assert xf.jit(torch.linalg.cholesky)(4 * torch.eye(2)).tolist() == [[2, 0], [0, 2]]\n",
+        "scipy": "import scipy.linalg.cython_lapack, scipy.optimize\n"
+        "assert scipy.linalg.cholesky([[4.0]]).tolist() == [[2]]\n"
+        "assert 'spotrf' in scipy.linalg.cython_lapack.__pyx_capi__\n"
+        "from scipy.linalg import cython_blas\n"
+        "assert 'strsm' in cython_blas.__pyx_capi__\n",
+    }
+    second = "scipy" if first == "xfunc" else "xfunc"
+    unloaded = "import sys\nassert 'scipy.linalg' not in sys.modules\n"
+    program = (unloaded if first == "scipy" else "") + steps[first]
+    program += (unloaded if first == "xfunc" else "") + steps[second]
+    done = fresh.run(program)
+    assert done.returncode == 0, done.stderr
