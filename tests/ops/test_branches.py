@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -62,3 +63,13 @@ def test_branches_poles_and_large_numbers(name: str, dtype: torch.dtype) -> None
     assert torch.equal(*finite)
     error = (found - expected).abs()[finite[0]]
     assert (error <= 2e-5 * expected.abs()[finite[0]]).all()
+
+
+@COMPLEX
+@pytest.mark.parametrize("f", [torch.sqrt, torch.rsqrt])
+def test_the_sign_of_an_imaginary_zero_chooses_the_branch(f: Any, dtype: torch.dtype) -> None:
+    z = torch.tensor([complex(a, b) for a in (-3.0, 2.0) for b in (0.0, -0.0)], dtype=dtype)
+    found, expected = xf.device_get(xf.jit(f)(z)), f(z)
+    torch.testing.assert_close(found, expected)
+    if f is torch.sqrt:  # torch's quotients have zeros of their own.
+        assert torch.equal(found.imag.signbit(), expected.imag.signbit())

@@ -239,8 +239,8 @@ class Array(torch.Tensor):
         _GRAD.__set__(self, new)
 
     @grad.deleter
-    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.grad = None
+    def grad(self) -> None:
+        self.grad = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
     def data(self) -> torch.Tensor:

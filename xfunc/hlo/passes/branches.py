@@ -4,6 +4,9 @@ XLA's algebraic simplifier replaces ``log(exp(z))`` by `z`, ``sqrt(z * z)`` by `
 ``exp(z) ** w`` by ``exp(z * w)``, whatever the imaginary part of `z`. Here the imaginary part of a
 logarithm is computed separately; its real part is right in any case. Roots and powers are computed
 as the conjugate of those of the conjugate, which is equal and not recognised by the simplifier.
+
+XLA of jaxlib (0.7.1 to 0.10.2) ignores the sign of a zero: its root of -1 - 0i is that of -1 + 0i.
+So the sign of the imaginary part of a root is taken from the operand.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 
 _PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
+_BITS = {pb.C64: (pb.S32, torch.int32), pb.C128: (pb.S64, torch.int64)}
 _CONJUGATED = frozenset(("sqrt", "rsqrt", "power"))
 
 
@@ -56,10 +60,24 @@ class _Steps:
         imaginary = self._add("imag", found)
         if self._i.opcode == "power":
             # The conjugate of a conjugate cancels, and the root would again be one of a power.
-            negated = self._add("subtract", self._minus_zero(), imaginary)
+            minus_zero = self._filled(-0.0, self._dtype, self._part)
+            signed = self._add("subtract", minus_zero, imaginary)
         else:
-            negated = self._add("negate", imaginary)
-        return self._end(self._add("real", found), negated)
+            (z,) = self._i.operand_ids
+            sign = self._add("imag", z)
+            if self._i.opcode == "rsqrt":
+                sign = self._add("negate", sign)
+            signed = self._with_sign(imaginary, sign)
+        return self._end(self._add("real", found), signed)
+
+    def _with_sign(self, x: int, sign: int) -> int:
+        """The size of one number with the sign of another."""
+        bits, dtype = _BITS[self._i.shape.element_type]
+        lowest = self._filled(torch.iinfo(dtype).min, dtype, bits)
+        x = self._add("bitcast-convert", self._add("abs", x), element_type=bits)
+        sign = self._add("bitcast-convert", sign, element_type=bits)
+        sign = self._add("and", sign, lowest, element_type=bits)
+        return self._add("bitcast-convert", self._add("or", x, sign, element_type=bits))
 
     def _function(self, operands: Iterable[int]) -> int:
         return self._add(self._i.opcode, *operands, element_type=self._i.shape.element_type)
@@ -68,10 +86,10 @@ class _Steps:
         real, negated = self._add("real", z), self._add("negate", self._add("imag", z))
         return self._add("complex", real, negated, element_type=self._i.shape.element_type)
 
-    def _minus_zero(self) -> int:
-        scalar = constant(-0.0, next(self._ids), self._dtype, of=self._i)
+    def _filled(self, value: float, dtype: torch.dtype, element_type: pb.PrimitiveType) -> int:
+        scalar = constant(value, next(self._ids), dtype, of=self._i)
         self._made.append(scalar)
-        return self._add("broadcast", scalar.id)
+        return self._add("broadcast", scalar.id, element_type=element_type)
 
     def _add(
         self, opcode: str, *operands: int, element_type: pb.PrimitiveType | None = None
