@@ -170,6 +170,13 @@ class NamedSharding:
         """Raise `ShardingError` unless arrays of this shape can be sharded this way."""
         check_shape(self, shape, what)
 
+    def divides(self, shape: tuple[int, ...]) -> bool:
+        """Whether each device gets as many elements of such an array as any other."""
+        return all(
+            n % math.prod(self.mesh.shape[a] for a in names) == 0
+            for n, names in zip(shape, self.spec.axes, strict=False)
+        )
+
     def is_equivalent_to(self, other: NamedSharding, ndim: int) -> bool:
         """Whether both put the same part of an array of `ndim` dimensions on each device."""
         return self.tiles(ndim) == other.tiles(ndim)
@@ -215,7 +222,7 @@ def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> N
         )
     for d, names in enumerate(spec.axes[: len(shape)]):
         size = math.prod(sharding.mesh.shape[n] for n in names)
-        if shape[d] % size:
+        if shape[d] % size and not ambient.is_probe():
             axes = " x ".join(f"{n}={sharding.mesh.shape[n]}" for n in names)
             fail(
                 ShardingError,

@@ -302,7 +302,11 @@ class Jit(Transform[P, R]):
             found = shardings_of(self._out, result, "out_shardings", "the result")
             self._out_shardings[key] = [s for s, _ in found]
         for x, s in zip(leaves, self._out_shardings[key], strict=True):
-            if s is not None:
+            # A result that was cut to its exact size may not be divisible.
+            fits = self._dynamic is None or (
+                isinstance(s, NamedSharding) and s.divides(tuple(x.shape))
+            )
+            if s is not None and fits:
                 remember(x, s)
         return result
 

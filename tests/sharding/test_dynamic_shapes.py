@@ -150,10 +150,48 @@ def test_shardings_of_arguments_results_and_values(mesh):
           memory_limit=2**24)  # fmt: skip
     on_mesh = [(xf.device_put(w, shardings[0]), xf.device_put(x, divided)) for _, x in calls]
     check(f, spec, on_mesh, buckets)
-    odd = xf.jit(lambda x: x.mean(), in_shardings=divided, dynamic_shapes=((xf.Dim("S", max=64),),))
+
+
+def test_sizes_that_the_mesh_does_not_divide_are_padded(mesh):
+    divided = xf.NamedSharding(mesh, DATA)
+    anything = xf.Dim("S", max=64)
+    w = torch.randn(4, 4, dtype=torch.float64)
+    calls = [(w, torch.randn(n, 4, dtype=torch.float64)) for n in (7, 16, 9, 2)]
+
+    def loss(w, x):
+        return torch.tanh(xf.with_sharding_constraint(x @ w, divided)).square().mean()
+
+    spec, shardings = (None, (anything, None)), (None, divided)
+    step = xf.jit(
+        xf.value_and_grad(loss), dynamic_shapes=spec, buckets=[16], in_shardings=shardings
+    )
+    for _, x in calls:
+        watched = w.clone().requires_grad_()
+        expected = torch.tanh(x @ watched).square().mean()
+        expected.backward()
+        value, gradient = step(w, x)
+        torch.testing.assert_close(value.cpu(), expected.detach())
+        torch.testing.assert_close(gradient.cpu(), watched.grad)
+    assert "4 calls, one program" in step.explain()
+    twice = xf.jit(
+        lambda x: 2 * x, in_shardings=divided, out_shardings=divided,
+        dynamic_shapes=((anything,),), buckets=[8],
+    )  # fmt: skip
+    cut = twice(torch.arange(7.0))
+    assert cut.tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert xf.sharding_of(cut) != divided
+    assert xf.sharding_of(twice(torch.ones(8))) == divided
+    lowered = twice.lower(xf.ShapeDtypeStruct((anything,), torch.float32))
+    assert lowered.compile()(torch.arange(5.0)).tolist() == [0, 2, 4, 6, 8]
+    # A bucket itself is divided.
+    odd = xf.jit(lambda x: x.mean(), in_shardings=divided, dynamic_shapes=((anything,),),
+                 buckets=[7, 8])  # fmt: skip
     with pytest.raises(ShardingError, match="dimension 0 is 7, which is not a multiple of 4"):
         odd(torch.ones(7))
     assert odd(torch.ones(8)).item() == 1
+    # What was traced to find the program is no program of its own.
+    with pytest.raises(ShardingError, match="which is not a multiple of 4"):
+        xf.jit(loss)(w, calls[0][1])
 
 
 def scaled(x):
@@ -181,11 +219,9 @@ def test_a_limit_is_for_each_device(mesh):
 
 
 @pytest.mark.parametrize("n", [8, 5, 16])
-def test_a_size_that_the_mesh_does_not_divide(mesh, n):
+def test_powers_of_two_that_the_mesh_divides(mesh, n):
     jitted, x = on_all(mesh, xf.Dim("Q", max=64)), torch.randn(n, 3)
-    if n % 8:
-        with pytest.raises(ShardingError, match=r"declare it with multiple_of=8"):
-            jitted(x)
-    else:
-        torch.testing.assert_close(jitted(x).cpu(), scaled(x))
-    assert "bucket Q<=64" not in jitted.explain()
+    torch.testing.assert_close(jitted(x).cpu(), scaled(x))
+    assert f"bucket Q<={max(n, 8)}: 1 calls, one program" in jitted.explain()
+    with pytest.raises(ShardingError, match=r"declare it with multiple_of=8"):
+        jitted(torch.randn(3, 3))  # in a bucket of 4

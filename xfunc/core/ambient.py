@@ -30,6 +30,11 @@ class Surroundings(NamedTuple):
     region: Region | None = None
     override: Override | None = None
     named_axes: tuple[NamedAxis, ...] = ()
+    is_probe: bool = False
+
+    def __repr__(self) -> str:
+        given = zip(self._fields, self, NOTHING, strict=True)
+        return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no surroundings"
 
 
 NOTHING = Surroundings()
@@ -98,6 +103,21 @@ def named_axes() -> tuple[NamedAxis, ...]:
 def set_named_axes(new: tuple[NamedAxis, ...]) -> None:
     """Use these named axes from now on."""
     restore(_thread.around._replace(named_axes=new))
+
+
+@contextlib.contextmanager
+def probing() -> Generator[None]:
+    """Trace at sizes that no program will have: a mesh need not divide them."""
+    before = restore(_thread.around._replace(is_probe=True)).is_probe
+    try:
+        yield
+    finally:
+        restore(_thread.around._replace(is_probe=before))
+
+
+def is_probe() -> bool:
+    """Whether what is being traced in this thread will not run at its sizes."""
+    return _thread.around.is_probe
 
 
 @dataclasses.dataclass(eq=False)

@@ -9,6 +9,7 @@ single size in between is not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from xfunc import tree
+from xfunc.backends.devices import device_count
+from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.hlo import Instruction, Module
 from xfunc.stages.entry import Entry
@@ -180,7 +183,8 @@ class Maker:
     def _module(self, env: Env) -> Module:
         """The HLO at given sizes."""
         try:
-            entry, _ = self.entry(env)
+            with ambient.probing() if device_count() > 1 else contextlib.nullcontext():
+                entry, _ = self.entry(env)
         except Exception as error:
             raise NoFit(untraceable({n: (s, s) for n, s in env.items()}, error)) from error
         lowering = entry.program.lowering
