@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test test-pjrt coverage check bench docs clean env key
+.PHONY: help demo test test-pjrt test-newest-jax coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -27,11 +27,28 @@ test: env ## run the tests
 	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 # Of each kind of test some: of one device, of several, and of what callers do with results.
-PJRT_TESTS := tests/backends/test_pjrt.py tests/stages/test_jit.py tests/stages/test_static_arguments.py tests/random/test_random.py \
+PJRT_TESTS := tests/backends/test_pjrt.py tests/backends/test_host_calls.py tests/ops/test_branches.py tests/stages/test_jit.py tests/stages/test_static_arguments.py tests/random/test_random.py \
 	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py
 
 test-pjrt: env ## run a part of the tests with the backend pjrt
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PJRT_TESTS) $(PYTEST_ARGS)
+
+# jax 0.10.2 is the last release for Python 3.11. A folder that comes first on the path replaces the
+# environment's jax; what else jax needs is there.
+NEWEST_JAX := $(abspath build/newest-jax)
+
+test-newest-jax: env ## run the tests of the backend pjrt with the newest jax that the Python has
+	if [ ! -e $(NEWEST_JAX)/.complete ]; then
+		rm -rf $(NEWEST_JAX)
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEWEST_JAX) \
+			--upgrade jax jaxlib ml_dtypes opt_einsum
+		touch $(NEWEST_JAX)/.complete
+	fi
+	export PYTHONPATH=$$PYTHONPATH:$(NEWEST_JAX)
+	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
+
+NEWEST_JAX_TESTS := tests/backends/test_pjrt.py tests/backends/test_pjrt_tensors.py tests/sharding/test_backends.py
 
 coverage: env ## run the tests and say which lines they leave out
 	rm -f .coverage .coverage.*

@@ -94,7 +94,8 @@ def test_programs_are_partitioned_alike(f: Callable[..., Any]) -> None:
         ]
     assert shardings["pjrt"] == shardings["torch_xla"]
     for a, b in zip(found["pjrt"], found["torch_xla"], strict=True):
-        torch.testing.assert_close(a.cpu(), b.cpu())
+        # Collectives need not add in the same order.
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=3e-5, atol=3e-5)
 
 
 def test_donated_arrays_are_reused_in_parts() -> None:
