@@ -19,6 +19,7 @@ ROWS, SEQ, LAYERS, TARGET = 1, 2048, 2, "tpu:v6e:1x1"
 def main() -> None:
     """Print the lines."""
     config = dataclasses.replace(model.PUBLISHED["llama3.1-8b"], layers=LAYERS)
+    # The loss in one piece: how many pieces there are must not depend on the length.
     plan = Plan("full", attention="dense", loss_chunk=SEQ)
     recipe = Recipe(config, steps=100, plan=plan, precision="mixed")
     weights = model.shapes(config, torch.float32)

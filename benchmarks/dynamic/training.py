@@ -30,7 +30,7 @@ from examples.llama.corpus import Part
 from examples.llama.model import Batch
 from examples.llama.recipe import Recipe
 
-DOCUMENTS, ROWS, BATCHES, ROUNDS = 512, 8, 5, 3
+DOCUMENTS, ROWS, BATCHES, ROUNDS = 512, 8, 3, 3
 BUDGETS = 1.0, 0.5
 
 
@@ -78,7 +78,7 @@ def measure(table: str) -> None:
 
 
 def _capped(part: Part) -> None:
-    batches = setting.by_length(part, 2 * ROWS, 3)
+    batches = setting.by_length(part, 2 * ROWS, 2)
     made = setting.recipe("full")
     like: Any = xf.tree.map(lambda x: xf.ShapeDtypeStruct(x.shape, x.dtype), _wide(batches)[0])
     limit = setting.lowered(like, made).compile().memory_analysis().peak_memory_in_bytes
