@@ -18,7 +18,7 @@ from xfunc import P
 from . import grouped
 from .attention import wide
 from .linear import linear
-from .plan import Plan
+from .plan import POLICIES, Plan
 from .sizes import Experts
 from .weights import Params
 
@@ -101,6 +101,8 @@ def _spread(
     out_of = P(into[0], None, into[1])
     apart = bool(rows[0])
     fun = functools.partial(local, experts=into[0], features=into[1], apart=apart)
+    # A policy around a region keeps or recomputes the region as a whole, so it is needed inside.
+    fun = xf.checkpoint(fun, policy=POLICIES[plan.policy])
     specs = rows, rows, rows, into, into, out_of
     return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights)
 

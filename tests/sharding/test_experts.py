@@ -1,13 +1,15 @@
 """Models with experts on 8 devices, against the same on one."""
 
+import dataclasses
 import functools
+import re
 from typing import Any
 
 import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model
+from examples.llama import generate, model, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
 from examples.llama.sizes import Experts
@@ -61,6 +63,20 @@ def test_same_loss_and_gradients(axes: dict[str, int]) -> None:
     )
     parts = axes.get("expert", 1)
     assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+
+
+@pytest.mark.parametrize("policy", ["full", "everything"])
+def test_what_a_policy_keeps(policy: str) -> None:
+    config = dataclasses.replace(CONFIG, layers=7)
+    sharding = Sharding.of({"expert": 4, "fsdp": 2}, abstract=True)
+    plan = Plan(policy, attention="dense", block=4, sharding=sharding)
+    recipe = train.Recipe(config, 10, plan, warmup=1)
+    given = train.abstract_state(recipe), train.abstract_batch(recipe, 8, 12)
+    lines = train.train_step.lower(*given, recipe=recipe).as_text().splitlines()
+    loops = [line.partition(" while(")[0] for line in lines if " while(" in line]
+    # On each of 8 devices, in each layer: 48 tokens of 3 choices each, in blocks of 4.
+    kept = [line for line in loops if re.search(r"\[7,8,148,", line)]
+    assert bool(kept) == (policy == "everything")
 
 
 def test_same_tokens() -> None:
