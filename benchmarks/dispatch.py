@@ -8,6 +8,8 @@ One operation (16x16 add), against
 A call like a train step, from a dictionary of 300 leaves to a new one, donated or not, against the
 bare call on the same executable.
 
+The same calls with the backend ``"pjrt"``, against those with torch_xla just before.
+
 The device is waited for after each turn, outside the timer.
 """
 
@@ -91,7 +93,27 @@ def many_leaves(donate: bool) -> Row:
     return Row(name, best["ours"], best["raw"], 1.5)
 
 
+def on_pjrt(one: float, many: float) -> list[Row]:
+    """The calls with the other backend, against one add and the bare call with torch_xla."""
+    xf.config.set_backend("pjrt")
+    try:
+        weights = {f"weight{i}": xf.device_put(torch.zeros(16, 16)) for i in range(LEAVES)}
+        add = Loop(xf.jit(lambda x: x + 1), xf.device_put(torch.zeros(16, 16)))
+        step = xf.jit(lambda params: {k: p + 1 for k, p in params.items()}, donate_argnums=0)
+        calls = {"one": add, "many": Loop(step, weights)}
+        contenders = {n: Contender(c, lambda: xf.block_until_ready(None)) for n, c in calls.items()}
+        best = race(contenders, 200, CALLS, 30)
+    finally:
+        xf.config.set_backend("torch_xla")
+    return [
+        Row("pjrt, one add: torch_xla", best["one"], one, 0.5),
+        Row(f"pjrt, {LEAVES} leaves, donated: bare cached graph", best["many"], many, 0.7),
+    ]
+
+
 def main() -> None:
     """Print the table."""
-    rows = [*one_op(), many_leaves(donate=False), many_leaves(donate=True)]
+    one, donated = one_op(), many_leaves(donate=True)
+    rows = [*one, many_leaves(donate=False), donated]
+    rows += on_pjrt(one[0].ours, donated.theirs)
     print(table("dispatch: host time of one call", rows))
