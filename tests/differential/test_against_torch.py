@@ -39,10 +39,10 @@ def test_the_same_programs_each_time(first: int) -> None:
 
 
 def test_other_programs_each_day() -> None:
-    """Two may differ or meet an error without a name, which 1,144 others (seed p6) do not."""
+    """One may differ or meet an error without a name: of 1,800 others two did."""
     chunks = [range(n, n + CHUNK) for n in range(0, 200, CHUNK)]
     found = [p for chunk in chunks for p in failures([generate(DAY, n) for n in chunk])]
-    if len(found) > 2:
+    if len(found) > 1:
         names = ", ".join(p.name for p in found)
         text = "\n".join(map(shown, found[:3]))
         pytest.fail(f"{len(found)} of 200 programs fail: {names}\n{text}", pytrace=False)

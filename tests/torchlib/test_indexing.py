@@ -199,3 +199,19 @@ def test_what_is_written_to_a_part_is_written_to_the_whole(name: str, transform:
 def test_an_argument_is_not_written_to_by_a_part_of_it() -> None:
     with pytest.raises(xf.errors.PurityError, match="in place"):
         xf.jit(lambda x, i: x[i].zero_() + x.sum())(torch.ones(3, 3), torch.tensor(1))
+
+
+@pytest.mark.parametrize(
+    "index", [[True, False], torch.tensor([True, False]), torch.tensor([[True, False, True]] * 2)]
+)
+def test_one_number_of_each_example_is_put_where_a_mask_is_true(index: Any) -> None:
+    x = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+
+    def put(value: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[index] = value
+        return y
+
+    values = torch.tensor([1.5, -2.5, 4.0])
+    found = xf.device_get(xf.vmap(put)(values))
+    assert torch.equal(found, torch.stack([put(v) for v in values]))

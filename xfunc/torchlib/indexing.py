@@ -92,11 +92,23 @@ def part_of(t: object) -> tuple[Tensor, object, Tensor] | None:
     return None
 
 
+def _is_one(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _is_mask(entry: object) -> bool:
+    if isinstance(entry, Tensor):
+        return entry.dtype is torch.bool
+    return isinstance(entry, list) and bool(entry) and all(type(v) is bool for v in entry)
+
+
 def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
     """``x[index] = value``."""
     if isinstance(index, Tensor) and index.dtype is torch.bool and not index.ndim:
         x.copy_(torch.where(index, value, x))  # torch reads such a mask as a bool.
         return
+    if _is_one(value) and any(map(_is_mask, index if isinstance(index, tuple) else (index,))):
+        value = value.to(x.dtype)  # as torch does; below, examples of a batch would be many values
     if not _traced_numbers(index):
         x[index] = value
         return
