@@ -218,7 +218,9 @@ def plain_loss(
 def _unbound(stack: Tensor | Adapted) -> Sequence[Any]:
     if isinstance(stack, Tensor):
         return stack.unbind()
-    return [Adapted(*part) for part in zip(*map(torch.unbind, stack), strict=True)]
+    assert isinstance(stack.base, Tensor)
+    parts = stack.base.unbind(), stack.down.unbind(), stack.up.unbind()
+    return [Adapted(*part) for part in zip(*parts, strict=True)]
 
 
 def _norm(x: Tensor, weight: Tensor, c: Config) -> Tensor:

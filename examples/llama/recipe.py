@@ -141,6 +141,11 @@ class Recipe:
             matrices = lora.full_matrices(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
+        if self.numbers.products == "float8" and self.pairs:
+            raise ValueError(
+                "precision float8 is not for pairs: the model would be compared with its base in "
+                "another precision. Use mixed"
+            )
         if self.numbers.products == "float8" and not matrices:
             raise ValueError(
                 "precision float8 is for matrices within layers that are trained directly, but "

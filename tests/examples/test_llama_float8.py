@@ -195,6 +195,8 @@ def test_where_the_scaling_lies() -> None:
 def test_nothing_to_multiply() -> None:
     with pytest.raises(ValueError, match="precision float8 is for matrices within layers that are"):
         recipe_of("float8", tune=Tune(lora=("layers.w*",)))
+    with pytest.raises(ValueError, match="precision float8 is not for pairs"):
+        recipe_of("float8", pairs=True)
     some = recipe_of("float8", tune=Tune(lora=("layers.wq",), full=("layers.wo", "head")))
     state = xf.eval_shape(lambda: train.start(some, _trained_shapes(some)))
     assert [*state.scaling["layers"]] == ["wo"]

@@ -19,7 +19,7 @@ TUNED = {
     "answers": ("chat", "train.optimizer=adamw"),
     "adapters": ("chat", "train.tune.lora=[layers.w*] train.tune.full=[norm]"),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
-    "pairs-full": ("pairs", "train.precision=float8"),
+    "pairs-full": ("pairs", "train.precision=mixed"),
     "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=int8"),
     "averaged": (
         "chat",
