@@ -153,3 +153,50 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
     finally:
         xf.config.set_backend(before)
     assert not xf.distributed.is_initialized()
+
+
+# As these launchers set them for the processes of one job on one machine.
+LAUNCHERS = {
+    "SLURM": {
+        "SLURM_JOB_ID": "{job}",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "{count}",
+        "SLURM_PROCID": "{index}",
+        "SLURM_LOCALID": "{index}",
+    },
+    "Open MPI": {
+        "OMPI_MCA_orte_hnp_uri": "{job}0000.0;tcp://127.0.0.1:34567",
+        "OMPI_COMM_WORLD_SIZE": "{count}",
+        "OMPI_COMM_WORLD_RANK": "{index}",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{index}",
+    },
+}
+JOINED = """
+import torch, xfunc as xf
+xf.distributed.initialize()
+mine = torch.tensor([xf.process_index() + 10])
+everyones = xf.distributed.process_allgather(mine).flatten().tolist()
+print(xf.process_index(), everyones, torch.distributed.get_world_size())
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
+    job, count = free_port(), 2
+    running = [
+        fresh.start(
+            JOINED,
+            env={
+                **{
+                    k: v.format(job=job, count=count, index=i)
+                    for k, v in LAUNCHERS[launcher].items()
+                },
+                "JAX_PLATFORMS": "cpu",
+            },
+        )
+        for i in range(count)
+    ]
+    for i, process in enumerate(running):
+        done = process.wait()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1] == f"{i} [10, 11] {count}"
