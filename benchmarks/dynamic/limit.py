@@ -14,7 +14,7 @@ from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.plans import Plan, Plans, candidates
 from xfunc.symbolic.polynomial import Env
 
-ROWS, DRAWS, CHIP = 8, 200, "v6e"
+ROWS, DRAWS, CHIP = 8, 40, "v6e"
 BOX = Box({"S": Range(16, CAP)})
 FINER = 3, 6  # cuts that keep one part of so many, besides those among the candidates
 
