@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-PARTS = "demo llama operations".split()
+PARTS = "demo llama lengths operations".split()
 
 
 def main() -> None:

@@ -92,31 +92,36 @@ class Found:
     losses: list[float]
 
 
-def weights() -> Any:
+def weights(config: model.Config) -> Any:
     """The weights that all start from, on the CPU."""
     draw = torch.Generator().manual_seed(0)
 
     def made(w: Any) -> Tensor:
-        if w.kind != "matrix":
-            return torch.ones(w.shape)
-        return torch.randn(w.shape, generator=draw) * w.shape[-1] ** -0.5
+        with torch.device("cpu"):
+            if w.kind != "matrix":
+                return torch.ones(w.shape)
+            return torch.randn(w.shape, generator=draw) * w.shape[-1] ** -0.5
 
-    return xf.tree.map(made, model.weights(model.CONFIGS[MODEL]))
+    return xf.tree.map(made, model.weights(config))
+
+
+def starting_state(like: Any, config: model.Config) -> Any:
+    """The state that an exported step starts from, on the device."""
+    zeros = xf.tree.map(lambda a: torch.zeros(a.shape, dtype=a.dtype), like)
+    return xf.device_put(zeros._replace(params=weights(config)))
 
 
 def batch() -> Tensor:
     """Rows of tokens, ``[ROWS, SEQ + 1]``."""
     draw = torch.Generator().manual_seed(1)
-    return torch.randint(512, (ROWS, SEQ + 1), generator=draw, dtype=torch.int32)
+    size = ROWS, SEQ + 1
+    return torch.randint(512, size, generator=draw, dtype=torch.int32, device="cpu")
 
 
 def ours(folder: Path, name: str) -> tuple[Callable[[], float], Callable[[], int]]:
     """The exported step; a function that makes one, and one that tells the peak so far."""
     step = xf.export.load(folder / f"llama-{name}.xfunc")
-    (state, *_), _ = step.in_info
-    zeros = xf.tree.map(lambda a: torch.zeros(a.shape, dtype=a.dtype), state)
-    kept = xf.device_put(zeros._replace(params=weights()))
-    del zeros
+    kept = starting_state(step.in_info[0][0], model.CONFIGS[MODEL])
     there = xf.device_put(model.batch_of(batch()))
 
     def run() -> float:
@@ -134,31 +139,37 @@ def peak_of_jax() -> int:
     return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
 
 
-def theirs(compiled: bool) -> tuple[Callable[[], float], Callable[[], int]]:
-    """The same in torch."""
-    params = xf.tree.map(lambda p: p.cuda().requires_grad_(), weights())
+def torch_step(made: Recipe, wrap: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], float]:
+    """The same in torch, of tokens and targets; `wrap` compiles the loss, or does not."""
+    params = xf.tree.map(lambda p: p.cuda().requires_grad_(), weights(made.model))
     leaves = xf.tree.leaves(params)
-    made = recipe()
     adamw = torch.optim.AdamW(
         leaves, made.peak_lr, (made.beta1, made.beta2), fused=True, weight_decay=made.weight_decay
     )
-    tokens = batch().cuda().long()
 
-    def loss_of(params: Any, inputs: Tensor, targets: Tensor) -> Tensor:
+    def loss_of(params: Any, tokens: Tensor, targets: Tensor) -> Tensor:
         narrow = xf.tree.map(lambda p: p.bfloat16(), params)
-        return plain_loss(narrow, inputs, targets, None, c=made.model)
+        return plain_loss(narrow, tokens, targets, None, c=made.model)
 
-    forward = torch.compile(loss_of) if compiled else loss_of
+    forward = wrap(loss_of)
 
-    def run() -> float:
-        loss = forward(params, tokens[:, :-1], tokens[:, 1:])
+    def run(tokens: Tensor, targets: Tensor) -> float:
         adamw.zero_grad()
+        loss = forward(params, tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(leaves, made.clip)
         adamw.step()
         return loss.item()
 
-    return run, torch.cuda.max_memory_allocated
+    return run
+
+
+def theirs(compiled: bool) -> tuple[Callable[[], float], Callable[[], int]]:
+    """torch's step, and a function that tells the peak so far."""
+    step = torch_step(recipe(), torch.compile if compiled else lambda f: f)
+    tokens = batch().cuda().long()
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    return lambda: step(inputs, targets), torch.cuda.max_memory_allocated
 
 
 def measure(folder: Path, way: str) -> Found:
@@ -169,7 +180,10 @@ def measure(folder: Path, way: str) -> Found:
     elif library == "jax":
         from benchmarks.gpu import jax_llama
 
-        run, peak = jax_llama.step(recipe(), weights(), batch(), name), peak_of_jax
+        run, peak = (
+            jax_llama.step(recipe(), weights(model.CONFIGS[MODEL]), batch(), name),
+            peak_of_jax,
+        )
     else:
         torch.set_default_device("cuda")
         run, peak = theirs(library == "compile")
