@@ -120,7 +120,18 @@ for _name in ("sign", "sgn"):
 @composition("special_ndtr")
 def normal_distribution(x: Tensor) -> Tensor:
     # torch adds 1 to `erf`, which leaves little of a small result.
-    return 0.5 * torch.erfc(-x * math.sqrt(0.5))
+    return 0.5 * torch.erfc(x * -math.sqrt(0.5))
+
+
+@kernel("round.decimals")
+def round_to(x: Tensor, *, decimals: int) -> Tensor:
+    """As torch does: a power of ten beyond the dtype makes NaN."""
+    if not x.is_floating_point():
+        raise NotImplementedError(f'"round" with decimals is not implemented for {x.dtype}')
+    if not decimals:
+        return x.round()
+    power = x.new_full((), 10.0 ** min(abs(decimals), 308) * (10.0 if abs(decimals) > 308 else 1.0))
+    return (x / power).round() * power if decimals < 0 else (x * power).round() / power
 
 
 @kernel("threshold")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from xfunc.torchlib import filling, fitting
+from xfunc.torchlib import filling, fitting, reading
 
 
 def _is_number(*xs: object) -> bool:
@@ -45,6 +45,8 @@ def linspace(
     start: torch.Tensor | complex, end: torch.Tensor | complex, steps: int, **kwargs: Any
 ) -> torch.Tensor:
     """``torch.linspace``."""
+    if _are_tensors(start, end, kwargs):
+        return reading.linspace(start, end, steps, **kwargs)
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if "out" in kwargs or not _is_number(start, end, steps) or not dtype.is_floating_point:
         for x in (start, end):
@@ -57,5 +59,18 @@ def linspace(
     return _made(values, dtype, kwargs)
 
 
-RANGES = {torch.arange: arange, torch.linspace: linspace}
+def logspace(
+    start: torch.Tensor | complex, end: torch.Tensor | complex, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """``torch.logspace``."""
+    run = reading.logspace if _are_tensors(start, end, kwargs) else torch.logspace
+    return run(start, end, *args, **kwargs)
+
+
+def _are_tensors(start: object, end: object, kwargs: Mapping[str, object]) -> bool:
+    some = any(isinstance(x, torch.Tensor) for x in (start, end))
+    return some and not kwargs.keys() - {"steps", "base", "dtype", "device", "layout", "pin_memory"}
+
+
+RANGES = {torch.arange: arange, torch.linspace: linspace, torch.logspace: logspace}
 """The replacement for each of these torch functions."""

@@ -22,6 +22,7 @@ from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.promotion import PROMOTING
 from xfunc.torchlib.quantiles import QUANTILES
 from xfunc.torchlib.ranges import RANGES
+from xfunc.torchlib.reading import READING
 from xfunc.torchlib.unbatched import UNBATCHED
 
 Tensor = torch.Tensor
@@ -158,6 +159,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **FILLING,
     **RANGES,
     **QUANTILES,
+    **READING,
     **UNBATCHED,
 }
 REPLACEMENTS |= fitting(REPLACEMENTS)

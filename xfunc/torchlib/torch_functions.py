@@ -94,7 +94,6 @@ def _table() -> dict[object, Kind]:
         Kind.DATA_SHAPED,
         _functions(
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
-            "combinations",
         ),
     )  # fmt: skip
     random = _functions(
@@ -217,6 +216,8 @@ def sizes_read(func: object, args: tuple[object, ...]) -> int:
     """How many leading arguments a factory reads, as sizes or bounds."""
     if func is torch.full:
         return 1
+    if func in (torch.linspace, torch.logspace) and torch.Tensor in map(type, args[:2]):
+        return 0  # See `xfunc.torchlib.reading`.
     return len(args) if getattr(func, "__name__", "") in _READING_FACTORIES else 0
 
 
