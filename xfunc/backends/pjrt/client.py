@@ -187,9 +187,6 @@ def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor, of the CPU or a GPU, in a new ``jax.Array``."""
     values = as_numpy(tensor.cpu().resolve_conj().resolve_neg())
     # JAX copies: the tensor may change while the copy is in use.
-    if jax().device_count() == 1:
-        # With an explicit placement on the only device, programs would be compiled again.
-        return jax().device_put(values, may_alias=False)
     if len(sharding.device_set) == 1:
         return jax().device_put(values, sharding, may_alias=False)
     return jax().make_array_from_callback(

@@ -75,7 +75,10 @@ class Executable:
         self._results = Results([(torch.Size(a.shape), a.dtype) for a in results])
         self.take_over = self._results.take_over
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
-        where = where or [None] * len(avals)
+        # On the only device too: if some arrays lay nowhere in particular, as without this the
+        # results of some releases do and of others do not, JAX would compile for both kinds.
+        only = {} if placements else {"out_shardings": sharding(None)}
+        where = where or [sharding(None)] * len(avals)
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
@@ -88,6 +91,7 @@ class Executable:
                     donate_argnums=tuple(donated),
                     keep_unused=True,
                     compiler_options=dict(options or {}) or None,
+                    **only,
                 )
                 self._compiled = run.lower(*shapes).compile()
             except Exception as error:  # of many classes, by what goes wrong
