@@ -3,6 +3,7 @@
 import math
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def same(f, *args):
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("r", [0, 1, 2, 3, 9])
 def test_combinations(r, replace):
-    f = partial(torch.combinations, r=r, with_replacement=replace)
+    f: Any = partial(torch.combinations, r=r, with_replacement=replace)
     for x in (X, X[:1], X[:0], torch.tensor([3, 1, 2])):
         same(f, x)
     both = torch.stack([X, -X])
@@ -42,7 +43,7 @@ def test_combinations(r, replace):
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_gaussian_nll_loss(var, full, reduction):
-    f = partial(F.gaussian_nll_loss, full=full, eps=0.4, reduction=reduction)
+    f: Any = partial(F.gaussian_nll_loss, full=full, eps=0.4, reduction=reduction)
     same(f, INPUT, TARGET, var)
     leaves = [x.clone().requires_grad_() for x in (INPUT, TARGET, var)]
     f(*leaves).sum().backward()
@@ -53,6 +54,7 @@ def test_gaussian_nll_loss(var, full, reduction):
 def test_gaussian_nll_loss_of_what_torch_refuses():
     same(lambda x, y: F.gaussian_nll_loss(x, y, 0.3), INPUT, TARGET)
     assert xf.jit(F.gaussian_nll_loss)(INPUT, TARGET, -VAR).isnan()
+    given: Any
     for given, said in (
         ((INPUT, TARGET, VAR[:2]), "var is of incorrect size"),
         ((INPUT, TARGET, -1.0), "var has negative"),
@@ -68,7 +70,7 @@ def test_gaussian_nll_loss_of_what_torch_refuses():
 def test_spaces_between_tensors(space, dtype, steps):
     for start, end in ((0.5, 2.0), (1, 4), (3.0, -1.0)):
         a, b = torch.tensor(start), torch.tensor(end)
-        f = partial(space, steps=steps, dtype=dtype)
+        f: Any = partial(space, steps=steps, dtype=dtype)
         for given in ((a, b), (a, end), (start, b)):
             same(f, *given)
 
@@ -88,7 +90,7 @@ def test_spaces_map_and_have_derivatives():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_round_to_decimals(decimals, dtype):
     x = torch.cat([X, torch.tensor([125.0, 135.0, 1e30, math.inf, math.nan])]).to(dtype)
-    f = partial(torch.round, decimals=decimals)
+    f: Any = partial(torch.round, decimals=decimals)
     same(f, x)
     assert not xf.grad(lambda x: f(x).sum())(X.to(dtype)).any()
     with pytest.raises(NotImplementedError, match=re.escape("not implemented for")):
