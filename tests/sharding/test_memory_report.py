@@ -38,12 +38,9 @@ def test_peak_is_near_that_of_the_compiler(shape, policy):
     row = xf.memory_report(loss, params, batch, policies=POLICIES).rows[
         1 + [*POLICIES].index(policy)
     ]
-    ambient.set_override(ambient.Override(POLICIES[policy]))
-    try:
+    with ambient.overridden(ambient.Override(POLICIES[policy])):
         step = xf.jit(xf.value_and_grad(loss), in_shardings=shardings)
         memory = step.lower(params, batch).compile().memory_analysis()
-    finally:
-        ambient.set_override(None)
     assert row.policy == policy
     assert row.peak_per_chip is not None
     assert row.peak_per_chip.arguments == pytest.approx(memory.argument_size_in_bytes, rel=0.01)

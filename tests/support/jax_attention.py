@@ -8,7 +8,7 @@ from jax._src.cudnn import fused_attention_stablehlo as library
 
 
 def _attention(window: int, scale: float) -> Any:
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         return library.dot_product_attention(
             q,
             k,

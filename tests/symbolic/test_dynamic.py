@@ -218,6 +218,7 @@ def test_what_changes_between_calls_of_one_shape():
     weight.mul_(2)
     assert jitted(torch.ones(5)).item() == 16
     jitted(watched).backward()
+    assert watched.grad is not None
     assert watched.grad.tolist() == [2] * 5
     with pytest.raises(UnsupportedOpError, match="meta device"):
         jitted(torch.ones(5, device="meta"))
