@@ -105,8 +105,14 @@ def test_a_later_setting_wins(tmp_path: Path) -> None:
         ("data.files=[1]", r"data\.files\[0\] is 1: give a text"),
         ("on_bad=sto", "on_bad is 'sto': did you mean stop"),
         ("keep=0", "keep is 0: use 1 or more"),
-        ("train.precision=half", r"train\.precision is 'half': use one of float32, mixed, stoch"),
-        ("dtype=bfloat16", r"no setting dtype: use train\.precision, one of float32, mixed, stoch"),
+        (
+            "train.precision=half",
+            r"train\.precision is 'half': use one of float32, mixed, float8",
+        ),
+        (
+            "dtype=bfloat16",
+            r"no setting dtype: use train\.precision, one of float32, mixed, float8",
+        ),
         ("steps", "cannot read 'steps': write key=value"),
     ],
 )

@@ -31,6 +31,7 @@ from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import path_of
+from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
@@ -84,10 +85,11 @@ class Staged:
     @functools.cached_property
     def parameters(self) -> list[str]:
         """The names of the function's parameters."""
-        if not callable(self.value):
+        fun = self.value.fun if isinstance(self.value, Part) else self.value
+        if not callable(fun):
             return []
         try:
-            return list(inspect.signature(self.value).parameters)
+            return list(inspect.signature(fun).parameters)
         except (TypeError, ValueError):
             return []
 
