@@ -123,15 +123,11 @@ def _digest(case: Case) -> str:
 
 def check(folder: Path, only: Sequence[str] = ()) -> None:
     """Run the programs; print the table, and keep each finding in `FINDINGS`."""
-    programs = pickle.loads(lzma.decompress((folder / FILE).read_bytes()))
-    kept: dict[tuple[str, str], list[Program]] = {}
-    for p in programs:
-        kept.setdefault((p.name, p.dtype), []).append(p)
     units = [
         Unit(name, dtype, tuple(t for p in some for t in p.transforms), 1)
-        for (name, dtype), some in kept.items()
+        for (name, dtype), some in read(folder).items()
+        if not only or name in only
     ]
-    units = [u for u in units if not only or u.name in only]
     parts = [units[k::WORKERS] for k in range(WORKERS)]
     command = [sys.executable, "-m", "benchmarks.gpu.operations", str(folder)]
     flags = "--xla_gpu_autotune_level=0 " + os.environ.get("XLA_FLAGS", "")
@@ -140,6 +136,14 @@ def check(folder: Path, only: Sequence[str] = ()) -> None:
         each = pool.map(lambda part: run.measure(part, FINDINGS, command, env), parts)
         found = [f for part in each for f in part]
     print(page.table(found))
+
+
+def read(folder: Path) -> dict[tuple[str, str], list[Program]]:
+    """The exported programs, by operation and dtype."""
+    kept: dict[tuple[str, str], list[Program]] = {}
+    for p in pickle.loads(lzma.decompress((folder / FILE).read_bytes())):
+        kept.setdefault((p.name, p.dtype), []).append(p)
+    return kept
 
 
 def examine(kept: Sequence[Program], op: Any, unit: Unit) -> list[Finding]:
@@ -202,9 +206,7 @@ def _on_cpu(x: Any) -> Any:
 
 def main() -> None:
     """The process that runs programs: see `benchmarks.operations.run.work`."""
-    kept: dict[tuple[str, str], list[Program]] = {}
-    for p in pickle.loads(lzma.decompress(Path(sys.argv[1], FILE).read_bytes())):
-        kept.setdefault((p.name, p.dtype), []).append(p)
+    kept = read(Path(sys.argv[1]))
     run.work(lambda op, unit: examine(kept[unit.name, unit.dtype], op, unit))
 
 

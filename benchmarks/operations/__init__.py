@@ -10,7 +10,9 @@ again behind an operation that kills it.
 """
 
 from .cases import DTYPES as DTYPES
+from .cases import arrays as arrays
 from .cases import entries as entries
+from .cases import samples_of as samples_of
 from .compare import compare as compare
 from .page import add_options as add_options
 from .page import main as main

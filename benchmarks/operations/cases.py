@@ -44,10 +44,18 @@ def spread(items: Sequence[Any], n: int) -> list[Any]:
 
 
 def samples_of(op: Any, dtype: torch.dtype, n: int) -> list[Any]:
-    """Some of an entry's samples."""
+    """Some of an entry's samples; the only one has numbers, if any of them has."""
     torch.manual_seed(0)
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=grad)), n)
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+    if n == 1:
+        samples = list(filter(_has_numbers, samples)) or samples
+    return spread(samples, n)
+
+
+def _has_numbers(sample: Any) -> bool:
+    found = arrays((sample.input, tuple(sample.args), sample.kwargs))
+    return not found or any(x.numel() for x in found)
 
 
 def arrays(tree: Any) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ is a twentieth, and in continuous integration a third (``TESTS_SWEEP=3``).
 import os
 
 import pytest
+import torch
 
 from benchmarks import operations
 from tests.support.day import DAY
@@ -43,3 +44,17 @@ def test_operations_of_the_day_are_right_or_refused_by_name(day, part):
     found = operations.measure(examined(day, part))
     assert sum(f.status == "right" for f in found) > 70
     assert [f for f in found if f.status in ("wrong", "crash", "error")] == []
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own samples.
+def test_the_sample_of_an_operation_has_numbers():
+    """Of arrays without any, every result would be right."""
+    empty = []
+    for name, _ in chosen_on(DAY):
+        op = operations.entries()[name]
+        dtype = next((d for d in (torch.float32, torch.int64) if d in op.dtypes), torch.bool)
+        for sample in operations.samples_of(op, dtype, 1):
+            given = operations.arrays((sample.input, tuple(sample.args), sample.kwargs))
+            if given and not any(a.numel() for a in given):
+                empty.append(name)
+    assert empty == []
