@@ -41,7 +41,6 @@ REFUSED = {
     "unique": "depends on data",
     "bincount": "depends on data",
     "bernoulli": "global random generator",
-    "nn.functional.rrelu": "global random generator",
     "item": "reads a traced value",
 }
 

@@ -100,3 +100,14 @@ def test_round_to_decimals(decimals, dtype):
 def test_normal_distribution_of_booleans():
     same(torch.special.ndtr, torch.tensor([True, False]))
     same(torch.special.ndtr, torch.tensor([3, -1]))
+
+
+def test_rrelu_draws_only_in_training():
+    module = torch.nn.RReLU(0.2, 0.4).eval()
+    for f in (F.rrelu, torch.rrelu, module, lambda x: F.rrelu(x.clone(), inplace=True)):
+        same(lambda x, f=f: f(x), X)
+        leaf = X.clone().requires_grad_()
+        f(leaf).sum().backward()
+        torch.testing.assert_close(xf.grad(lambda x, f=f: f(x).sum())(X).cpu(), leaf.grad)
+    with pytest.raises(xf.errors.PurityError, match="draws from the global random generator"):
+        xf.jit(lambda x: F.rrelu(x, training=True))(X)

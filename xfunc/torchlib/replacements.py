@@ -147,11 +147,37 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+def rrelu(
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.rrelu``, which torch_xla 2.9 does not lower."""
+    if training:  # It draws.
+        return F.rrelu(input, lower, upper, training, inplace)
+    return F.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
+def torch_rrelu(
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: object = None,
+) -> Tensor:
+    """``torch.rrelu``."""
+    return rrelu(input, lower, upper, training)
+
+
 REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
     F.batch_norm: functional_batch_norm,
     F.instance_norm: functional_instance_norm,
     torch._weight_norm: weight_norm,
+    F.rrelu: rrelu,
+    torch.rrelu: torch_rrelu,
     **PROMOTING,
     **INDEXING,
     **IN_PLACE,
