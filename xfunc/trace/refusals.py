@@ -62,6 +62,10 @@ _CHANGES = {
         "traced values are written into a tensor of the CPU, or used with one",
         "make that tensor without device=, or pass it as an argument.",
     ),
+    "vmap: called random operation": (
+        "torch may draw from its global random generator in this operation, and so does not map it",
+        "map it with xf.map in place of xf.vmap.",
+    ),
     "cannot mutate tensors with frozen storage": REPLACED,
     "cannot resize variables": REPLACED,
     "aten::set_(self": REPLACED,
