@@ -122,3 +122,15 @@ def device():
     from xfunc.backends.torch_xla import runtime
 
     return runtime.device()
+
+
+@pytest.fixture
+def pjrt() -> Iterator[None]:
+    """JAX's runtime runs the programs of the test."""
+    import xfunc as xf
+    from xfunc.backends import active
+
+    before = active.runtime().name
+    xf.config.set_backend("pjrt")
+    yield
+    xf.config.set_backend(before)

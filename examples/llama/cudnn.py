@@ -14,7 +14,7 @@ import xfunc as xf
 
 from .attention import Heads, Scores, Segments
 from .sharding import Sharding
-from .splash import repeated
+from .splash import for_all_devices
 
 _PLAIN = Scores()
 
@@ -57,8 +57,7 @@ def cudnn_attention(
         wrong = f"heads of {q.shape[-1]} features (multiples of 8 up to 256)"
     if wrong is not None:
         raise ValueError(f"cuDNN has no attention for {wrong}: use the attention 'blockwise'")
-    if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:
-        k, v = (repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
+    k, v = (for_all_devices(x, sharding) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
     return _attend(q, k, v, _Kernel(sharding, window or 0, scale))
 

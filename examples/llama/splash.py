@@ -58,16 +58,17 @@ def splash_attention(
             "or the "
             "attention 'blockwise', which takes any."
         )
-    if sharding is not None and sharding.mesh.shape["tensor"] > k.shape[1]:
-        # Devices that share a head each get a copy of it.
-        k, v = (repeated(x, sharding.mesh.shape["tensor"] // x.shape[1]) for x in (k, v))
+    k, v = (for_all_devices(x, sharding) for x in (k, v))
     segments = None if segments is None else segments.to(torch.int32)
     kernel = _Kernel(block, PLATFORM, sharding, window, scores.cap)
     return _attend(scores.scaled(q, dim), k, v, segments, kernel)
 
 
-def repeated(x: Heads, n: int) -> Heads:
-    """Each head n times."""
+def for_all_devices(x: Heads, sharding: Sharding | None) -> Heads:
+    """Keys or values with a head for each device: those that share one each get a copy of it."""
+    if sharding is None or sharding.mesh.shape["tensor"] <= x.shape[1]:
+        return x
+    n = sharding.mesh.shape["tensor"] // x.shape[1]
     return x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
 

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,11 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from xfunc.backends import active
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
 
-
-@pytest.fixture(autouse=True)
-def pjrt() -> Iterator[None]:
-    before = active.runtime().name
-    xf.config.set_backend("pjrt")
-    yield
-    xf.config.set_backend(before)
+pytestmark = pytest.mark.usefixtures("pjrt")
 
 
 def close(got: Any, want: Any) -> None:

@@ -7,20 +7,16 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.backends import active
 
 
 @pytest.fixture
-def compiled() -> Iterator[Callable[[], int]]:
+def compiled(pjrt: None) -> Iterator[Callable[[], int]]:
     """How many programs JAX has compiled since the test began."""
-    before = active.runtime().name
-    xf.config.set_backend("pjrt")
     xf.jit(lambda: torch.zeros(1))()  # What is compiled once for all programs is compiled now.
     seen: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
     yield lambda: sum("backend_compile" in event for event in seen)
     jax.monitoring.clear_event_listeners()
-    xf.config.set_backend(before)
 
 
 def test_once_for_each_program(compiled: Callable[[], int]) -> None:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import xfunc as xf
-from xfunc.backends import active
 from xfunc.backends.pjrt.array import Array
 
-
-@pytest.fixture(autouse=True)
-def pjrt() -> Iterator[None]:
-    before = active.runtime().name
-    xf.config.set_backend("pjrt")
-    yield
-    xf.config.set_backend(before)
+pytestmark = pytest.mark.usefixtures("pjrt")
 
 
 def made(shape: tuple[int, ...] = (2, 3)) -> Array:

@@ -1,22 +1,13 @@
 """Exported operations, run by the other backend and judged as on a GPU."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import xfunc as xf
 from benchmarks.gpu import operations as gpu
 from benchmarks.operations import Finding, Unit, entries
-from xfunc.backends import active
 
-
-@pytest.fixture(autouse=True)
-def pjrt() -> Iterator[None]:
-    before = active.runtime().name
-    xf.config.set_backend("pjrt")
-    yield
-    xf.config.set_backend(before)
+pytestmark = pytest.mark.usefixtures("pjrt")
 
 
 def judged(programs: list[gpu.Program], name: str) -> list[Finding]:

@@ -45,6 +45,12 @@ def _check(
             )
 
 
+def _scaled(found: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> Tensor:
+    for scale in (scale_a, scale_b):
+        found = found * (scale.reshape(()) if scale.numel() == 1 else scale)
+    return found if bias is None else found + bias
+
+
 @kernel("_scaled_mm")
 def scaled_mm(
     a: Tensor,
@@ -57,10 +63,7 @@ def scaled_mm(
     use_fast_accum: bool = False,
 ) -> Tensor:
     _check(a, b, (scale_a, scale_b), scale_result, bias)
-    found = instruction(_product, a, b)
-    for scale in (scale_a, scale_b):
-        found = found * (scale.reshape(()) if scale.numel() == 1 else scale)
-    found = found if bias is None else found + bias
+    found = _scaled(instruction(_product, a, b), scale_a, scale_b, bias)
     return found.to(out_dtype or a.dtype)
 
 
@@ -76,6 +79,4 @@ def scaled_mm_of_all(
     use_fast_accum: bool = False,
 ) -> Tensor:
     _check(a, b, (scale_a, scale_b), scale_result, bias)
-    found = (a.float() @ b.float()) * scale_a * scale_b
-    found = found if bias is None else found + bias
-    return found.to(out_dtype or a.dtype)
+    return _scaled(a.float() @ b.float(), scale_a, scale_b, bias).to(out_dtype or a.dtype)

@@ -154,14 +154,7 @@ def _without_frames(hlo: bytes) -> Module:
     module = Module.from_bytes(hlo)
     for computation in module.proto.computations:
         for i in computation.instructions:
-            said = i.metadata
-            kept = type(said)(
-                op_type=said.op_type,
-                op_name=said.op_name,
-                source_file=said.source_file,
-                source_line=said.source_line,
-            )
-            said.CopyFrom(kept)
+            i.metadata.DiscardUnknownFields()
     return module
 
 

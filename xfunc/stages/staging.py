@@ -325,8 +325,7 @@ def run_staged(
             result = first_run(store, entry, leaves, held)
         else:
             result = entry.result(entry.run(leaves, held))
-        if _thread.inspect is not None:
-            inspected(staged, args, kwargs, options, result)
+        inspected(staged, args, kwargs, options, result)
         return result
 
 
