@@ -15,16 +15,16 @@ def main() -> None:
         "names",
         nargs="+",
         choices=(
-            "trace dispatch scan pods linalg remat training second_process dynamic operations"
+            "trace dispatch scan step pods linalg remat training second_process dynamic operations"
         ).split(),
         metavar="name",
-        help="trace, dispatch, scan, pods, linalg, training, second_process, dynamic, "
+        help="trace, dispatch, scan, step, pods, linalg, training, second_process, dynamic, "
         "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
         "--jax-python",
         metavar="PATH",
-        help="a Python that has JAX, for trace and linalg (or set XFUNC_JAX_PYTHON)",
+        help="a Python that has JAX, for trace, step and linalg (or set XFUNC_JAX_PYTHON)",
     )
     operations.add_options(parser)
     dynamic.add_options(parser)
@@ -43,6 +43,10 @@ def main() -> None:
             from benchmarks import scan
 
             scan.main()
+        elif name == "step":
+            from benchmarks import step
+
+            step.main(options.jax_python)
         elif name == "pods":
             from benchmarks import pods
 

@@ -104,6 +104,11 @@ def loss(params: dict[str, Any], tokens: Tensor, c: Config) -> Tensor:
     x = F.embedding(tokens[:, :-1], params["embed"])
     for w in params["layers"]:
         x = block(x, w, cos, sin, c)
+    return head(params, x, tokens)
+
+
+def head(params: dict[str, Any], x: Tensor, tokens: Tensor) -> Tensor:
+    """Mean cross entropy of what follows each token, from the last layer's output."""
     logits = rms_norm(x, params["norm"]) @ params["head"]
     chosen = logits.take_along_dim(tokens[:, 1:, None], -1).squeeze(-1)
     return (logits.logsumexp(-1) - chosen).mean()

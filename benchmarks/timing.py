@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +111,15 @@ def _turn(c: Contender, calls: int) -> float:
     seconds = (time.perf_counter() - start) / calls
     c.after()
     return seconds
+
+
+def answer(run: Callable[[], float]) -> None:
+    """Run it for each line of the standard input; print its result and the seconds it took."""
+    for _ in sys.stdin:
+        gc.collect()
+        start = time.perf_counter()
+        result = run()
+        print(json.dumps((result, time.perf_counter() - start)), flush=True)
 
 
 def table(title: str, rows: Sequence[Row]) -> str:

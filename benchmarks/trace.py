@@ -88,12 +88,14 @@ def find_jax(python: str | None) -> str | None:
 def time_jax(python: str, c: llama.Config) -> float:
     """Seconds that JAX takes."""
     sizes = {**dataclasses.asdict(c), "head_dim": c.head_dim, "shapes": llama.shapes(c)}
-    script = Path(__file__).with_name("jax_llama.py")
-    command = [python, str(script), json.dumps(sizes), str(ROUNDS + 1)]
+    command = [python, "-m", "benchmarks.jax_llama", "trace", str(ROUNDS + 1), json.dumps(sizes)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=root, check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"{script.name} failed:\n{done.stderr}")
+        raise RuntimeError(f"{command[2]} failed:\n{done.stderr}")
     return min(json.loads(done.stdout)[1:])
 
 
