@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import tracer
+from xfunc.backends.devices import to_device
 from xfunc.core.avals import Aval, aval_of, batched
-from xfunc.core.eager import disable_jit, is_eager
+from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
@@ -92,9 +92,8 @@ class LinearSolve(Transform[..., PyTree]):
             return self._solved(b, leaves, b_tree)
         # Values that `matvec` closes over are found by tracing it; the rest is as in other
         # primitives.
-        with disable_jit(False):
-            there = [x.to(tracer().device()) for x in leaves]
-            out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
+        there = [to_device(x) for x in leaves]
+        out = self._solved(tree.unflatten(b_tree, there), there, b_tree)
         return tree.map(lambda x: x.to(leaves[0].device), out)
 
     def _solved(self, b: PyTree, leaves: list[Tensor], b_tree: tree.Structure) -> PyTree:
@@ -116,7 +115,7 @@ class LinearSolve(Transform[..., PyTree]):
             has_aux = self._has_aux and part is not parts[0]
             self._check(entry.out_tree, entry.program.outputs, b, part.name, has_aux)
             if tracing.current() is None:  # under `disable_jit`: moved, with their derivatives
-                held = [x.to(tracer().device()) for x in held]
+                held = [to_device(x) for x in held]
             uses.append((*range(n), *inputs.add(entry, leaves, held)))
             programs.append(entry.program)
             out_trees.append(entry.out_tree)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from xfunc import tree
-from xfunc.backends.active import tracer
+from xfunc.backends.devices import to_device
 from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.wrappers import Bundle
 from xfunc.errors import UnsupportedOpError, fail
@@ -116,7 +116,7 @@ class CustomVmap(CustomFunction[P, R]):
         # The tangents of rules are found where programs are bound, here as elsewhere.
         functorch.run_backward_in_this_thread()
         with disable_jit(False):
-            out = self._applied([x.to(tracer().device()) for x in leaves], structure)
+            out = self._applied([to_device(x) for x in leaves], structure)
         return tree.map(lambda x: x.to(leaves[0].device), out)
 
     def _applied(self, leaves: list[Tensor], structure: tree.Structure) -> PyTree:

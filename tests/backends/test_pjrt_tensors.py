@@ -188,3 +188,15 @@ def test_donated_tensors_are_unusable(use: Callable[[torch.Tensor], object]) -> 
         use(x)
     with pytest.raises(RuntimeError, match="was donated to a jitted function"):
         xf.jit(lambda x: x + 1)(x)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (64, 48)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_what_is_put_is_a_copy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """JAX took the memory of torch's tensors, which is aligned, as its own."""
+    given = torch.ones(shape, dtype=dtype)
+    whole, turned = xf.device_put(given), xf.device_put(given.t())
+    added = xf.jit(lambda x: x + 1)(given)
+    given.zero_()
+    assert whole.tolist() == turned.t().tolist() == torch.ones(shape).tolist()
+    assert added.tolist() == torch.full(shape, 2.0).tolist()

@@ -43,6 +43,7 @@ from xfunc.backends.active import tracer
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
+from xfunc.core.eager import disable_jit
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
@@ -170,6 +171,9 @@ class Trace:
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
+            # A backward pass may trace: of torch_xla's tensors in a thread of its own, of pjrt's in
+            # the thread of a `disable_jit`, which is not about the trace.
+            stack.enter_context(disable_jit(False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             # torch runs backward passes of XLA tensors in a separate thread, which would have

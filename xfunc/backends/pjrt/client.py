@@ -185,10 +185,13 @@ def platform() -> str:
 
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor, of the CPU or a GPU, in a new ``jax.Array``."""
-    values = as_numpy(tensor.cpu().resolve_conj().resolve_neg())
-    # JAX copies: the tensor may change while the copy is in use.
+    held = tensor.cpu().resolve_conj().resolve_neg()
+    # The tensor may change while the copy is in use. JAX 0.7.1 does not copy memory that is aligned
+    # as torch's is, even with may_alias=False.
     if len(sharding.device_set) == 1:
-        return jax().device_put(values, sharding, may_alias=False)
+        copy = held.clone(memory_format=torch.contiguous_format)
+        return jax().device_put(as_numpy(copy), sharding)
+    values = as_numpy(held)
     return jax().make_array_from_callback(
         values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
     )
