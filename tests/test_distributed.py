@@ -36,6 +36,7 @@ def start(fresh: Server, folder: Path) -> list[dict[str, Any]]:
     ]
     for done in [process.wait() for process in running]:
         assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(f"the sum is {processes.rows().sum().item():.4f}") == 1
     return [json.loads((folder / f"{k}.json").read_text()) for k in range(count)]
 
 
@@ -93,6 +94,17 @@ def test_values_of_all(pair: Found) -> None:
         assert f["tiled"] == [[0, 0, 1, 10], [0.5, 1.5]]
         assert f["first"] == [True, True]
         assert f["last"] == 1.0
+
+
+def test_calls_of_python(pair: Found) -> None:
+    for f in pair[1]:
+        total, shapes = f["called"]
+        assert total == pytest.approx(processes.rows().sum().item(), abs=1e-4)
+        assert shapes == [[16, 8]] * 2  # whole, once for each of its devices
+        doubled, shapes = f["called in parts"]
+        torch.testing.assert_close(torch.tensor(doubled), 2 * processes.rows())
+        assert f["noted"] == [[[16, 8]], []][f["counts"][1]]  # by the first device, in its process
+        assert shapes == [[8, 8]] * 2
 
 
 def test_errors(pair: Found) -> None:
@@ -172,30 +184,25 @@ LAUNCHERS = {
     },
 }
 JOINED = """
-import torch, xfunc as xf
-xf.distributed.initialize()
+import sys, torch, xfunc as xf
+address, count, index = sys.argv[1:] or (None, 0, 0)
+xf.distributed.initialize(address, int(count) or None, int(index) if address else None)
 mine = torch.tensor([xf.process_index() + 10])
 everyones = xf.distributed.process_allgather(mine).flatten().tolist()
 print(xf.process_index(), everyones, torch.distributed.get_world_size())
 """
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "an explicit address"])
 def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
     job, count = free_port(), 2
-    running = [
-        fresh.start(
-            JOINED,
-            env={
-                **{
-                    k: v.format(job=job, count=count, index=i)
-                    for k, v in LAUNCHERS[launcher].items()
-                },
-                "JAX_PLATFORMS": "cpu",
-            },
-        )
-        for i in range(count)
-    ]
+    variables = LAUNCHERS.get(launcher, {})
+    given = [] if variables else [f"127.0.0.1:{job}", count]
+    running = []
+    for i in range(count):
+        env = {k: v.format(job=job, count=count, index=i) for k, v in variables.items()}
+        arguments = [*given, i] if given else []
+        running.append(fresh.start(JOINED, *arguments, env={**env, "JAX_PLATFORMS": "cpu"}))
     for i, process in enumerate(running):
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr

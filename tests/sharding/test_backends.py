@@ -190,3 +190,43 @@ def test_a_host_call_that_fails(backend: str) -> None:
             xf.block_until_ready(xf.jit(f)(torch.ones(8, 4)))
         inverse = xf.jit(torch.linalg.inv)(2 * torch.eye(8))
     assert torch.equal(inverse.cpu(), torch.eye(8) / 2)
+
+
+def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sum(), x.amax(0)
+
+
+@pytest.mark.parametrize("shardy", [False, True])
+@pytest.mark.parametrize("backend", active.NAMES)
+def test_effects_happen_once(backend: str, shardy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on each device; and all of them get the results."""
+    seen: list[torch.Tensor] = []
+
+    def note(x: torch.Tensor) -> Any:
+        seen.append(x.clone())
+        return two_results(x)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        like = torch.tensor(0.0), torch.zeros(16)
+
+        def step(c: torch.Tensor, _: None) -> tuple[torch.Tensor, None]:
+            total, largest = xf.io_callback(note, like, c * x)
+            return c + total + largest.sum(), None
+
+        xf.io_callback(note, like, x)  # nobody uses its results
+        return xf.scan(step, torch.tensor(1.0), None, length=2)[0]
+
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    expected, given = torch.tensor(1.0), []
+    for _ in range(2):
+        given.append(expected * x)
+        total, largest = two_results(given[-1])
+        expected = expected + total + largest.sum()
+    xf.config.set_backend(backend)
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
+    found = xf.jit(f)(xf.device_put(x, NamedSharding(mesh(), P("x", "y"))))
+    torch.testing.assert_close(xf.device_get(found), expected)
+    xf.block_until_ready(None)
+    assert len(seen) == 3
+    for wanted in (x, *given):
+        assert any(torch.allclose(wanted, s, rtol=1e-4) for s in seen)

@@ -73,7 +73,30 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     if mesh.shape["data"] == 2:
         found["psum"] = xf.device_get(xf.jit(summed)(x)).tolist()
 
+    given: list[list[int]] = []
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        given.append(list(x.shape))
+        return 2 * x
+
+    def with_calls(x: torch.Tensor) -> torch.Tensor:
+        doubled = xf.pure_callback(twice, x, x)
+        total = (doubled - x).sum()
+        xf.debug.print("the sum is {total:.4f}", total=total)
+        return total
+
+    found["called"] = xf.device_get(xf.jit(with_calls)(x)).item(), given.copy()
+    local = xf.shard_map(
+        lambda x: xf.pure_callback(twice, x, x), mesh=mesh, in_specs=P("data"), out_specs=P("data")
+    )
     gather = xf.distributed.process_allgather
+    del given[:]
+    found["called in parts"] = gather(xf.jit(local)(x)).tolist(), given.copy()
+    del given[:]
+    noted = xf.jit(lambda x: xf.io_callback(twice, x, x))(x)
+    assert gather(noted).tolist() == found["called in parts"][0]
+    found["noted"] = given.copy()
+
     own = {"a": torch.tensor([k, 10 * k]), "b": torch.tensor([k + 0.5], dtype=torch.bfloat16)}
     found["stacked"] = [t.tolist() for t in xf.tree.leaves(gather(own))]
     found["tiled"] = [t.tolist() for t in xf.tree.leaves(gather(own, tiled=True))]

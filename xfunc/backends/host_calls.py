@@ -28,7 +28,7 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
-from xfunc.hlo.spmd.annotations import SHARDING
+from xfunc.hlo.spmd.annotations import SHARDING, gathered, run_on_one_device
 
 TARGET = "xfunc_host_call"
 """The custom-call target of an instruction that calls a function."""
@@ -130,6 +130,33 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
     proto.custom_call_target = TARGET
     proto.custom_call_api_version = ffi.API_VERSION
     proto.backend_config = f'{{name = "{name}"}}'.encode()
+
+
+def call_once(proto: pb.HloModuleProto) -> None:
+    """Let only the first of several devices make the calls that have effects, in place.
+
+    The partitioner refuses those of which nothing says where they are made. Their arguments are
+    gathered explicitly, since it warns of doing so itself.
+    """
+    ids = fresh_ids(proto)
+    for c in proto.computations:
+        calls = [i for i in c.instructions if _has_effects(i)]
+        if not calls:
+            continue
+        made: list[pb.HloInstructionProto] = []
+        known = {i.id: i for i in c.instructions}
+        for i in c.instructions:
+            if _has_effects(i):
+                run_on_one_device(i)
+                whole = [gathered(known[k], next(ids)) for k in i.operand_ids]
+                i.operand_ids[:] = [w.id for w in whole]
+                made += whole
+            made.append(i)
+        fill(c, made)
+
+
+def _has_effects(i: pb.HloInstructionProto) -> bool:
+    return i.custom_call_target == TARGET and i.custom_call_has_side_effect
 
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:

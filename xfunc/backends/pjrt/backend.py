@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from xfunc.backends import ffi, host_calls
-from xfunc.backends.host_calls import add_end, has_host_calls, refuse_host_calls
+from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import AVAL, Array, array_of, make, sharding_of
@@ -193,6 +193,7 @@ class Pjrt:
         mesh = None
         if self._count > 1:
             narrow_scatter_indices(proto)
+            call_once(proto)
             mesh = to_shardy(proto, self._count) if shardy else None
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]

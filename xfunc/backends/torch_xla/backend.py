@@ -10,6 +10,7 @@ import torch
 
 from xfunc.backends.host_calls import (
     add_end,
+    call_once,
     has_host_calls,
     refuse_host_calls,
 )
@@ -102,6 +103,8 @@ class TorchXLA:
             if not self.calls_host():
                 refuse_host_calls(proto, name, "on the running device")
             add_end(proto, self.device_count())
+            if self.device_count() > 1:
+                call_once(proto)
         flat = [inputs[k] for k in numbers]
         found = Executable(
             name,

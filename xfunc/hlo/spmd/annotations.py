@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
+from xfunc.hlo.edit import instruction
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"
@@ -33,6 +34,24 @@ def constrain(
 ) -> Value:
     """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
     return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
+
+
+def run_on_one_device(i: pb.HloInstructionProto) -> None:
+    """Let only the first device run an instruction; the partitioner hands its results to others."""
+    parts = [i.sharding.tuple_shardings.add() for _ in i.shape.tuple_shapes]
+    i.sharding.type = pb.OpSharding.TUPLE if parts else pb.OpSharding.MAXIMAL
+    for part in parts or [i.sharding]:
+        part.type = pb.OpSharding.MAXIMAL
+        part.tile_assignment_dimensions.append(1)
+        part.tile_assignment_devices.append(0)
+
+
+def gathered(x: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
+    """A new instruction: an array, whole on every device."""
+    made = instruction("custom-call", id, x.shape, [x.id], of=x)
+    made.custom_call_target = SHARDING
+    made.sharding.type = pb.OpSharding.REPLICATED
+    return made
 
 
 def unspecified(dims: Sequence[int]) -> str:

@@ -101,8 +101,10 @@ def _listed(sharding: pb.OpSharding) -> _Devices:
 def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | None:
     """The devices along each dimension of a value, and those that are manual, the slowest first.
 
-    None: they are not evenly spaced, or it is another number of devices.
+    None: they are not evenly spaced, it is another number of devices, or one runs it alone.
     """
+    if sharding.type in (pb.OpSharding.TUPLE, pb.OpSharding.MAXIMAL):
+        return None  # Shardy ignores it where it is said of a custom call that it does not know.
     if sharding.type != pb.OpSharding.OTHER:
         return [[] for _ in range(ndim + 1)]
     sizes = [*sharding.tile_assignment_dimensions]
