@@ -102,3 +102,59 @@ def test_what_is_masked_for_one_use_is_written_once():
             if x.opcode not in ("parameter", "get-tuple-element"):
                 assert masked.get(x.id, i) is i, i.name
     assert {m.operands[1].opcode for m in masked.values()}.isdisjoint({"transpose", "reshape"})
+
+
+def attention(qkv):
+    q, k, v = qkv
+    return torch.softmax((q @ k.mT).sin() * 3, -1) @ v
+
+
+def by_hand(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def with_another_maximum(x):
+    e = torch.exp(x - (x * 0 + 1).amax(-1, keepdim=True))  # which may be infinite where x is not
+    return e / (e * -1).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("f", "least"), [(lambda x: x.softmax(-1), 1), (by_hand, 2), (with_another_maximum, 2)]
+)
+def test_softmax_of_infinities_and_nan(f, least):
+    """What is known of the padding of a softmax holds for every line: see NOTE [softmax]."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[-inf, -inf, -inf], [-inf, 0, 1], [inf, 0, 1], [inf, -inf, 1], [nan, 0, 1], [0, 1, 2]]
+
+    def program(x, w):
+        p = f(x)
+        return p, p.sum(-1), p @ w, p.mT @ x.nan_to_num(0, 1, 2), f(x[:, 1:]).sum(-1)
+
+    dim = xf.Dim("S", min=least, max=16)
+    spec = ((B, dim), (dim, None))
+    jitted = xf.jit(program, dynamic_shapes=spec, buckets={"B": [8], "S": [16]})
+    x = torch.tensor(rows, dtype=torch.float64)
+    w = torch.randn(3, 2, dtype=torch.float64)
+    for n in range(least, 4):  # of 1, nothing is left of x[:, 1:]
+        found = jitted(x[:, :n], w[:n])
+        for got, want in zip(found, program(x[:, :n], w[:n]), strict=True):
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert f"{4 - least} calls, one program" in jitted.explain(), jitted.explain()
+
+
+def test_attention_takes_as_many_arrays_as_without_padding():
+    """Its probabilities are not masked, neither along the keys nor for the gradient."""
+    n, width = 256, 8
+    grad = xf.value_and_grad(lambda qkv: attention(qkv).square().sum())
+    dim = xf.Dim("S", min=2, max=n)
+    spec = (((None, dim, None),) * 3,)
+
+    def held(jitted, size):
+        given = [xf.ShapeDtypeStruct((2, size, width), torch.float32)] * 3
+        return jitted.lower(given).compile().memory_analysis().temp_size_in_bytes or 0
+
+    plain, padded = held(xf.jit(grad), n), held(xf.jit(grad, dynamic_shapes=spec, buckets=[n]), dim)
+    scores = 2 * n * n * 4
+    assert plain > 2 * scores
+    assert padded < plain + scores / 2

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from xfunc.hlo import Computation, Instruction, Module
+from xfunc.hlo import Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
@@ -240,7 +240,7 @@ def _pairs(
     found = []
     for (i, m), (j, n) in zip(here, there, strict=False):
         same = i.opcode == j.opcode and m.rest == n.rest and m.lists.keys() == n.lists.keys()
-        if not same or _root(i.computation) != _root(j.computation):
+        if not same or (i is i.computation.root) != (j is j.computation.root):
             raise NoFit(f"another program for other sizes: {j.opcode} for {i.opcode}", j, True)
         found.append((i, j, m, n))
     if len(here) != len(there):
@@ -248,12 +248,6 @@ def _pairs(
         last = longer[min(len(here), len(there))][0]
         raise NoFit(f"another program for other sizes: with or without {last.opcode}", last, True)
     return found
-
-
-def _root(c: Computation) -> int:
-    """The position of a computation's root, counted from its end."""
-    ids = [i.id for i in c.proto.instructions]
-    return ids[::-1].index(c.proto.root_id)
 
 
 def _agrees(x: Fitted, n: float, env: Env, element_type: int) -> bool:

@@ -42,7 +42,7 @@ Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 Measure = Callable[[Env], int | None]
 """Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
-_NEAR = 1.25  # times the limit: plans up to this estimate are measured before a limit is refused
+_NEAR = 1.1  # times the limit: plans expected to hold this are measured before it is refused
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
 _ALONE = 3  # sizes of a plan that are analysed by themselves
 _UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
@@ -109,6 +109,10 @@ class Plan:
             found = measure(env)
         self._measured[key] = self._of(env)[0] if found is None else found
         return True
+
+    def is_measured(self, env: Env) -> bool:
+        """Whether `peak` is as compiled."""
+        return tuple(env.values()) in self._measured
 
     def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
         """The largest size of a symbol that fits a limit, given the others; None if none does.
@@ -270,7 +274,8 @@ class Plans:
 
     def _fastest(self, env: Env) -> Plan:
         while True:
-            fitting = [p for p in self.plans if p.peak(env) <= self.limit]
+            expected = self._expected(env)
+            fitting = [p for p in self.plans if expected[p] <= self.limit]
             plan = min(fitting, key=lambda p: p.seconds(env), default=None)
             if self._waiting and not (plan and plan.seconds(env) <= self._good_enough(env)):
                 self._look(env)
@@ -280,10 +285,19 @@ class Plans:
                     continue  # It may hold more than was estimated.
                 return plan
             # Estimates may also be too high.
-            least, *others = sorted(self.plans, key=lambda p: p.peak(env))
-            near = [least, *(p for p in others if p.peak(env) <= _NEAR * self.limit)]
+            least, *others = sorted(self.plans, key=expected.__getitem__)
+            near = [least, *(p for p in others if expected[p] <= _NEAR * self.limit)]
             if not any(self._is_news(p, env) for p in near):
                 self._refuse(least, env)
+
+    def _expected(self, env: Env) -> dict[Plan, float]:
+        """The peak of each plan, as measured.
+
+        If it is not, as estimated, and corrected by what was measured of others at these sizes.
+        """
+        measured = [p for p in self.plans if p.is_measured(env)]
+        ratio = min((p.peak(env) / p.estimate(env) for p in measured), default=1.0)
+        return {p: p.peak(env) * (1.0 if p in measured else ratio) for p in self.plans}
 
     def _good_enough(self, env: Env) -> float:
         """Plans this fast are taken without examining others."""

@@ -19,6 +19,9 @@ S32 = Shape(torch.int32).element_type
 PRED = Shape(torch.bool).element_type
 F64 = Shape(torch.float64).element_type
 
+_Mask = tuple[tuple[int, ...], str | None]
+"""The selects of `Emitter.note_mask`, and what they fill in."""
+
 
 def array(element_type: int, dims: Sequence[int]) -> pb.ShapeProto:
     """The shape of an array, laid out row-major."""
@@ -64,8 +67,8 @@ class Emitter:
         self._ids, self._sizes = ids, sizes
         self._scalars: dict[object, int] = {}
         self._masks: dict[object, int | None] = {}
-        self._masked: dict[int, int | None] = {}  # the only mask of a value; None: there are more
-        self.count = 0  # masks applied
+        self._masked: dict[int, list[_Mask]] = {}  # by value
+        self._instead: dict[int, int] = {}
 
     def add(
         self,
@@ -202,25 +205,47 @@ class Emitter:
             found = self.add("reshape", PRED, dims, [found])
         return found
 
-    def note_mask(self, x: int, masked: int, stands_in: bool) -> None:
-        """Record that a value was masked, and whether others may take the masked one instead."""
-        self._masked[x] = masked if stands_in and x not in self._masked else None
+    def note_mask(self, x: int, selects: Sequence[int], fill: str | None) -> None:
+        """Record that a value was masked, by selects one after the other.
+
+        `fill`: with what, if others may take the masked one.
+        """
+        self._masked.setdefault(x, []).append((tuple(selects), fill))
+
+    def note_instead(self, x: int, other: int) -> None:
+        """Record that all others may take a value in place of `x`."""
+        self._instead[x] = other
+
+    @property
+    def count(self) -> int:
+        """How many selects mask padding."""
+        return sum(1 if _one(found) else len(found) for found in self._masked.values())
 
     def settled(self) -> list[pb.HloInstructionProto]:
         """All instructions, operands first.
 
         NOTE [one of the two]: where a value is masked for one use, the others take it masked as
-        well. So only one of the two is written to memory, by the loop that computes it.
+        well. So only one of the two is written to memory, by the loop that computes it. If it is
+        masked along other dimensions for another use, it is masked along all of them at once.
         """
         by_id = {i.id: i for i in self.instructions}
         given = ("parameter", "get-tuple-element")  # These are in memory already.
-        instead = {
-            x: m for x, m in self._masked.items() if m is not None and by_id[x].opcode not in given
-        }
+        instead = dict(self._instead)
+        chained: set[int] = set()
+        for x, masks in self._masked.items():
+            if not _one(masks):
+                continue
+            selects = [by_id[k] for ids, _ in masks for k in ids]
+            last = x
+            for i in {i.operand_ids[0]: i for i in selects}.values():
+                i.operand_ids[1], last = last, i.id
+                chained.add(i.id)
+            instead |= {i.id: last for i in selects if i.id != last}
+            if by_id[x].opcode not in given:
+                instead.setdefault(x, last)
         for i in self.instructions:
-            if not instead.keys().isdisjoint(i.operand_ids):
-                own = [x for x in i.operand_ids if instead.get(x) == i.id]
-                i.operand_ids[:] = [x if x in own else instead.get(x, x) for x in i.operand_ids]
+            if i.id not in chained and not instead.keys().isdisjoint(i.operand_ids):
+                i.operand_ids[:] = [instead.get(x, x) for x in i.operand_ids]
         found: dict[int, pb.HloInstructionProto] = {}
         for first in by_id:
             todo = [first]
@@ -244,3 +269,8 @@ class Emitter:
     def iota(self, n: int) -> int:
         """S64[n]: 0, 1, 2, ..."""
         return self.add("iota", S64, [n], dimensions=[0])
+
+
+def _one(masks: Sequence[_Mask]) -> bool:
+    """Whether a value's masks can be one: see `Emitter.note_mask`."""
+    return len({fill for _, fill in masks}) == 1 and masks[0][1] is not None

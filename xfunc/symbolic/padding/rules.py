@@ -13,7 +13,7 @@ from xfunc.hlo.shape import Shape
 from xfunc.symbolic.numbers import scalar_of
 from xfunc.symbolic.padding.emit import S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.padding.values import Inexact, Line, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
 
 Rule = Callable[[Movers, Instruction, list[Val]], State]
@@ -107,7 +107,14 @@ def broadcast(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         layouts[d] = x.layouts[q]
         if q in x.fills:
             fills[d] = x.fills[q]
-    return result(m, i, [x.id], layouts, fills, x.const)
+    found = result(m, i, [x.id], layouts, fills, x.const)
+    soft = {d: x.soft[q] for q, d in enumerate(i.proto.dimensions) if q in x.soft}
+    if line := m.lines.get(x.id):
+        at: list[int | None] = [None] * len(i.shape.dims)
+        for q, d in enumerate(i.proto.dimensions):
+            at[d] = line.at[q]
+        m.lines[found.id] = line._replace(at=tuple(at))
+    return dataclasses.replace(found, soft=soft)
 
 
 # -- element by element ---------------------------------------------------------------------------
@@ -131,7 +138,10 @@ _SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all typ
 
 def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     """All operands need the same layout."""
-    dims = i.shape.dims
+    dims, soft = i.shape.dims, _softened(m, i, operands)
+    given = operands
+    if i.opcode == "subtract" and soft:
+        operands = [m.lines[operands[1].id].masked, operands[1]]
     arrays = [x for x in operands if x.dims == dims]
     moved, layouts = m.alike(arrays)
     rest = iter(moved)
@@ -143,7 +153,59 @@ def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         if value is not None:
             fills[d] = value
     const = _known(i, [x.const for x in operands])
-    return result(m, i, [x.id for x in operands], layouts, fills, const)
+    found = result(m, i, [x.id for x in operands], layouts, fills, const)
+    found = dataclasses.replace(found, soft={d: v for d, v in soft.items() if d not in fills})
+    _note_softmax(m, i, given, found)
+    return found
+
+
+def _softened(m: Movers, i: Instruction, operands: Sequence[Val]) -> dict[int, float]:
+    """What is known by NOTE [softmax] about the padding of an elementwise operation's result.
+
+    NOTE [softmax]: with -inf in the padding, ``exp(x - max(x))`` has 0 there, unless the maximum is
+    infinite or NaN: but then all elements along that line are NaN, or the padding is 0 after all.
+    The same holds once they are divided by their sum, which is 0 only if all of them are. If such a
+    line is summed or contracted, the result is NaN, as it would be without the padding.
+
+    If whole lines are to be 0, they are made so from the start: with -inf for x, and 0 and 1 for
+    the maximum and the sum. A mask of the result would be one more array in memory.
+    """
+    first, *others = operands
+    if not others and i.opcode in ("exponential", "convert", "copy"):
+        known = {d: _known(i, [v]) for d, v in first.soft.items()}
+        both = _is_float(first.element_type) and _is_float(i.shape.element_type)
+        return {d: v for d, v in known.items() if v is not None and both}
+    line = m.lines.get(others[0].id) if len(others) == 1 else None
+    if line is None or not line.fits(first, others[0]):
+        return {}
+    if (i.opcode, line.opcode) == ("subtract", "maximum"):
+        return {line.along: -math.inf} if line.masked.fills.get(line.along) == -math.inf else {}
+    # An exponential, which is never negative.
+    of_sum = (i.opcode, line.opcode) == ("divide", "add") and first.id in m.pushed
+    return {line.along: 0.0} if of_sum and first.soft.get(line.along) == 0 else {}
+
+
+def _note_softmax(m: Movers, i: Instruction, operands: Sequence[Val], found: Val) -> None:
+    """Record how a value is made with 0 in whole lines; see NOTE [softmax]."""
+    if not found.soft or i.opcode not in ("subtract", "exponential", "divide"):
+        return
+    first, *others = operands
+
+    def push(over: Sequence[int]) -> Val:
+        if i.opcode == "subtract":
+            x = m.masked(first, [*found.soft, *over], -math.inf)
+            made = elementwise(m, i, [x, m.masked(others[0], over, 0)])
+        elif i.opcode == "exponential":
+            made = elementwise(m, i, [source(over)])
+        else:
+            made = elementwise(m, i, [source(over), m.masked(others[0], over, 1)])
+            made = dataclasses.replace(made, fills=dict.fromkeys(over, 0.0))
+        m.emit.note_instead(found.id, made.id)
+        return dataclasses.replace(made, soft=found.soft)
+
+    source = m.pushed.get(first.id, push)
+    if i.opcode == "subtract" or source is not push:
+        m.pushed[found.id] = push
 
 
 def _known(i: Instruction, operands: Sequence[float | None]) -> float | None:
@@ -174,7 +236,12 @@ def _is_float(element_type: int) -> bool:
 
 def reshape(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     """See `Movers.reshaped`."""
-    return m.reshaped(operands[0], i, i.shape.dims, m.symbolic.dims(i))
+    (x,) = operands
+    found = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
+    line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, found.dims)
+    if line:
+        m.lines[found.id] = line
+    return found
 
 
 def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
@@ -183,6 +250,8 @@ def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     order = list(i.proto.dimensions)
     fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
     found = result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
+    soft = {d: x.soft[q] for d, q in enumerate(order) if q in x.soft}
+    found = dataclasses.replace(found, soft=soft)
     return m.note_move(
         found, x, lambda over: [order[d] for d in over], lambda y: transpose(m, i, [y])
     )
@@ -204,7 +273,7 @@ def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         index = m.emit.binary("subtract", last, m.emit.iota(n), [n])
         index = m.emit.clamped(index, m.emit.number(n - 1), [n])
         kept = {k: v for k, v in x.fills.items() if k != d}
-        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept)
+        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept, soft={})
     if not turned:
         return x
     id = m.emit.add("reverse", x.element_type, x.dims, [x.id], dimensions=turned)
@@ -259,14 +328,23 @@ def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
     fills: dict[int, float] = {}
     for k, (x, start) in enumerate(zip(arrays, operands[half:], strict=True)):
         fill = neutral(opcode, x.element_type)
-        arrays[k] = m.masked_by(x, over, start) if fill is None else m.masked(x, over, fill)
+        if fill is None:
+            arrays[k] = m.masked_by(x, over, start)
+        else:
+            floats = _is_float(x.element_type) and opcode in ("add", "maximum")
+            arrays[k] = m.masked(x, over, fill, lines=floats)
         kept = [d for d in range(len(x.dims)) if d not in over]
         if fill is not None and start.const == fill:
             fills = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
     _, layouts = m.alike(arrays)
     left = [layout for d, layout in enumerate(layouts) if d not in over]
     ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
-    return results(m, i, ids, left, fills)
+    found = results(m, i, ids, left, fills)
+    whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
+    if isinstance(found, Val) and len(over) == 1 and operands[1].const == whole is not None:
+        at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
+        m.lines[found.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
+    return found
 
 
 def _holds(x: Val, d: int, fill: float) -> bool:
@@ -311,7 +389,8 @@ def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             a = m.relaid(a, p, b.own(q), a.dims[p])
         else:
             b = m.relaid(b, q, a.own(p), b.dims[q])
-    a, b = m.masked(a, left_sum, 0), m.masked(b, right_sum, 0)
+    lines = _is_float(a.element_type) and _is_float(b.element_type)
+    a, b = m.masked(a, left_sum, 0, lines), m.masked(b, right_sum, 0, lines)
     layouts = [a.layouts[p] for p in left_batch]
     layouts += [x for d, x in enumerate(a.layouts) if d not in (*left_batch, *left_sum)]
     layouts += [x for d, x in enumerate(b.layouts) if d not in (*right_batch, *right_sum)]

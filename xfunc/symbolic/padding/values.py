@@ -42,6 +42,8 @@ class Val:
         layouts: where in each dimension the exact elements are; see NOTE [factors].
         fills: by dimension, the value of all the padding along it, where known.
         const: the value of all elements, where known.
+        soft: like `fills`, but for lines along the dimension in which all elements are NaN; see
+            NOTE [softmax].
     """
 
     id: int
@@ -51,6 +53,7 @@ class Val:
     layouts: tuple[MaybeLayout, ...]
     fills: Mapping[int, float] = dataclasses.field(default_factory=dict)
     const: float | None = None
+    soft: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def own(self, d: int) -> Layout:
         """The layout of a dimension; if uniform, one with the padding at its end."""
@@ -63,6 +66,36 @@ class Val:
 
 
 State = Val | list["State"]  # an array, or a tuple
+
+
+class Line(NamedTuple):
+    """What was computed of all elements along a dimension of a value: a maximum, or a sum.
+
+    Attributes:
+        opcode: of the reduction.
+        of: the id of the value.
+        masked: the value as it was reduced.
+        along: the dimension.
+        at: for each dimension of the result, that of the value; None: there is none.
+    """
+
+    opcode: str
+    of: int
+    masked: Val
+    along: int
+    at: tuple[int | None, ...]
+
+    def reshaped(self, have: Sequence[int], want: Sequence[int]) -> Line | None:
+        """The same of a result to which a reshape added dimensions of 1; None: it did more."""
+        if [n for n in have if n != 1] != [n for n in want if n != 1]:
+            return None
+        left = iter([d for d, n in zip(self.at, have, strict=True) if n != 1])
+        return self._replace(at=tuple(None if n == 1 else next(left) for n in want))
+
+    def fits(self, x: Val, other: Val) -> bool:
+        """Whether `other` holds, at each element of a value, what was computed of its line."""
+        at = [None if d == self.along else d for d in range(len(x.dims))]
+        return self.of == x.id and x.dims == other.dims and [*self.at] == at
 
 
 class _Move(NamedTuple):
@@ -90,30 +123,49 @@ class Movers:
 
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
+        self.lines: dict[int, Line] = {}  # by what holds them
+        self.pushed: dict[int, Callable[[Sequence[int]], Val]] = {}  # see NOTE [softmax]
         self._masked: dict[object, Val] = {}
         self._moves: dict[int, _Move] = {}  # by what they return
 
     # -- masks --------------------------------------------------------------------------------
 
-    def masked(self, x: Val, over: Sequence[int], fill: float) -> Val:
-        """The value with `fill` in the padding along dimensions."""
+    def masked(self, x: Val, over: Sequence[int], fill: float, lines: bool = False) -> Val:
+        """The value with `fill` in the padding along dimensions.
+
+        `lines`: all elements along these are used together, and one NaN makes the result NaN.
+        """
         if x.const is not None and _same(x.const, fill):
             return x
-        over = [d for d in over if x.padded(d) and not _same(x.fills.get(d), fill)]
+        over = [d for d in over if x.padded(d) and not self._holds(x, d, fill, lines)]
         key = (x.id, tuple(over), repr(fill))
         if over and key not in self._masked:
-            self._masked[key] = self._with_fill(x, over, fill)
+            self._masked[key] = self._with_fill(x, over, fill, lines)
         return self._masked[key] if over else x
 
-    def _with_fill(self, x: Val, over: Sequence[int], fill: float) -> Val:
+    def _holds(self, x: Val, d: int, fill: float, lines: bool) -> bool:
+        if _same(x.fills.get(d), fill):
+            return True
+        box = self.symbolic.box
+        # A line without elements has none that is NaN.
+        return (
+            lines
+            and _same(x.soft.get(d), fill)
+            and all(box.at_most(1, f.valid) is True for f in x.own(d))
+        )
+
+    def _with_fill(self, x: Val, over: Sequence[int], fill: float, lines: bool) -> Val:
         # NOTE [masked before it is moved]
         # XLA reads the operands of products through transposes and reshapes, but not through a
         # select, for which it would write the moved array as well.
         move = self._moves.get(x.id)
         if move is not None:
-            found = move.again(self.masked(move.of, move.back(over), fill))
-            if all(_same(found.fills.get(d), fill) for d in over):
+            found = move.again(self.masked(move.of, move.back(over), fill, lines))
+            if all(self._holds(found, d, fill, lines) for d in over):
                 return found
+        push = self.pushed.pop(x.id, None)
+        if push is not None and fill == 0 and x.soft.keys().isdisjoint(over):
+            return push(over)
         return self._select(x, over, self.emit.number(fill, x.element_type), fill)
 
     def note_move(
@@ -136,18 +188,28 @@ class Movers:
 
     def _select(self, x: Val, over: Sequence[int], scalar: int, fill: float | None) -> Val:
         layouts = [x.own(d) for d in range(len(x.dims))]
-        mask = self.emit.mask(x.dims, layouts, over)
-        assert mask is not None
         filling = self.emit.spread(scalar, x.dims, x.element_type)
-        id = self.emit.add("select", x.element_type, x.dims, [mask, x.id, filling])
-        self.emit.count += 1
+        selects, id = list[int](), x.id
+        # Not one mask: XLA would compute it before a loop, and keep it in memory.
+        for d in over:
+            mask = self.emit.mask(x.dims, layouts, [d])
+            assert mask is not None
+            id = self.emit.add("select", x.element_type, x.dims, [mask, id, filling])
+            selects.append(id)
         as_before = all(x.layouts[d] is not None for d in over)
-        self.emit.note_mask(x.id, id, fill is not None and as_before and not x.fills)
-        fills = {d: v for d, v in x.fills.items() if fill is not None and _same(v, fill)}
+        known = (*x.fills.values(), *x.soft.values())
+        stands_in = fill is not None and as_before and all(_same(v, fill) for v in known)
+        self.emit.note_mask(x.id, selects, repr(fill) if stands_in else None)
+        fills, soft = (
+            {d: v for d, v in found.items() if fill is not None and _same(v, fill)}
+            for found in (x.fills, x.soft)
+        )
         if fill is not None:
             fills |= dict.fromkeys(over, fill)
-        known = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
-        return dataclasses.replace(x, id=id, layouts=known, fills=fills, const=None)
+        layouts_now = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
+        return dataclasses.replace(
+            x, id=id, layouts=layouts_now, fills=fills, soft=soft, const=None
+        )
 
     # -- moves --------------------------------------------------------------------------------
 
@@ -250,6 +312,7 @@ class Movers:
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
         fills: dict[int, float] = {}
+        soft: dict[int, float] = {}
         moved: list[tuple[list[int], list[int], list[Layout]]] = []
         for old, new in groups:
             if all(x.layouts[d] is None for d in old):
@@ -263,6 +326,8 @@ class Movers:
                 layouts[d] = layout
             if len(old) == len(new) == 1 and old[0] in x.fills:
                 fills[new[0]] = x.fills[old[0]]
+            if len(old) == len(new) == 1 and old[0] in x.soft:
+                soft[new[0]] = x.soft[old[0]]
             values = {repr(x.fills.get(d)) for d in old if x.padded(d)}
             if len(values) == 1 and not moved and values != {"None"}:
                 value = next(x.fills[d] for d in old if x.padded(d))
@@ -274,6 +339,7 @@ class Movers:
         found = Val(id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const)
         if moved:
             return found
+        found = dataclasses.replace(found, soft=soft)
 
         def back(over: Sequence[int]) -> list[int]:
             return [d for old, new in groups if not set(new).isdisjoint(over) for d in old]

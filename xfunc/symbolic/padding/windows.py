@@ -58,6 +58,7 @@ def _at(x: Val, d: int, id: int, n: int, size: Size, layout: MaybeLayout) -> Val
         sizes=(*x.sizes[:d], size, *x.sizes[d + 1 :]),
         layouts=(*x.layouts[:d], layout, *x.layouts[d + 1 :]),
         fills={k: v for k, v in x.fills.items() if k != d},
+        soft={},
         const=None,
     )
 
@@ -271,7 +272,7 @@ def _clamped_index(m: Movers, index: Val, vector: int, limits: Sequence[Size | N
     if kind != S64:
         high = m.emit.add("convert", kind, dims, [high])
     id = m.emit.add("minimum", kind, dims, [index.id, high])
-    return dataclasses.replace(index, id=id, fills={}, const=None)
+    return dataclasses.replace(index, id=id, fills={}, soft={}, const=None)
 
 
 def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
