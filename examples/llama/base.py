@@ -11,10 +11,10 @@ import torch
 
 import xfunc as xf
 
-from . import hf, lora, model
+from . import hf, lora, model, quantised
 from .config import Run
 from .hf_config import read_json
-from .model import Params
+from .model import Config, Params
 from .options import SettingError
 from .recipe import Recipe
 
@@ -71,13 +71,22 @@ def load(run: Run, recipe: Recipe) -> Params | None:
     """The weights that are not trained, on the devices; None if all are."""
     if not recipe.has_base or run.base is None:
         return None
-    sizes, params = hf.load(run.base, None, every_sharding(recipe))
+    sizes, params = read(Path(run.base), recipe)
     if sizes != recipe.model:
         raise BaseChangedError(
             f"the base, {run.base}, is a different model from the run's: set base to its original "
             "folder"
         )
     return frozen(params, recipe)
+
+
+def read(folder: Path, recipe: Recipe) -> tuple[Config, Params]:
+    """The sizes and all weights in a folder, on the devices.
+
+    Those that are trained, and frozen ones that are not quantised, are in the dtype of the files.
+    """
+    forms = lora.forms(recipe.model, recipe.tune)
+    return hf.load(folder, None, every_sharding(recipe), forms)
 
 
 def every_sharding(recipe: Recipe) -> Params:
@@ -88,11 +97,15 @@ def every_sharding(recipe: Recipe) -> Params:
 
 
 def frozen(params: Params, recipe: Recipe) -> Params | None:
-    """The weights that are not trained, in the dtype of the arithmetic."""
+    """The weights that are not trained: plain ones in the dtype of the arithmetic."""
     kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.pairs)
     dtype = recipe.numbers.arithmetic
-    cast = xf.tree.map(lambda leaf: leaf if leaf.dtype == dtype else _cast(leaf, dtype), kept)
-    return lora.compressed(cast, recipe.model, recipe.tune)
+
+    def cast(leaf: Any) -> Any:
+        plain = isinstance(leaf, torch.Tensor) and leaf.dtype != dtype
+        return _cast(leaf, dtype) if plain else leaf
+
+    return xf.tree.map(cast, kept, is_leaf=quantised.is_quantised)
 
 
 def _cast(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import hosts, model
+from . import hosts, model, quantised
 from . import tokenizer as tokenizers
 from .families import NAMES
 from .files import written
@@ -31,6 +32,7 @@ from .hf_config import load_config as load_config
 from .hf_fields import FormatError as FormatError
 from .hf_fields import read_json
 from .model import Config, Params
+from .quantised import Form
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
@@ -50,7 +52,10 @@ def hub_names(config: Config) -> dict[str, Any]:
 
 
 def load(
-    folder: str | Path, dtype: torch.dtype | None = None, shardings: Any = None
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    shardings: Any = None,
+    forms: Any = None,
 ) -> tuple[Config, Params]:
     """The sizes and the weights in a folder.
 
@@ -59,6 +64,8 @@ def load(
         dtype: of the parameters; None: as stored.
         shardings: a tree like the parameters, such as `Sharding.params` makes: each tensor is put
             on the devices before the next one is read, file by file. None: CPU tensors.
+        forms: a tree like the parameters: which of them are quantised as they are read, see
+            `quantised`; None: none are.
 
     Raises:
         FileNotFoundError: files are missing; the message lists them.
@@ -84,20 +91,37 @@ def load(
         if shardings is None:
             return config, xf.tree.map(read, names, shapes)
 
-        def begun(name: str, shape: xf.ShapeDtypeStruct, place: xf.NamedSharding) -> _Placed:
-            first = _parts(name, shape.shape)[0].name
-            return _Placed(shape.shape, dtype or stored[first][:0].dtype, place)
+        def begun(name: str, shape: xf.ShapeDtypeStruct, place: Any, form: Form) -> _Placed:
+            parts = _parts(name, shape.shape)
+            kind = dtype or stored[parts[0].name][:0].dtype
+            whole = xf.ShapeDtypeStruct(shape.shape, kind, place)
+            return _Placed(parts, form, xf.tree.map(_Array, quantised.abstract(whole, form)))
 
-        placed = xf.tree.map(begun, names, shapes, shardings)
-    _fill(folder, names, placed)
-    return config, xf.tree.map(lambda weight: weight.value, placed)
+        forms = forms or xf.tree.map(lambda _: "plain", shapes)
+        placed = xf.tree.map(begun, names, shapes, shardings, forms)
+    _fill(folder, xf.tree.leaves(placed))
+    return config, xf.tree.map(lambda one: xf.tree.map(lambda a: a.value, one.arrays), placed)
 
 
+@dataclass(frozen=True)
 class _Placed:
-    """A weight on the devices that is filled part by part."""
+    """A weight on the devices that is filled part by part, and the arrays that it is kept in."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, place: xf.NamedSharding):
-        self.shape, self._dtype, self._place = shape, dtype, place
+    parts: list["_Part"]
+    form: Form
+    arrays: Any
+
+    def fill(self, part: Tensor, at: tuple[int, ...]) -> None:
+        """Fill in a part of it, or all of it."""
+        made = quantised.made(part, self.form)
+        xf.tree.map(lambda array, values: array.fill(values, at), self.arrays, made)
+
+
+class _Array:
+    """An array on the devices that is filled part by part."""
+
+    def __init__(self, whole: xf.ShapeDtypeStruct):
+        self._shape, self._dtype, self._place = whole.shape, whole.dtype, whole.sharding
         self.value: Any = None
 
     def fill(self, part: Tensor, at: tuple[int, ...]) -> None:
@@ -108,7 +132,7 @@ class _Placed:
             self.value = found
             return
         if self.value is None:
-            make = functools.partial(torch.zeros, self.shape, dtype=self._dtype)
+            make = functools.partial(torch.zeros, self._shape, dtype=self._dtype)
             self.value = xf.jit(lambda: make(), out_shardings=self._place)()
         self.value = _filled(self._place)(self.value, found, *map(torch.tensor, at))
         xf.block_until_ready(self.value)  # Otherwise parts would pile up in memory.
@@ -124,10 +148,9 @@ def _filled(place: xf.NamedSharding) -> Any:
     return xf.jit(fill, donate_argnums=0, out_shardings=place)
 
 
-def _fill(folder: Path, names: Any, placed: Any) -> None:
+def _fill(folder: Path, placed: list[_Placed]) -> None:
     """Fill weights one tensor after another, so that only one is in memory at a time."""
-    pairs = zip(xf.tree.leaves(names), xf.tree.leaves(placed), strict=True)
-    wanted = {part.name: (w, part.at) for name, w in pairs for part in _parts(name, w.shape)}
+    wanted = {part.name: (weight, part.at) for weight in placed for part in weight.parts}
     for path in _paths(folder):
         with safe_open(path, framework="pt") as file:
             found = [name for name in file.keys() if name in wanted]  # noqa: SIM118

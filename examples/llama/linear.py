@@ -2,24 +2,13 @@
 
 from typing import NamedTuple, TypeAlias
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int8
+from jaxtyping import Float
 from torch import Tensor
 
-from . import float8
+from . import float8, quantised
 from .float8 import Scaled
-
-
-class Quantised(NamedTuple):
-    """A weight in 8 bits: `codes * scale`, with a scale for each output. It is not trained.
-
-    For stacked weights each has one more leading dimension, over the layers.
-    """
-
-    codes: Int8[Tensor, "out in"]
-    scale: Float[Tensor, "out 1"]
-
+from .quantised import Int8Weight, NF4Weight, Quantised
 
 Weight: TypeAlias = Tensor | Quantised
 
@@ -43,22 +32,6 @@ def linear(
         return linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
     if isinstance(weight, Scaled):
         return float8.product(x, *weight)
-    if isinstance(weight, Quantised):
-        made = F.linear(x, weight.codes.to(x.dtype))
-        return (made * weight.scale.squeeze(-1)).to(x.dtype)
+    if isinstance(weight, Int8Weight | NF4Weight):
+        return quantised.product(x, weight)
     return F.linear(x, weight)
-
-
-def quantised(weight: Float[Tensor, "*stack out in"]) -> Quantised:
-    """The nearest weight in 8 bits: the largest number of each output's row has the code 127."""
-    wide = weight.float()
-    largest = wide.abs().amax(-1, keepdim=True)
-    scale = torch.where(largest > 0, largest / 127, 1.0)
-    return Quantised((wide / scale).round().to(torch.int8), scale)
-
-
-def plain(weight: Weight) -> Tensor:
-    """The weight that codes stand for, in float32, or a weight as it is."""
-    if isinstance(weight, Quantised):
-        return weight.codes.float() * weight.scale
-    return weight

@@ -23,9 +23,10 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from . import model
-from .linear import Adapted, Quantised, plain, quantised
+from . import model, quantised
+from .linear import Adapted
 from .model import Config, Params
+from .quantised import Int8Weight, NF4Weight
 
 FULL, LORA, FROZEN = "full", "lora", "frozen"
 
@@ -42,8 +43,8 @@ class Tune:
         rank: the rank of the adapters.
         alpha: an adapter's product is multiplied by this and divided by the rank.
         rank_stabilised: whether to divide by the square root of the rank instead.
-        base: `int8`: the matrices that no step changes are kept in 8 bits, with a scale for each
-            output; null: as the model computes.
+        base: the matrices that no step changes are kept in 8 bits (`int8`), with a scale for each
+            output, or in 4 (`nf4`), with one for each 64 inputs of it; null: as the model computes.
     """
 
     lora: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Tune:
     rank: int = 16
     alpha: float = 32.0
     rank_stabilised: bool = False
-    base: Literal["int8"] | None = None
+    base: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -147,6 +148,24 @@ def full_matrices(config: Config, tune: Tune) -> list[str]:
     return [n for n, a in shapes.items() if role[n] == FULL and n != "head" and _is_matrix(n, a)]
 
 
+def forms(config: Config, tune: Tune) -> Params:
+    """In which form each weight of a base is kept: a tree like the parameters, see `quantised`.
+
+    Raises:
+        ValueError: a matrix does not consist of whole blocks.
+    """
+    shapes, role = named(model.shapes(config)), named(roles(config, tune))
+    matrices = {n: a.shape for n, a in shapes.items() if role[n] != FULL and _is_matrix(n, a)}
+    if tune.base is None:
+        matrices = {}
+    if tune.base == "nf4" and (odd := [n for n, a in matrices.items() if a[-1] % quantised.BLOCK]):
+        raise ValueError(
+            f"base is nf4, whose blocks have {quantised.BLOCK} inputs, but "
+            f"{', '.join(f'{name} has {shapes[name].shape[-1]}' for name in odd)}: use int8"
+        )
+    return nested({name: tune.base if name in matrices else "plain" for name in shapes})
+
+
 def learned_part(config: Config, tune: Tune) -> float:
     """The fraction of the weights in matrix products that are trained directly."""
     shapes, role = named(model.shapes(config)), named(roles(config, tune))
@@ -170,36 +189,6 @@ def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> 
     """
     kept = (FROZEN, LORA, FULL) if whole else (FROZEN, LORA)
     return _kept(tree, roles(config, tune), dict.fromkeys(kept, lambda leaf: leaf)) or None
-
-
-def compressed(tree: Params | None, config: Config, tune: Tune) -> Params | None:
-    """The frozen part with its matrices as `tune.base` says; of shapes, their shapes."""
-    if tree is None or tune.base is None:
-        return tree
-    shapes, role = named(model.shapes(config)), named(roles(config, tune))
-
-    def compress(name: str, leaf: Any) -> Any:
-        if role[name] == FULL or not _is_matrix(name, shapes[name]):
-            return leaf
-        return _abstract_codes(leaf) if isinstance(leaf, xf.ShapeDtypeStruct) else _codes(leaf)
-
-    return nested({name: compress(name, leaf) for name, leaf in named(tree).items()})
-
-
-@xf.jit
-def _codes(weight: Tensor) -> Quantised:
-    return quantised(weight)
-
-
-def _abstract_codes(weight: xf.ShapeDtypeStruct) -> Quantised:
-    where, shape = weight.sharding, (*weight.shape[:-1], 1)
-    assert isinstance(where, NamedSharding)
-    spec = (*where.spec, None, None, None)[: len(shape) - 1]
-    codes: Any = xf.ShapeDtypeStruct(weight.shape, torch.int8, where)
-    scale: Any = xf.ShapeDtypeStruct(
-        shape, torch.float32, NamedSharding(where.mesh, P(*spec, None))
-    )
-    return Quantised(codes, scale)
 
 
 def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
@@ -264,13 +253,17 @@ def _joined(trained: Any, frozen: Any, scale: float) -> Any:
 
 
 def merged(params: Params, dtype: torch.dtype) -> Params:
-    """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of `Quantised`
+    """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of quantised
     ones, in `dtype`.
     """
+    kinds = Adapted, Int8Weight, NF4Weight
 
     def merge(leaf: Any) -> Tensor:
+        if not isinstance(leaf, kinds):
+            return leaf
         if not isinstance(leaf, Adapted):
-            return plain(leaf).to(dtype) if isinstance(leaf, Quantised) else leaf
-        return (plain(leaf.base).float() + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
+            return leaf.plain().to(dtype)
+        base = leaf.base.float() if isinstance(leaf.base, Tensor) else leaf.base.plain()
+        return (base + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
 
-    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, Adapted | Quantised))
+    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, kinds))

@@ -139,6 +139,7 @@ class Recipe:
             )
         try:
             matrices = lora.full_matrices(self.model, self.tune)
+            lora.forms(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
         if self.numbers.products == "float8" and self.pairs:

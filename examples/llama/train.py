@@ -13,7 +13,7 @@ from torch.optim import swa_utils
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from . import float8, lora, model, optimizer, preference
+from . import float8, lora, model, optimizer, preference, quantised
 from .model import Batch, Params
 from .recipe import OPTIMIZERS, Recipe
 from .sharding import Sharding
@@ -287,8 +287,9 @@ def abstract_state(recipe: Recipe) -> State:
 def abstract_base(recipe: Recipe) -> Params | None:
     """The shapes and shardings of the weights that are not trained."""
     every = abstract_params(recipe, recipe.numbers.arithmetic)
-    kept = lora.frozen(every, recipe.model, recipe.tune, whole=recipe.pairs)
-    return lora.compressed(kept, recipe.model, recipe.tune)
+    forms = lora.forms(recipe.model, recipe.tune)
+    stored = xf.tree.map(quantised.abstract, every, forms)
+    return lora.frozen(stored, recipe.model, recipe.tune, whole=recipe.pairs)
 
 
 def abstract_params(recipe: Recipe, dtype: torch.dtype) -> Params:

@@ -121,7 +121,7 @@ def load_published(
     if not recipe.has_base:
         _, params = hf.load(folder, recipe.numbers.weights, base.every_sharding(recipe))
         return Trained(str(folder), run, recipe, params, folder)
-    _, every = hf.load(folder, None, base.every_sharding(recipe))  # Frozen ones keep their dtype.
+    _, every = base.read(folder, recipe)
     params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
     return Trained(str(folder), run, recipe, params, folder, base.frozen(every, recipe))
 

@@ -1,5 +1,6 @@
 """Adapters: against PEFT, in runs, and what is refused."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
@@ -30,7 +32,7 @@ pytestmark = [  # of peft 0.21 with transformers 5.23
     pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers:UserWarning"),
 ]
 
-SIZES = model.Config(64, 32, 48, layers=2, heads=4, kv_heads=2, rope_theta=1e4, norm_eps=1e-6)
+SIZES = model.Config(64, 64, 128, layers=2, heads=4, kv_heads=2, rope_theta=1e4, norm_eps=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub") / "model"
     sizes = transformers.LlamaConfig(
         vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -69,6 +71,16 @@ def of_peft(hub: Path, folder: Path, **options: Any) -> Any:
     return theirs
 
 
+def rounded_to_nf4(theirs: Any) -> Any:
+    """The model, with its maps as bitsandbytes rounds them."""
+    for name, weight in theirs.named_parameters():
+        if weight.ndim == 2 and "lora" not in name and "embed" not in name:
+            weight.data = functional.dequantize_4bit(
+                *functional.quantize_4bit(weight.data, blocksize=64, quant_type="nf4")
+            )
+    return theirs
+
+
 def tokens(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SIZES.vocab, (4, 17), generator=generator)
@@ -83,20 +95,25 @@ def assert_equal(a: Any, b: Any) -> None:
     )
 
 
-def test_training_is_that_of_peft(hub: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["null", "nf4"])
+def test_training_is_that_of_peft(hub: Path, tmp_path: Path, form: str) -> None:
     """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
+    rounded = rounded_to_nf4 if form == "nf4" else lambda theirs: theirs
     theirs = of_peft(
         hub,
         tmp_path / "theirs",
         target_modules=["q_proj", "v_proj", "down_proj", "lm_head"],
         modules_to_save=["model.norm"],
     )
+    rounded(theirs)
     pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=1e-2".split()
     more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
+    more += [f"train.tune.base={form}"]
     found = trained.load_published(hub, None, [*pairs, *more], config.TUNING, tmp_path / "theirs")
     recipe, before = found.recipe, xf.device_get(found.base)
     names = ("layers.wq", "layers.wv", "layers.w_down", "head")
-    assert recipe.tune == Tune(names, ("norm",), rank=4, alpha=8.0)
+    kept = "nf4" if form == "nf4" else None
+    assert recipe.tune == Tune(names, ("norm",), rank=4, alpha=8.0, base=kept)
     state = train.start(recipe, found.params)
     assert sorted(lora.named(state.opt.mean)) == sorted([*names, "norm"])
     assert found.base is not None
@@ -117,11 +134,11 @@ def test_training_is_that_of_peft(hub: Path, tmp_path: Path) -> None:
     trained.export_adapters(after, tmp_path / "ours")
     check = tokens(99)
     with torch.no_grad():
-        expected = in_peft(hub, tmp_path / "ours")(check).logits
+        expected = rounded(in_peft(hub, tmp_path / "ours"))(check).logits
     ours = xf.jit(lambda params: model.forward(params, check, SIZES))(after.computing())
     torch.testing.assert_close(ours.cpu(), expected, rtol=0.0, atol=1e-5)
     again = adapters.load(tmp_path / "ours", SIZES)
-    assert again[0] == recipe.tune
+    assert again[0] == dataclasses.replace(recipe.tune, base=None)  # Not PEFT's to say.
     assert_equal(again[1], state.params)
 
 
@@ -236,7 +253,7 @@ def renamed(folder: Path, old: str, new: str) -> None:
     ("damage", "message"),
     [
         (lambda f: changed(f, use_dora=True), "adapter_config.json has use_dora True: give adap"),
-        (lambda f: changed(f, r=8), r"lora_A.weight: \(4, 32\) in the file, \(8, 32\) by adapter"),
+        (lambda f: changed(f, r=8), r"lora_A.weight: \(4, 64\) in the file, \(8, 64\) by adapter"),
         (lambda f: changed(f, lora_alpha=None), "adapter_config.json is damaged .*: copy it again"),
         (
             lambda f: renamed(f, "layers.1", "layers.2"),

@@ -1,18 +1,23 @@
-"""A frozen base in 8 bits: what it computes, what is trained on it, what is exported."""
+"""A frozen base in 8 or 4 bits: what it computes, what is trained on it, what is exported."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from bitsandbytes import functional
 
 import xfunc as xf
-from examples.llama import base, config, fit, hf, linear, lora, train, trained
-from examples.llama.linear import Quantised
+from examples.llama import base, config, fit, hf, linear, lora, model, quantised, train, trained
 from examples.llama.options import SettingError
+from examples.llama.plan import Plan
+from examples.llama.recipe import Recipe
+from examples.llama.sharding import Sharding
 from tests.examples import tuned
 from tests.examples.tuned import SIZES
+from xfunc import P
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -25,27 +30,61 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     return made.dequantize()
 
 
+def in_nf4(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix as bitsandbytes quantises it to NF4."""
+    made = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
+    return functional.dequantize_4bit(*made)
+
+
+ROUNDED = {"int8": rounded, "nf4": in_nf4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_is_that_of_bitsandbytes(dtype: torch.dtype) -> None:
+    """To the bit, also in a stack and in a block of zeros."""
+    stack = torch.randn(3, 6, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
+    stack[1, 2, 64:128] = 0.0
+    found = quantised.nf4(stack)
+    assert found.shape == stack.shape
+    assert found.codes.nbytes + found.scale.nbytes == stack.numel() * 4.5 / 8
+    assert len(found.codes.unique()) > 200
+    made = xf.jit(lambda weight: weight.plain().to(dtype))(found).cpu()
+    assert torch.equal(made, torch.stack([in_nf4(matrix) for matrix in stack]))
+
+
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+def test_what_is_not_finite_stays_so(form: str) -> None:
+    for bad in (float("nan"), float("inf")):
+        weight = torch.ones(2, 128)
+        weight[1, 70] = bad
+        first, second = quantised.FORMS[form](weight).scale
+        assert first.isfinite().all()
+        assert not second.isfinite().all()
+
+
 def test_codes_are_those_of_torch() -> None:
     weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     weight[2], weight[3] = 0.0, weight[3] * 1e-6
-    found = xf.device_get(xf.jit(linear.quantised)(weight))
+    found = quantised.int8(weight)
     assert found.codes.dtype == torch.int8
-    torch.testing.assert_close(linear.plain(found), rounded(weight), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.plain(), rounded(weight), rtol=1e-6, atol=0)
     assert found.codes.abs().amax(-1).tolist() == [127, 127, 0, 127, 127, 127]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_are_those_of_the_rounded_weight(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("form", ROUNDED)
+def test_products_are_those_of_the_rounded_weight(form: str, dtype: torch.dtype) -> None:
     """The derivative by `x` too; with an adapter as well."""
     draw = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(3, 40, generator=draw), torch.randn(6, 40, generator=draw))
-    down, up = torch.randn(2, 40, generator=draw), torch.randn(6, 2, generator=draw)
+    x, weight = (torch.randn(3, 128, generator=draw), torch.randn(6, 128, generator=draw))
+    down, up = torch.randn(2, 128, generator=draw), torch.randn(6, 2, generator=draw)
     x, down, up = (t.to(dtype) for t in (x, down, up))
-    codes = linear.quantised(weight)
+    codes = quantised.FORMS[form](weight)
+    alike = ROUNDED[form](weight).double()
     theirs = x.double().requires_grad_()
-    whole = rounded(weight).double() + up.double() @ down.double()
+    whole = alike + up.double() @ down.double()
     for used, matrix in (
-        (codes, rounded(weight).double()),
+        (codes, alike),
         (linear.Adapted(codes, down, up), whole),
     ):
         expected = F.linear(theirs, matrix)
@@ -64,24 +103,29 @@ def test_products_are_those_of_the_rounded_weight(dtype: torch.dtype) -> None:
             )
 
 
-@pytest.mark.parametrize("kind", ["adapters", "pairs"])
-def test_training_is_that_on_the_rounded_base(made: Path, tmp_path: Path, kind: str) -> None:
-    """Each loss, with a base in float32 whose frozen matrices were rounded by torch."""
-    run = tuned.begin(made, tmp_path / "int8", kind, "train.tune.base=int8")
+@pytest.mark.parametrize(
+    ("kind", "form"), [("adapters", "int8"), ("pairs", "int8"), ("pairs", "nf4")]
+)
+def test_training_is_that_on_the_rounded_base(
+    made: Path, tmp_path: Path, kind: str, form: str
+) -> None:
+    """Each loss, with a base in float32 whose frozen matrices were rounded by a library."""
+    run = tuned.begin(made, tmp_path / form, kind, f"train.tune.base={form}")
     found = trained.load(Path(run.folder))
     assert found.base is not None
     named = lora.named(found.base)
     roles = lora.named(lora.roles(SIZES, run.train.tune))
-    codes = {name for name, leaf in named.items() if isinstance(leaf, Quantised)}
+    codes = {name for name, leaf in named.items() if quantised.is_quantised(leaf)}
     matrices = {name for name in named if name.startswith("layers.w")} | {"head"}
     assert codes == {name for name in matrices if roles[name] != lora.FULL}
     sizes = {name: sum(x.nbytes for x in xf.tree.leaves(leaf)) for name, leaf in named.items()}
-    assert sizes["layers.wq"] == SIZES.layers * 32 * (32 + 4)
+    of_row = {"int8": 64 + 4, "nf4": 64 / 2 + 4}
+    assert sizes["layers.wq"] == SIZES.layers * 64 * of_row[form]
 
     params, weights = hf.load(made / "hub")[1], {}
     for name, leaf in lora.named(params).items():
         stack = leaf if leaf.ndim == 3 else leaf[None]
-        alike = torch.stack([rounded(matrix) for matrix in stack]) if name in codes else stack
+        alike = torch.stack([ROUNDED[form](matrix) for matrix in stack]) if name in codes else stack
         weights[name] = alike.view(leaf.shape)
     hf.save(tmp_path / "hub", SIZES, lora.nested(weights), made)
     folder = tmp_path / "alike"
@@ -97,6 +141,7 @@ def test_training_is_that_on_the_rounded_base(made: Path, tmp_path: Path, kind: 
         for each in (run, plain)
     )
     assert ours == pytest.approx(theirs, abs=1e-4)
+    assert ours[-1] < ours[0]
     exported, expected = (
         lora.named(xf.device_get(trained.load(Path(each.folder)).whole())) for each in (run, plain)
     )
@@ -115,9 +160,10 @@ def test_what_the_base_is_kept_in_is_a_setting_of_the_run(made: Path, tmp_path: 
         tuned.begin(made, tmp_path / "c", "adapters", "train.tune.base=int4")
 
 
-def test_a_described_base_is_the_one_that_is_made(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+def test_a_described_base_is_the_one_that_is_made(made: Path, tmp_path: Path, form: str) -> None:
     """Its shapes, for compiling without it."""
-    run = tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=int8")
+    run = tuned.begin(made, tmp_path / "run", "adapters", f"train.tune.base={form}")
     recipe: Any = run.recipe(1)
     described, real = train.abstract_base(recipe), base.load(run, recipe)
 
@@ -125,3 +171,42 @@ def test_a_described_base_is_the_one_that_is_made(made: Path, tmp_path: Path) ->
         assert (tuple(leaf.shape), leaf.dtype) == (tuple(expected.shape), expected.dtype)
 
     xf.tree.map(check, described, real)
+
+
+def test_codes_lie_like_their_weights() -> None:
+    """As far as sizes permit: 1792 inputs are 28 blocks, for 8 devices."""
+    sizes = model.Config(290, 1024, 1792, layers=2, heads=4, kv_heads=2)
+    plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 8}, abstract=True))
+    recipe = Recipe(sizes, 10, plan, tune=lora.Tune(("layers.wq",), base="nf4"))
+    base = train.abstract_base(recipe)
+    assert base is not None
+    parts = ("fsdp", "expert")
+    found = {n: [a.sharding.spec for a in leaf] for n, leaf in base["layers"].items() if "w" in n}
+    assert found["wq"] == [P(None, "tensor", parts), P(None, "tensor", parts)]
+    assert found["w_down"] == [P(None, parts, "tensor"), P(None, parts, None)]
+
+
+@pytest.mark.parametrize("policy", ["dots", "everything"])
+def test_no_layer_keeps_its_plain_weights(policy: str) -> None:
+    """They would be the whole base, in the dtype of the arithmetic."""
+    sizes = model.Config(64, 192, 320, layers=2, heads=2, kv_heads=2)
+    tune = lora.Tune(("layers.w*",), base="nf4")
+    recipe = Recipe(sizes, 100, Plan(policy, "dense", sharding=Sharding.of({})), tune=tune)
+    state, base = train.abstract_state(recipe), train.abstract_base(recipe)
+    batch = train.abstract_batch(recipe, 2, 16)
+    text = train.train_step.lower(state, batch, base, recipe=recipe).as_text()
+    assert "[2,320,96]" in text  # codes, of all layers
+    assert "[2,320,192]" not in text
+
+
+def test_nf4_needs_whole_blocks_and_its_library(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = model.Config(290, 64, 96, layers=1, heads=2, kv_heads=1)
+    message = "tune: base is nf4, whose blocks have 64 inputs, but layers.w_down has 96: use int8"
+    with pytest.raises(ValueError, match=message):
+        Recipe(sizes, 10, tune=lora.Tune(("layers.wq",), base="nf4"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    quantised.levels.cache_clear()
+    with pytest.raises(ValueError, match=r"needs bitsandbytes .*: pip install 'xfunc\[nf4\]', or"):
+        tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=nf4")

@@ -10,7 +10,7 @@ from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.restored import restore
 
-SIZES = model.Config(290, 32, 48, layers=1, heads=2, kv_heads=1)
+SIZES = model.Config(290, 64, 64, layers=1, heads=2, kv_heads=1)
 TEMPLATE = (
     "{% for m in messages %}<|begin_of_text|>{{ m.role }}: {{ m.content }}<|end_of_text|>"
     "{% endfor %}{% if add_generation_prompt %}<|begin_of_text|>assistant: {% endif %}"

@@ -1,0 +1,160 @@
+"""Weights in 8 or 4 bits, which are not trained.
+
+`int8` has a scale for each output. `nf4` has one for each block of 64 inputs, and its codes stand
+for 16 numbers, chosen so that weights with a normal distribution use them equally. Codes, scales
+and the 16 numbers are those of bitsandbytes, which makes them while weights are read.
+
+Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int8, UInt8
+from torch import Tensor
+
+import xfunc as xf
+from xfunc import NamedSharding, P
+
+Form: TypeAlias = Literal["plain", "int8", "nf4"]
+BLOCK = 64  # numbers of an output that have one scale in NF4
+
+
+class Int8Weight(NamedTuple):
+    """A weight in 8 bits: `codes * scale`.
+
+    For stacked weights each has one more leading dimension, over the layers.
+    """
+
+    codes: Int8[Tensor, "out in"]
+    scale: Float[Tensor, "out 1"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's."""
+        return tuple(self.codes.shape)
+
+    def plain(self) -> Float[Tensor, "out in"]:
+        """The weight that the codes stand for, in float32."""
+        return self.codes.float() * self.scale
+
+
+class NF4Weight(NamedTuple):
+    """A weight in 4 bits: `levels()[code] * scale`, with two codes in a byte, the upper one first.
+
+    For stacked weights each has one more leading dimension, over the layers.
+    """
+
+    codes: UInt8[Tensor, "out in/2"]
+    scale: Float[Tensor, "out in/64"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's."""
+        return *self.codes.shape[:-1], 2 * self.codes.shape[-1]
+
+    def plain(self) -> Float[Tensor, "out in"]:
+        """The weight that the codes stand for, in float32."""
+        codes = torch.stack([self.codes >> 4, self.codes & 15], -1).flatten(-2)
+        # By comparing: a gather of single numbers is slow on TPUs.
+        found: list[Any] = [*levels()]
+        for bit in range(4):
+            odd = (codes >> bit) & 1 == 1
+            found = [torch.where(odd, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        blocks = found[0].unflatten(-1, (-1, BLOCK)) * self.scale[..., None]
+        return blocks.flatten(-2)
+
+
+Quantised: TypeAlias = Int8Weight | NF4Weight
+
+
+def is_quantised(weight: object) -> bool:
+    """Whether it is a weight in codes."""
+    return isinstance(weight, Int8Weight | NF4Weight)
+
+
+def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "*batch out"]:
+    """`x` times a weight, in the dtype of `x`. No policy keeps the plain weight."""
+
+    def made(x: Tensor, weight: Quantised) -> Tensor:
+        if isinstance(weight, Int8Weight):
+            whole = F.linear(x, weight.codes.to(x.dtype))
+            return (whole * weight.scale.squeeze(-1)).to(x.dtype)
+        return F.linear(x, weight.plain().to(x.dtype))
+
+    return xf.checkpoint(made)(x, weight)
+
+
+# -- making them ----------------------------------------------------------------------------------
+
+
+def made(weight: Tensor, form: Form) -> Tensor | Quantised:
+    """A weight on the host in some form."""
+    return weight if form == "plain" else FORMS[form](weight)
+
+
+def int8(weight: Float[Tensor, "*stack out in"]) -> Int8Weight:
+    """The nearest weight in 8 bits: the largest number of each output has the code 127."""
+    wide = weight.float()
+    largest = wide.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest == 0, 1.0, largest / 127)  # NaN if a number is
+    return Int8Weight((wide / scale).round().to(torch.int8), scale)
+
+
+def nf4(weight: Float[Tensor, "*stack out in"]) -> NF4Weight:
+    """The nearest weight in NF4, by bitsandbytes; rows are multiples of `BLOCK`."""
+    *stack, into = weight.shape
+    wide = weight.float().contiguous()
+    codes, about = _library().quantize_4bit(wide, blocksize=BLOCK, quant_type="nf4")
+    return NF4Weight(codes.view(*stack, into // 2), about.absmax.view(*stack, into // BLOCK))
+
+
+@functools.cache
+def levels() -> tuple[float, ...]:
+    """What the 16 codes of NF4 stand for."""
+    return tuple(_library().get_4bit_type("nf4", device="cpu").tolist())
+
+
+def _library() -> Any:
+    try:
+        from bitsandbytes import functional
+    except ImportError as error:
+        raise ValueError(
+            f"train.tune.base is nf4, which needs bitsandbytes ({error}): pip install "
+            "'xfunc[nf4]', or use int8"
+        ) from error
+    return functional
+
+
+FORMS: dict[str, Callable[[Tensor], Quantised]] = {"int8": int8, "nf4": nf4}
+
+
+def abstract(weight: xf.ShapeDtypeStruct, form: Form) -> Any:
+    """The shapes of a weight in some form. They are sharded like it as far as sizes permit."""
+    if form == "plain":
+        return weight
+    where, (*stack, into) = weight.sharding, weight.shape
+    assert isinstance(where, NamedSharding)
+    parts: Any = {
+        "int8": (Int8Weight, (torch.int8, into), (torch.float32, 1)),
+        "nf4": (NF4Weight, (torch.uint8, into // 2), (torch.float32, into // BLOCK)),
+    }
+    kind, *leaves = parts[form]
+    return kind(*(_struct((*stack, size), dtype, where) for dtype, size in leaves))
+
+
+def _struct(
+    shape: tuple[int, ...], dtype: torch.dtype, where: NamedSharding
+) -> xf.ShapeDtypeStruct:
+    spec = (*where.spec, *(None,) * len(shape))[: len(shape)]
+
+    def count(entry: Any) -> int:
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        return math.prod(where.mesh.shape[axis] for axis in axes)
+
+    fits = P(*(e if size % count(e) == 0 else None for e, size in zip(spec, shape, strict=True)))
+    return xf.ShapeDtypeStruct(shape, dtype, NamedSharding(where.mesh, fits))
