@@ -59,14 +59,22 @@ class NF4Weight(NamedTuple):
 
     def plain(self) -> Float[Tensor, "out in"]:
         """The weight that the codes stand for, in float32."""
-        codes = torch.stack([self.codes >> 4, self.codes & 15], -1).flatten(-2)
-        # By comparing: a gather of single numbers is slow on TPUs.
-        found: list[Any] = [*levels()]
-        for bit in range(4):
-            odd = (codes >> bit) & 1 == 1
-            found = [torch.where(odd, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
-        blocks = found[0].unflatten(-1, (-1, BLOCK)) * self.scale[..., None]
-        return blocks.flatten(-2)
+        return torch.stack(self.halves(), -1).flatten(-2)
+
+    def halves(self) -> tuple[Float[Tensor, "out in/2"], Float[Tensor, "out in/2"]]:
+        """What the upper codes stand for, and the lower ones: every second input each."""
+        scale = self.scale[..., None]
+
+        def half(codes: Tensor) -> Tensor:
+            # By comparing: a gather of single numbers is slow on TPUs.
+            found: list[Any] = [*levels()]
+            for bit in range(4):
+                odd = (codes >> bit) & 1 == 1
+                pairs = zip(found[::2], found[1::2], strict=True)
+                found = [torch.where(odd, b, a) for a, b in pairs]
+            return (found[0].unflatten(-1, (-1, BLOCK // 2)) * scale).flatten(-2)
+
+        return half(self.codes >> 4), half(self.codes & 15)
 
 
 Quantised: TypeAlias = Int8Weight | NF4Weight
@@ -84,7 +92,10 @@ def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "
         if isinstance(weight, Int8Weight):
             whole = F.linear(x, weight.codes.to(x.dtype))
             return (whole * weight.scale.squeeze(-1)).to(x.dtype)
-        return F.linear(x, weight.plain().to(x.dtype))
+        # Products with halves: putting them together again would be a transposition.
+        pairs = zip(x.unflatten(-1, (-1, 2)).unbind(-1), weight.halves(), strict=True)
+        first, second = (F.linear(part, half.to(x.dtype)) for part, half in pairs)
+        return first + second
 
     return xf.checkpoint(made)(x, weight)
 

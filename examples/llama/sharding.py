@@ -16,8 +16,12 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import NamedSharding, P
 
+# NOTE [axes that shard a weight come first among those that shard a batch]: with a batch over
+# ("data", "fsdp"), weights over "fsdp" and "tensor", and each of these axes larger than 1, XLA's
+# partitioner computes a wrong product, without an error (docs/sharding.md, and
+# tests/sharding/test_constraint.py).
 AXES = ("data", "fsdp", "tensor", "expert")
-_ROWS = ("data", "fsdp", "expert")  # the axes that shard a batch
+_ROWS = ("fsdp", "expert", "data")  # the axes that shard a batch: see the note
 _FSDP = ("fsdp", "expert")  # the axes that shard weights, which are gathered where they are used
 
 

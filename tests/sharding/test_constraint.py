@@ -217,3 +217,21 @@ def test_refused_in_a_manual_region(axes: set[str]) -> None:
     f = shard_map(local, MESH, P(None, "tensor"), P(None, "tensor"), axis_names=axes)
     with pytest.raises(ShardingError, match=r"(?s)x is resharded inside a shard_map.*Hint"):
         f(X)
+
+
+def test_products_that_xla_divides_wrongly() -> None:
+    """Axes of a batch in an order that XLA's partitioner confuses, and in one that it does not.
+
+    Where this fails, the bug is gone: the notes in docs/sharding.md and examples/llama/sharding.py
+    can go too.
+    """
+    mesh = make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(8, 32, 192, generator=draw), torch.randn(128, 192, generator=draw)
+    expected, right = x @ weight.T, []
+    for rows in (("fsdp", "data"), ("data", "fsdp")):
+        where = NamedSharding(mesh, P(rows, None, "tensor"))
+        given = xf.device_put((x, weight), (where, NamedSharding(mesh, P("fsdp", "tensor"))))
+        made = xf.jit(lambda x, w, s=where: with_sharding_constraint(x @ w.T, s))(*given)
+        right.append(bool((made.cpu() - expected).abs().max() < 1e-3))
+    assert right == [True, False]

@@ -82,7 +82,7 @@ def test_the_cache_is_divided() -> None:
     put = xf.device_put(random_params(), sharding.params(model.weights(CONFIG)))
     for x in run(put, tokens(4, 9)):
         assert x.shape == (2, 4, 2, 16, 8)
-        assert_lies(x, xf.P(None, ("data", "fsdp"), "tensor"), sharding)
+        assert_lies(x, xf.P(None, ("fsdp", "data"), "tensor"), sharding)
 
 
 def test_texts_in_slots(sharding: Sharding) -> None:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import model, optimizer, train
+from examples.llama import base, hf, lora, model, optimizer, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import AXES, Sharding
 
@@ -106,3 +108,36 @@ def test_adafactor_is_the_same_on_a_mesh(precision):
         found.append(torch.stack(losses))
     rtol = 1e-5 if precision == "float32" else 2e-3  # Sums of bfloat16 numbers depend on the order.
     torch.testing.assert_close(*found, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+def test_adapters_on_a_quantised_base(form: str, tmp_path: Path) -> None:
+    """From files on, with a part of its blocks on each device."""
+    sizes = model.Config(64, 256, 192, layers=2, heads=4, kv_heads=2)
+    hf.save(tmp_path / "hub", sizes, xf.device_get(model.init(sizes)))
+    found = {}
+    for axes in ({"fsdp": 8}, {"fsdp": 2, "tensor": 2, "data": 2}, {"data": 8}):
+        sharding = Sharding.of(axes)
+        tune = lora.Tune(("layers.w*",), base=form)
+        plan = Plan(block=16, loss_chunk=16, sharding=sharding)
+        recipe = train.Recipe(sizes, steps=20, warmup=2, plan=plan, tune=tune)
+        _, every = base.read(tmp_path / "hub", recipe)
+        kept = base.frozen(every, recipe)
+        xf.tree.map(lambda a, x: assert_lies(x, a.sharding), train.abstract_base(recipe), kept)
+        adapt = lora.adapters(sizes, tune, xf.random.key(0))
+        state = train.start(recipe, lora.trained(every, sizes, tune, adapt))
+        losses = []
+        for batch in itertools.islice(batches(), 20):
+            state, metrics = train.train_step(state, batch, kept, recipe=recipe)
+            losses.append(metrics.loss.item())
+        assert losses[-1] < losses[0]
+        found[tuple(axes)] = losses
+    first, *others = found.values()
+    for losses in others:
+        assert losses == pytest.approx(first, abs=1e-4)
+
+
+def assert_lies(x: torch.Tensor, where: xf.NamedSharding) -> None:
+    found = xf.sharding.sharding_of(x)
+    assert found is not None
+    assert found.tiles(x.ndim) == where.tiles(x.ndim)
