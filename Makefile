@@ -26,12 +26,14 @@ demo: env ## run the Llama example
 test: env ## run the tests
 	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
-# Of each kind of test some: of one device, of several, and of what callers do with results.
+# Of each kind of test some: of one device, of several, and of what callers do with results. Of the
+# others, each file runs once in so many days; with PJRT_DAYS=1, all run.
 PJRT_TESTS := tests/backends/test_pjrt.py tests/backends/test_host_calls.py tests/ops/test_branches.py tests/stages/test_jit.py tests/stages/test_static_arguments.py tests/random/test_random.py \
 	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py
+PJRT_DAYS := 12
 
 test-pjrt: env ## run a part of the tests with the backend pjrt
-	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PJRT_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt --rotate $(PJRT_DAYS) tests $(PJRT_TESTS) $(PYTEST_ARGS)
 
 # jax 0.10.2 is the last release for Python 3.11. A folder that comes first on the path replaces the
 # environment's jax; what else jax needs is there.

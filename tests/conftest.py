@@ -5,7 +5,8 @@ number of devices for good, so each kind is a run of its own, and ``python -m te
 pytest by itself takes those in ``tests/sharding`` if it is given nothing else, and the others
 otherwise.
 
-Of a table marked ``sampled(n)``, an n-th runs each day: see `tests.support.day`.
+Of a table marked ``sampled(n)``, an n-th runs each day (`tests.support.day`). With ``--rotate n``,
+each file of the folders that are named runs once in n days; a file that is named always runs.
 """
 
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.day import DAY, is_due
+from tests.support.day import DAY, is_due, is_file_due
 from tests.support.fresh import Server
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -25,11 +26,13 @@ QUICKER = "--xla_cpu_use_fusion_emitters=false"  # with --all, fusions are compi
 
 SHARDED = Path(__file__).parent / "sharding"
 LEFT_OUT = pytest.StashKey[bool]()
+NAMED = pytest.StashKey[set[Path]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--devices", choices=("1", "8"), help="only the tests for so many devices")
     parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="what runs the programs")
+    parser.addoption("--rotate", type=int, default=1, help="run each file once in so many days")
     parser.addoption("--all", action="store_true", help="every case of the tables that are sampled")
 
 
@@ -46,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XFUNC_BACKEND"] = backend
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
+    config.stash[NAMED] = set(paths.values())
     sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
     others = [arg for arg in paths if arg not in sharded]
     around = any(SHARDED.is_relative_to(paths[arg]) for arg in others)
@@ -74,7 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if collection_path == SHARDED else None  # what is named as an argument is not asked
+    if collection_path == SHARDED:
+        return True  # unless it is named: then pytest does not ask
+    if collection_path.is_dir():
+        return None
+    due = is_file_due(collection_path, config.option.rotate, config.stash[NAMED])
+    return None if due else True
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import __main__ as runner
@@ -64,3 +66,17 @@ def test_each_case_is_due_once_in_a_cycle(monkeypatch: pytest.MonkeyPatch) -> No
         for name in chosen:
             due[name] += 1
     assert set(due.values()) == {1}
+
+
+def test_each_file_is_due_once_in_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [*Path(__file__).parent.rglob("test_*.py")]
+    days: dict[Path, list[int]] = {file: [] for file in files}
+    for today in range(740000, 740012):
+        monkeypatch.setattr(day, "DAY", today)
+        for file in files:
+            if day.is_file_due(file, 12, {files[0]}):
+                days[file].append(today)
+    assert len(days.pop(files[0])) == 12
+    assert {len(due) for due in days.values()} == {1}
+    assert len({due[0] for due in days.values()}) == 12
+    assert all(day.is_file_due(file, 1) for file in files)

@@ -103,6 +103,7 @@ class Place:
         if reached.changes:
             raise Unknown("something that the function changes")
         if reached.environment:
+            active.tracer().device()  # torch_xla sets some when it is loaded.
             found.add_apart(sorted(os.environ.items()))
         for namespace, name in reached.places:
             x = namespace.get(name, MISSING)

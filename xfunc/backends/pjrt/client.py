@@ -173,9 +173,10 @@ def flags_of_start() -> Iterator[None]:
 
 
 def _set_flags(flags: str | None) -> None:
-    os.environ.pop("XLA_FLAGS", None)
-    if flags is not None:
-        os.environ["XLA_FLAGS"] = flags
+    if flags is None:
+        os.environ.pop("XLA_FLAGS", None)
+    else:
+        os.environ["XLA_FLAGS"] = flags  # in its place among the others, which functions may see
 
 
 def platform() -> str:
