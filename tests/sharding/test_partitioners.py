@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from tests.support.divided import on
 from tests.support.jax_names import names
 from tests.support.partitioned import NAMES, Partitioned, partitioned, pjrt
 from tests.support.shard_map_programs import programs
+from xfunc.aot import compiled as ahead
+from xfunc.aot.request import Request
+from xfunc.backends.pjrt import executable
+from xfunc.hlo import Module, opcodes
 from xfunc.sharding import Mesh, NamedSharding, P, sharding_of
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +36,7 @@ def row(name: str, found: dict[str, Partitioned]) -> str:
 
 def table() -> str:
     """``python -c "from tests.sharding.test_partitioners import table; print(table())"``."""
-    head = (
-        "| program | result on each device | collectives by GSPMD | by Shardy |\n|---|---|---|---|"
-    )
+    head = "| program | result on each device, by both | collectives by GSPMD | by Shardy |\n|---|---|---|---|"
     return "\n".join([head, *(row(n, partitioned(f)) for n, f in PROGRAMS.items())])
 
 
@@ -45,6 +49,49 @@ def test_both_partition_alike(name: str) -> None:
         torch.testing.assert_close(one.leaves, want, rtol=1e-9, atol=1e-9, check_dtype=False)
     assert found["Shardy"].shapes == found["GSPMD"].shapes
     assert row(name, found) in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+class _Enough(BaseException):
+    """In place of a compiler's answer."""
+
+
+def handed_over(f: Any, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
+    """What JAX is given to compile, for either partitioner, and libtpu."""
+    given: list[bytes] = []
+
+    def to_jax(name: str, module: Module, *rest: object) -> None:
+        given.append(module.to_bytes())
+        raise _Enough
+
+    def to_libtpu(request: Request, *rest: object) -> None:
+        given.append(request.module)
+        raise _Enough
+
+    monkeypatch.setattr(executable, "_exported", to_jax)
+    monkeypatch.setattr(ahead, "result_of", to_libtpu)
+    with pjrt():
+        lowered = xf.jit(f).lower()
+    for name in NAMES:
+        with pjrt(name), contextlib.suppress(_Enough):
+            lowered.compile()
+    with contextlib.suppress(_Enough):
+        lowered.compile(target="tpu:v6e:2x4")
+    assert len(given) == 3
+    return list(map(Module.from_bytes, given))
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_groups_of_devices_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer releases of jaxlib lose the compact form, ``replica_groups=[2,4]<=[8]``."""
+    for module in handed_over(PROGRAMS[name], monkeypatch):
+        assert not re.search(r"replica_groups=\[[\d,]+\]<=", str(module))
+        for i in (i for c in module.proto.computations for i in c.instructions):
+            if i.opcode in opcodes.COLLECTIVES - {"collective-permute"}:
+                groups = i.collective_device_list
+                assert not groups.HasField("iota_replica_group_list")
+                devices = [d for g in groups.replica_groups for d in g.replica_ids]
+                assert sorted(devices) == list(range(8))
 
 
 def test_the_table_has_all_programs() -> None:

@@ -17,6 +17,7 @@ from xfunc.aot.topology import Topology
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.spmd.collectives import list_groups
 
 _FILE = "xfunc"
 
@@ -82,6 +83,7 @@ def request_for(
     # XLA pairs donated parameters with results, both in order.
     numbers = sorted(range(len(inputs)), key=lambda k: inputs[k])
     renumber_parameters(proto, numbers)
+    list_groups(proto)
     lines = _number_lines(proto)
     flat = [inputs[k] for k in numbers]
     names = tuple(labels[i] if i < len(labels) else "a captured tensor" for i in flat)

@@ -12,7 +12,7 @@ from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
-from xfunc.hlo.spmd.collectives import DEVICES
+from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import Order
 
 
@@ -21,8 +21,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
 
     NOTE [the order of devices is listed]: torch_xla 2.9 distinguishes programs by a hash that
     ignores the compact form of an order of devices: of two programs that differ only in that, the
-    second would run as the first. Newer releases of jaxlib lose the compact form of the groups of a
-    collective.
+    second would run as the first.
 
     Raises:
         ShardingError: the module is for another number of devices.
@@ -46,8 +45,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         for i in computation.instructions:
             if i.HasField("sharding"):
                 _list_devices(i.sharding)
-            if i.collective_device_list.HasField("iota_replica_group_list"):
-                _list_groups(i.collective_device_list)
+    list_groups(proto)
 
 
 def traced_for(proto: pb.HloModuleProto, expected: int) -> int:
@@ -83,12 +81,3 @@ def _list_devices(sharding: pb.OpSharding) -> None:
         sharding.tile_assignment_devices.extend(order.devices().tolist())
         del sharding.iota_reshape_dims[:]
         del sharding.iota_transpose_perm[:]
-
-
-def _list_groups(groups: pb.CollectiveDeviceListProto) -> None:
-    """See NOTE [the order of devices is listed]."""
-    iota = groups.iota_replica_group_list
-    order = Order(tuple(iota.iota_reshape_dims), tuple(iota.iota_transpose_perm))
-    for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
-        groups.replica_groups.add(replica_ids=row)
-    groups.ClearField("iota_replica_group_list")

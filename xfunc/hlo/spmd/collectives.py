@@ -83,6 +83,19 @@ def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) 
     return value
 
 
+def list_groups(proto: pb.HloModuleProto) -> None:
+    """List the devices of each group, in place: newer releases of jaxlib lose the compact form."""
+    for computation in proto.computations:
+        for i in computation.instructions:
+            groups = i.collective_device_list
+            if groups.HasField("iota_replica_group_list"):
+                iota = groups.iota_replica_group_list
+                order = Order(tuple(iota.iota_reshape_dims), tuple(iota.iota_transpose_perm))
+                for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
+                    groups.replica_groups.add(replica_ids=row)
+                groups.ClearField("iota_replica_group_list")
+
+
 def without_sums(module: Module, equal: Collection[int]) -> Module:
     """The module with products in place of sums over devices that add equal values.
 
