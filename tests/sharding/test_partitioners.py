@@ -36,8 +36,9 @@ def row(name: str, found: dict[str, Partitioned]) -> str:
 
 def table() -> str:
     """``python -c "from tests.sharding.test_partitioners import table; print(table())"``."""
-    head = "| program | result on each device, by both | collectives by GSPMD | by Shardy |\n|---|---|---|---|"
-    return "\n".join([head, *(row(n, partitioned(f)) for n, f in PROGRAMS.items())])
+    head = "| program | result on each device, by both | collectives by GSPMD | by Shardy |"
+    rows = (row(n, partitioned(f)) for n, f in PROGRAMS.items())
+    return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 @pytest.mark.sampled(6)
@@ -58,6 +59,7 @@ class _Enough(BaseException):
 def handed_over(f: Any, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
     """What JAX is given to compile, for either partitioner, and libtpu."""
     given: list[bytes] = []
+    xf.clear_caches()
 
     def to_jax(name: str, module: Module, *rest: object) -> None:
         given.append(module.to_bytes())
