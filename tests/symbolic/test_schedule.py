@@ -11,13 +11,23 @@ import pytest
 import torch
 
 import xfunc as xf
+from xfunc.core import ambient
+from xfunc.core.ambient import Override
+from xfunc.errors import OutOfMemoryError
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.buffers import Buffer, Flow, Step
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.hlo.estimate.occupancy import Task, held
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.envelope import prepared
-from xfunc.symbolic.schedule import candidates, chosen, list_order, reordered, schedule
+from xfunc.symbolic.schedule import (
+    arranged,
+    candidates,
+    chosen,
+    list_order,
+    reordered,
+    schedule,
+)
 
 BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
 
@@ -141,3 +151,73 @@ def test_one_order_suits_all_sizes(f: Any) -> None:
         assert here <= 1.02 * peak(flat).bytes
         better |= here < written
     assert better or f is not wide
+
+
+def numbers(s: int = 256) -> tuple[torch.Tensor, ...]:
+    g = torch.Generator().manual_seed(0)
+    shapes = (16, s, 16), (16, s), (4, 16, 16)
+    return tuple(torch.randn(*n, generator=g) for n in shapes)
+
+
+def test_xla_is_given_the_order_that_fits_a_limit() -> None:
+    def held(f: Any) -> int:
+        found = f.lower(*numbers()).compile().memory_analysis().peak_memory_in_bytes
+        assert found is not None
+        return found
+
+    limit = 5_000_000
+    assert held(xf.jit(wide)) > 3 * limit
+    f = xf.jit(wide, memory_limit=limit)
+    torch.testing.assert_close(f(*numbers()).cpu(), wide(*numbers()))
+    assert held(f) <= limit
+    assert "chosen: as written, in order" in f.explain()
+    with pytest.raises(OutOfMemoryError, match="'as written, in order'") as caught:
+        xf.jit(wide, memory_limit=2_000_000)(*numbers())
+    assert caught.value.required_bytes == held(f)
+
+
+def test_a_bucket_in_an_order_that_fits() -> None:
+    S = xf.Dim("S", min=2, max=256)
+    spec = ((None, S, None), (None, S), None)
+    f = xf.jit(wide, dynamic_shapes=spec, buckets=[256], memory_limit=9_000_000)
+    for s in (100, 256, 7):
+        torch.testing.assert_close(f(*numbers(s)).cpu(), wide(*numbers(s)), rtol=1e-4, atol=1e-2)
+    text = f.explain()
+    assert "S=256: as written, in order" in text
+    assert "bucket S<=256: 3 calls, one program" in text
+
+
+def looped(x: Any, ws: Any) -> Any:
+    def step(h: Any, w: Any) -> Any:
+        return torch.tanh(h @ w), h.sum()
+
+    h, sums = xf.scan(step, x, ws)
+    h = xf.cond(sums.sum() > 0, torch.sin, torch.cos, h)
+    values, places = (h @ h.mT).sort(-1)
+    return {"h": h, "all": (values, places, sums)}, x
+
+
+def recomputed(x: Any, ws: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        return torch.softmax(x @ w, -1) @ w.mT + x
+
+    def loss(ws: Any) -> Any:
+        h = x
+        for w in ws:
+            h = xf.checkpoint(layer)(h, w)
+        return h.square().mean()
+
+    return xf.value_and_grad(loss)(ws)
+
+
+@pytest.mark.parametrize("f", [looped, recomputed])
+def test_programs_in_order_do_the_same(f: Any) -> None:
+    args = numbers()[0], numbers()[2] / 4
+    expected = xf.jit(f)(*args)
+    with ambient.overridden(Override(None, False, arranged)):
+        found = xf.jit(f)(*args)
+    for got, want in zip(xf.tree.leaves(found), xf.tree.leaves(expected), strict=True):
+        torch.testing.assert_close(got.cpu(), want.cpu())
+    module = xf.jit(f).lower(*args).module
+    calls = [i.opcode for i in arranged(module).entry.instructions].count("call")
+    assert calls > 2

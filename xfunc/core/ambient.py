@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:  # These classes belong to the folders above.
+if TYPE_CHECKING:  # These classes belong to other folders.
+    from xfunc.hlo import Module
     from xfunc.program.named_axes import NamedAxis
     from xfunc.remat.policies import Policy
     from xfunc.sharding.manual import Region
@@ -128,13 +129,15 @@ class Override:
     override learns whether it was used.
 
     Attributes:
-        policy: the policy.
+        policy: the policy; None: each keeps its own.
         whole: whether functions that `grad` differentiates are wrapped in a checkpoint as well.
+        arrange: applied to a program before it is compiled for a CPU.
         asked: whether a checkpoint or a scan has been found.
     """
 
-    policy: Policy
+    policy: Policy | None
     whole: bool = False
+    arrange: Callable[[Module], Module] | None = None
     asked: bool = False
 
 
@@ -159,7 +162,13 @@ def policy_for(own: Policy) -> Policy:
     if override is None:
         return own
     override.asked = True
-    return override.policy
+    return own if override.policy is None else override.policy
+
+
+def arrangement() -> Callable[[Module], Module] | None:
+    """What is applied to the programs that are made now, before they are compiled for a CPU."""
+    override = _thread.around.override
+    return None if override is None else override.arrange
 
 
 def is_inside_something() -> bool:

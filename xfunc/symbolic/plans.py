@@ -21,6 +21,7 @@ from typing import NoReturn
 import numpy as np
 
 from xfunc import checkpoint_policies as cp
+from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.sizes import size
@@ -35,7 +36,10 @@ from xfunc.symbolic.box import Box
 from xfunc.symbolic.envelope import SymbolicPeak, prepared
 from xfunc.symbolic.fit import NoFit
 from xfunc.symbolic.polynomial import Env
+from xfunc.symbolic.schedule import arranged
 from xfunc.symbolic.work import Seconds
+
+_FAR = 1.1  # times the estimate: if XLA's order takes more, another is tried
 
 Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 """Returns the HLO at given sizes, and its donated parameters."""
@@ -109,6 +113,11 @@ class Plan:
             found = measure(env)
         self._measured[key] = self._of(env)[0] if found is None else found
         return True
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether its steps run in an order that is given to XLA."""
+        return self.override is not None and self.override.arrange is not None
 
     def is_measured(self, env: Env) -> bool:
         """Whether `peak` is as compiled."""
@@ -201,6 +210,7 @@ class Plans:
     ):
         self.name, self.box, self.limit = name, box, limit
         self._trace, self._chip, self._measure = trace, chip, measure
+        self._arranges = chip == "cpu" and device_count() == 1
         self._waiting = candidates()
         self._whole: bool | None = None
         self._chosen: dict[tuple[int, ...], Plan] = {}
@@ -282,13 +292,29 @@ class Plans:
                 continue
             if plan:
                 if self._is_news(plan, env):
+                    self._arrange(plan, env)
                     continue  # It may hold more than was estimated.
                 return plan
             # Estimates may also be too high.
             least, *others = sorted(self.plans, key=expected.__getitem__)
             near = [least, *(p for p in others if expected[p] <= _NEAR * self.limit)]
-            if not any(self._is_news(p, env) for p in near):
+            if not any(self._is_news(p, env) for p in near) and not self._arrange(least, env):
                 self._refuse(least, env)
+
+    def _arrange(self, plan: Plan, env: Env) -> bool:
+        """Add a plan in an order of its own, if XLA's is what makes it exceed the limit.
+
+        Returns whether one was added.
+        """
+        name = f"{plan.name}, in order"
+        far = plan.peak(env) > max(self.limit, _FAR * plan.estimate(env))
+        if plan.is_arranged or not (far and self._arranges):
+            return False
+        if any(p.name == name for p in self.plans):
+            return False
+        old = plan.override or Override(None)
+        self.plans.append(self._plan(name, Override(old.policy, old.whole, arranged)))
+        return True
 
     def _expected(self, env: Env) -> dict[Plan, float]:
         """The peak of each plan, as measured.
@@ -296,8 +322,10 @@ class Plans:
         If it is not, as estimated, and corrected by what was measured of others at these sizes.
         """
         measured = [p for p in self.plans if p.is_measured(env)]
-        ratio = min((p.peak(env) / p.estimate(env) for p in measured), default=1.0)
-        return {p: p.peak(env) * (1.0 if p in measured else ratio) for p in self.plans}
+        known = (p.peak(env) / p.estimate(env) for p in measured if not p.is_arranged)
+        ratio = min(known, default=1.0)
+        exact = {p for p in self.plans if p in measured or p.is_arranged}
+        return {p: p.peak(env) * (1.0 if p in exact else ratio) for p in self.plans}
 
     def _good_enough(self, env: Env) -> float:
         """Plans this fast are taken without examining others."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from xfunc.hlo import Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.buffers import Step
 from xfunc.hlo.estimate.occupancy import Task, held, results
 from xfunc.hlo.estimate.schedule import just_in_time, memory_order
 from xfunc.hlo.estimate.search import searched_order
+from xfunc.hlo.passes.in_order import in_order, without_barriers
 from xfunc.symbolic.envelope import SymbolicPeak, samples
 from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.polynomial import Env
@@ -66,6 +68,14 @@ def schedule(symbolic: SymbolicModule, donated: Sequence[int] = ()) -> Schedule:
 
     written = tuple(range(len(found)))
     return Schedule(found, peak(found), peak(written))
+
+
+def arranged(module: Module) -> Module:
+    """A program whose steps run in the order, of all candidates, that needs the least memory."""
+    flat = without_barriers(liveness.prepared(module))
+    task = liveness.task_of(flat.entry)
+    order = chosen([*candidates([task])], [task])
+    return in_order(flat, [s.instruction for s in reordered(task, order)])
 
 
 def list_order(task: Task) -> Positions:

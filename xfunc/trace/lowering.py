@@ -16,6 +16,7 @@ from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.backends.tracer import Computation
+from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
@@ -37,6 +38,7 @@ class Lowering:
         avals: of the flat inputs.
         consts: device data that the function itself holds.
         outputs: avals of the results.
+        arrange: see `ambient.Override`.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Lowering:
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
+    arrange: Callable[[Module], Module] | None = dataclasses.field(
+        default_factory=ambient.arrangement, repr=False
+    )
     _executables: dict[object, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
@@ -166,6 +171,8 @@ class Lowering:
                 else []
             )
             module = finished(Module.from_bytes(self.hlo), tiles=tiles)
+            if self.arrange and where.platform() == "cpu" and where.device_count() == 1:
+                module = self.arrange(module)
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
             found = where.load(
                 self.name,
