@@ -45,6 +45,7 @@ def compile_error(name: str, message: str) -> CompileError:
                 int(float(n) * _UNITS[u]) for n, u in zip(given[::2], given[1::2], strict=True)
             ]
             return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
+    message = message.removeprefix("NOT_FOUND: ")  # JAX adds the class, torch_xla does not.
     return CompileError(
         report(
             f"XLA could not compile {name}: {message}",

@@ -20,6 +20,7 @@ from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import fail_given_twice
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
+from xfunc.backends.memory import check_results
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import UNTOUCHED, Array, array_of
 from xfunc.backends.pjrt.donated import Results
@@ -72,6 +73,8 @@ class Executable:
         self._name, self._upload = name, upload
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
         results = outputs[: len(outputs) - calls_host]
+        if client.platform() == "cpu":
+            check_results(name, results)
         self._results = Results([(torch.Size(a.shape), a.dtype) for a in results])
         self.take_over = self._results.take_over
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]

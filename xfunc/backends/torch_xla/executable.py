@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import re
 from collections.abc import Sequence
 
@@ -12,8 +13,9 @@ from xfunc.backends import donated
 from xfunc.backends.analysis import Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
+from xfunc.backends.memory import check_results
 from xfunc.backends.torch_xla import analysis
-from xfunc.backends.torch_xla.limits import check_maps, check_memory
+from xfunc.backends.torch_xla.limits import check_maps
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
@@ -79,7 +81,8 @@ class Executable:
             outputs = user_computation(self._name, holders, self._computation)
             self._hash = X._get_graph_hash(outputs)
             try:
-                check_memory(self._name, outputs)
+                if os.environ["PJRT_DEVICE"] == "CPU":
+                    check_results(self._name, outputs)
                 if self._hash not in _graphs:
                     _graphs[self._hash] = _unused_name(self._name)
                 self.graph = _graphs[self._hash]

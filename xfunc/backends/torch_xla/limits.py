@@ -1,7 +1,4 @@
-"""The limits of a process: memory maps and memory.
-
-XLA does not check them: it crashes when it gets no more of either.
-"""
+"""The limit of a process on memory maps, which XLA does not check: it crashes without more."""
 
 from __future__ import annotations
 
@@ -9,11 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Sequence
 
-import torch
-
-from xfunc.backends.errors import out_of_memory
 from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]
@@ -48,31 +41,3 @@ def check_maps(name: str) -> None:
             f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
             at=None,
         )
-
-
-def check_memory(name: str, outputs: Sequence[torch.Tensor]) -> None:
-    """Refuse results that the CPU's memory cannot hold.
-
-    XLA would allocate them later, in a thread of its own: the kernel would kill the process, or
-    torch_xla 2.9 would crash it with SIGSEGV at the next use of such a result.
-    """
-    if os.environ["PJRT_DEVICE"] != "CPU":
-        return
-    required = sum(o.numel() * o.element_size() for o in outputs)
-    limit = _host_memory()
-    if required > limit:
-        raise out_of_memory(
-            f"the results of {name} take {required} bytes, and the machine has {limit}",
-            required,
-            limit,
-        )
-
-
-@functools.cache
-def _host_memory() -> int:
-    """Bytes of memory that this process may use."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            limits.append(int(file.read()))  # Not a number: no limit.
-    return min(limits)
