@@ -46,35 +46,30 @@ class Int8Weight(NamedTuple):
 class NF4Weight(NamedTuple):
     """A weight in 4 bits: `levels()[code] * scale`, with two codes in a byte, the upper one first.
 
-    For stacked weights each has one more leading dimension, over the layers.
+    Both arrays are transposed: on TPUs, which work on 128 numbers of the last dimension at once,
+    inputs are then split into blocks, and bytes into codes, along the other one. For stacked
+    weights each has one more leading dimension, over the layers.
     """
 
-    codes: UInt8[Tensor, "out in/2"]
-    scale: Float[Tensor, "out in/64"]
+    codes: UInt8[Tensor, "in/2 out"]
+    scale: Float[Tensor, "in/64 out"]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The weight's."""
-        return *self.codes.shape[:-1], 2 * self.codes.shape[-1]
+        *stack, pairs, out = self.codes.shape
+        return *stack, out, 2 * pairs
 
     def plain(self) -> Float[Tensor, "out in"]:
         """The weight that the codes stand for, in float32."""
-        return torch.stack(self.halves(), -1).flatten(-2)
-
-    def halves(self) -> tuple[Float[Tensor, "out in/2"], Float[Tensor, "out in/2"]]:
-        """What the upper codes stand for, and the lower ones: every second input each."""
-        scale = self.scale[..., None]
-
-        def half(codes: Tensor) -> Tensor:
-            # By comparing: a gather of single numbers is slow on TPUs.
-            found: list[Any] = [*levels()]
-            for bit in range(4):
-                odd = (codes >> bit) & 1 == 1
-                pairs = zip(found[::2], found[1::2], strict=True)
-                found = [torch.where(odd, b, a) for a, b in pairs]
-            return (found[0].unflatten(-1, (-1, BLOCK // 2)) * scale).flatten(-2)
-
-        return half(self.codes >> 4), half(self.codes & 15)
+        codes = torch.stack([self.codes >> 4, self.codes & 15], -2).flatten(-3, -2)
+        # By comparing: a gather of single numbers is slow on TPUs.
+        found: list[Any] = [*levels()]
+        for bit in range(4):
+            odd = (codes >> bit) & 1 == 1
+            found = [torch.where(odd, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        blocks = found[0].unflatten(-2, (-1, BLOCK)) * self.scale[..., None, :]
+        return blocks.flatten(-3, -2).mT
 
 
 Quantised: TypeAlias = Int8Weight | NF4Weight
@@ -92,10 +87,7 @@ def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "
         if isinstance(weight, Int8Weight):
             whole = F.linear(x, weight.codes.to(x.dtype))
             return (whole * weight.scale.squeeze(-1)).to(x.dtype)
-        # Products with halves: putting them together again would be a transposition.
-        pairs = zip(x.unflatten(-1, (-1, 2)).unbind(-1), weight.halves(), strict=True)
-        first, second = (F.linear(part, half.to(x.dtype)) for part, half in pairs)
-        return first + second
+        return F.linear(x, weight.plain().to(x.dtype))
 
     return xf.checkpoint(made)(x, weight)
 
@@ -118,10 +110,11 @@ def int8(weight: Float[Tensor, "*stack out in"]) -> Int8Weight:
 
 def nf4(weight: Float[Tensor, "*stack out in"]) -> NF4Weight:
     """The nearest weight in NF4, by bitsandbytes; rows are multiples of `BLOCK`."""
-    *stack, into = weight.shape
+    rows = weight.shape[:-1]
     wide = weight.float().contiguous()
     codes, about = _library().quantize_4bit(wide, blocksize=BLOCK, quant_type="nf4")
-    return NF4Weight(codes.view(*stack, into // 2), about.absmax.view(*stack, into // BLOCK))
+    arrays = codes.view(*rows, -1), about.absmax.view(*rows, -1)
+    return NF4Weight(*(a.mT.contiguous() for a in arrays))
 
 
 @functools.cache
@@ -148,24 +141,28 @@ def abstract(weight: xf.ShapeDtypeStruct, form: Form) -> Any:
     """The shapes of a weight in some form. They are sharded like it as far as sizes permit."""
     if form == "plain":
         return weight
-    where, (*stack, into) = weight.sharding, weight.shape
+    where, (*stack, out, into) = weight.sharding, weight.shape
     assert isinstance(where, NamedSharding)
-    parts: Any = {
-        "int8": (Int8Weight, (torch.int8, into), (torch.float32, 1)),
-        "nf4": (NF4Weight, (torch.uint8, into // 2), (torch.float32, into // BLOCK)),
-    }
-    kind, *leaves = parts[form]
-    return kind(*(_struct((*stack, size), dtype, where) for dtype, size in leaves))
+    *first, rows, columns = (*where.spec, *(None,) * len(weight.shape))[: len(weight.shape)]
+
+    def array(dtype: torch.dtype, sizes: tuple[int, int], *axes: Any) -> Any:
+        return _struct((*stack, *sizes), dtype, (*first, *axes), where.mesh)
+
+    if form == "int8":
+        codes = array(torch.int8, (out, into), rows, columns)
+        return Int8Weight(codes, array(torch.float32, (out, 1), rows, None))
+    codes = array(torch.uint8, (into // 2, out), columns, rows)
+    return NF4Weight(codes, array(torch.float32, (into // BLOCK, out), columns, rows))
 
 
 def _struct(
-    shape: tuple[int, ...], dtype: torch.dtype, where: NamedSharding
+    shape: tuple[int, ...], dtype: torch.dtype, spec: tuple[Any, ...], mesh: Any
 ) -> xf.ShapeDtypeStruct:
-    spec = (*where.spec, *(None,) * len(shape))[: len(shape)]
+    """An array, sharded over the axes of `spec` that divide its dimensions."""
 
     def count(entry: Any) -> int:
         axes = (entry,) if isinstance(entry, str) else entry or ()
-        return math.prod(where.mesh.shape[axis] for axis in axes)
+        return math.prod(mesh.shape[axis] for axis in axes)
 
     fits = P(*(e if size % count(e) == 0 else None for e, size in zip(spec, shape, strict=True)))
-    return xf.ShapeDtypeStruct(shape, dtype, NamedSharding(where.mesh, fits))
+    return xf.ShapeDtypeStruct(shape, dtype, NamedSharding(mesh, fits))

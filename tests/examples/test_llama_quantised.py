@@ -182,8 +182,8 @@ def test_codes_lie_like_their_weights() -> None:
     assert base is not None
     parts = ("fsdp", "expert")
     found = {n: [a.sharding.spec for a in leaf] for n, leaf in base["layers"].items() if "w" in n}
-    assert found["wq"] == [P(None, "tensor", parts), P(None, "tensor", parts)]
-    assert found["w_down"] == [P(None, parts, "tensor"), P(None, parts, None)]
+    assert found["wq"] == [P(None, parts, "tensor"), P(None, parts, "tensor")]
+    assert found["w_down"] == [P(None, "tensor", parts), P(None, None, parts)]
 
 
 @pytest.mark.parametrize("policy", ["dots", "everything"])
@@ -195,8 +195,9 @@ def test_no_layer_keeps_its_plain_weights(policy: str) -> None:
     state, base = train.abstract_state(recipe), train.abstract_base(recipe)
     batch = train.abstract_batch(recipe, 2, 16)
     text = train.train_step.lower(state, batch, base, recipe=recipe).as_text()
-    assert "[2,320,96]" in text  # codes, of all layers
+    assert "[2,96,320]" in text  # codes, of all layers
     assert "[2,320,192]" not in text
+    assert "[2,192,320]" not in text
 
 
 def test_nf4_needs_whole_blocks_and_its_library(
