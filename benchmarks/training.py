@@ -157,7 +157,7 @@ def _theirs(case: Case, params: Any, compiled: bool) -> Callable[[], Tensor]:
         return plain_loss(lora.join(trained, base, recipe.tune), *given, c=c)
 
     dynamic = None if len(inputs) == 1 else True
-    forward = torch.compile(loss, dynamic=dynamic) if compiled else loss
+    forward = torch.compile(loss, dynamic=dynamic, fullgraph=True) if compiled else loss
     step = plain_step(recipe, trained, forward)
 
     def run() -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import float8, quantised
 from .float8 import Scaled
-from .quantised import Int8Weight, NF4Weight, Quantised
+from .quantised import Quantised
 
 Weight: TypeAlias = Tensor | Quantised
 
@@ -32,6 +32,6 @@ def linear(
         return linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
     if isinstance(weight, Scaled):
         return float8.product(x, *weight)
-    if isinstance(weight, Int8Weight | NF4Weight):
+    if quantised.is_quantised(weight):
         return quantised.product(x, weight)
     return F.linear(x, weight)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
+from typing_extensions import TypeIs
 
 import xfunc as xf
 from xfunc import NamedSharding, P
@@ -75,9 +76,9 @@ class NF4Weight(NamedTuple):
 Quantised: TypeAlias = Int8Weight | NF4Weight
 
 
-def is_quantised(weight: object) -> bool:
+def is_quantised(weight: object) -> TypeIs[Quantised]:
     """Whether it is a weight in codes."""
-    return isinstance(weight, Int8Weight | NF4Weight)
+    return isinstance(weight, (Int8Weight, NF4Weight))  # dynamo knows no unions
 
 
 def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "*batch out"]:
