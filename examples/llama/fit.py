@@ -14,7 +14,7 @@ from rich.console import Console
 
 import xfunc as xf
 
-from . import base, config, evaluate, hosts, options, restored, samples, train
+from . import base, config, evaluate, hosts, options, quantised, restored, samples, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite, not_finite
@@ -134,7 +134,8 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
 
 
 def _size(params: Params | None) -> int:
-    return sum(leaf.numel() for leaf in xf.tree.leaves(params))
+    leaves = xf.tree.leaves(params, is_leaf=quantised.is_quantised)
+    return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def begin(

@@ -107,7 +107,7 @@ def test_products_are_those_of_the_rounded_weight(form: str, dtype: torch.dtype)
     ("kind", "form"), [("adapters", "int8"), ("pairs", "int8"), ("pairs", "nf4")]
 )
 def test_training_is_that_on_the_rounded_base(
-    made: Path, tmp_path: Path, kind: str, form: str
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, form: str
 ) -> None:
     """Each loss, with a base in float32 whose frozen matrices were rounded by a library."""
     run = tuned.begin(made, tmp_path / form, kind, f"train.tune.base={form}")
@@ -134,8 +134,12 @@ def test_training_is_that_on_the_rounded_base(
         (folder / name).write_bytes((made / name).read_bytes())
     (tmp_path / "hub").rename(folder / "hub")
     plain = tuned.begin(folder, tmp_path / "float32", kind)
+    said = []
     for each in (run, plain):
         assert fit.fit(each).ended == "done"
+        said.append(capsys.readouterr().out.splitlines()[:3])
+    counts = [[line for line in lines if "on a frozen base of" in line] for lines in said]
+    assert counts[0] == counts[1] != []
     ours, theirs = (
         [line["loss"] for line in tuned.curve(each.folder) if "loss" in line]
         for each in (run, plain)
