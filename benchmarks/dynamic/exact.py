@@ -1,4 +1,7 @@
-"""Random programs at many sizes, with NaN in the padding, against eager torch."""
+"""Random programs at many sizes, with NaN in the padding, against eager torch.
+
+Compiling them takes a third of the time with XLA_FLAGS=--xla_backend_optimization_level=0.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import xfunc as xf
 from tests.support.dynamic_programs import random_program
 from xfunc.symbolic import seen
 
-PROGRAMS, SIZES, TOLERANCE = 30, 20, 1e-9
+PROGRAMS, SIZES, TOLERANCE = 300, 20, 1e-9
 
 
 def main() -> None:

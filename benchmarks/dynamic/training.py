@@ -85,6 +85,7 @@ def _capped(part: Part) -> None:
     contenders = {
         "xfunc, dynamic": _dynamic(made, batches, limit),
         f"padding to {CAP}, computing everything again": _static(made, batches),
+        **_torch(made, batches),
     }
     title = f"{2 * ROWS} rows in the {limit / 2**20:.0f} MiB that padding takes at least"
     _compare(contenders, f"{title}, by XLA's buffer assignment.")
@@ -98,8 +99,13 @@ def _free(part: Part) -> dict[str, Contender]:
         f"padding to {CAP}": _static(made, batches),
         "a program for each exact shape": _jitted(made, batches, _targets(batches)),
         f"packed rows of {CAP}, with segment masks": _jitted(made, packed, _targets(packed)),
-        "eager torch": _plain(made, plain_loss, batches),
     }
+    return found | _torch(made, batches)
+
+
+def _torch(made: Recipe, batches: Sequence[Batch]) -> dict[str, Contender]:
+    """Plain torch at the exact shapes, which keeps what it likes."""
+    found = {"eager torch": _plain(made, plain_loss, batches)}
     for budget in BUDGETS:
         # By its code torch would know the function that it has compiled with another budget.
         code = plain_loss.__code__.replace(co_name=f"loss_{budget}")
@@ -113,7 +119,9 @@ def _free(part: Part) -> dict[str, Contender]:
 def _dynamic(made: Recipe, batches: Sequence[Batch], limit: int | None) -> Contender:
     """One program for each of at most 8 buckets."""
     widths = [b.tokens.shape[1] for b in batches]
-    step = train.dynamic_step(made, CAP, xf.buckets([*widths, CAP], n=8), limit)
+    rungs = xf.buckets([*widths, CAP], n=8)
+    used = {min(r for r in rungs if r >= w) for w in widths}
+    step = train.dynamic_step(made, CAP, rungs, limit)
     state = train.init(made)
 
     def run(batch: Batch) -> Tensor:
@@ -121,7 +129,7 @@ def _dynamic(made: Recipe, batches: Sequence[Batch], limit: int | None) -> Conte
         state, metrics = step(state, batch, None)
         return xf.device_get(metrics.loss)
 
-    return Contender(run, batches, _targets(batches), lambda: step.cache_info().compiles)
+    return Contender(run, batches, _targets(batches), lambda: len(used))
 
 
 def _static(made: Recipe, batches: Sequence[Batch]) -> Contender:
