@@ -8,7 +8,8 @@ One operation (16x16 add), against
 A call like a train step, from a dictionary of 300 leaves to a new one, donated or not, against the
 bare call on the same executable.
 
-The same calls with the backend ``"pjrt"``, against those with torch_xla just before.
+The same calls with the backend ``"pjrt"``, against those with torch_xla just before, and against
+JAX's own part in them.
 
 The device is waited for after each turn, outside the timer.
 """
@@ -22,6 +23,7 @@ import torch_xla
 
 import xfunc as xf
 from benchmarks.timing import Contender, Row, race, table, wait
+from xfunc.backends.pjrt.array import array_of, make
 from xfunc.backends.torch_xla.executable import Executable
 
 LEAVES = 300
@@ -94,21 +96,43 @@ def many_leaves(donate: bool) -> Row:
 
 
 def on_pjrt(one: float, many: float) -> list[Row]:
-    """The calls with the other backend, against one add and the bare call with torch_xla."""
+    """The calls with the other backend, against one add and the bare call with torch_xla.
+
+    And against the least that one add may take: JAX's call of the executable, and a tensor.
+    """
     xf.config.set_backend("pjrt")
     try:
         weights = {f"weight{i}": xf.device_put(torch.zeros(16, 16)) for i in range(LEAVES)}
-        add = Loop(xf.jit(lambda x: x + 1), xf.device_put(torch.zeros(16, 16)))
+        start, fun = xf.device_put(torch.zeros(16, 16)), xf.jit(lambda x: x + 1)
+        run: Any = executable(fun, start)
+        run([start])
+
+        def bare(array: Any) -> Any:
+            return run._run(array)[0]
+
+        def least(tensor: Any) -> Any:
+            return make(run._run(tensor._jax_array)[0], tensor._jax_aval)
+
         step = xf.jit(lambda params: {k: p + 1 for k, p in params.items()}, donate_argnums=0)
-        calls = {"one": add, "many": Loop(step, weights)}
-        contenders = {n: Contender(c, lambda: xf.block_until_ready(None)) for n, c in calls.items()}
-        best = race(contenders, 200, CALLS, 30)
+        calls = {
+            "one": Loop(fun, start),
+            "least": Loop(least, start),
+            "jax": Loop(bare, array_of(start)),
+        }
+        best = race({n: Contender(c, _wait_for_jax) for n, c in calls.items()}, 400, CALLS, 30)
+        best |= race({"many": Contender(Loop(step, weights), _wait_for_jax)}, 200, CALLS, 30)
     finally:
         xf.config.set_backend("torch_xla")
     return [
         Row("pjrt, one add: torch_xla", best["one"], one, 0.5),
+        Row("pjrt, one add: JAX's call and a tensor", best["one"], best["least"], 2),
+        Row("pjrt, one add: JAX's call", best["one"], best["jax"], 3),
         Row(f"pjrt, {LEAVES} leaves, donated: bare cached graph", best["many"], many, 0.7),
     ]
+
+
+def _wait_for_jax() -> None:
+    xf.block_until_ready(None)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
-from xfunc.stages import stages
+from xfunc.stages import again, stages
 from xfunc.stages.compiler_options import Option
 from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.frames import hide_library_frames
@@ -194,6 +194,8 @@ class Jit(Transform[P, R]):
                 f"jit({function_name(fun)}) has buckets, but no dynamic dimension",
                 "declare dynamic_shapes.",
             )
+        if self._static != ((), ()) or self._is_sharded or shapes is not None or memory_limit:
+            self._staged.repeats = False
         self._dynamic = self._limit = None
         self._buckets, self._bytes = buckets, memory_limit
         if shapes is not None:
@@ -209,6 +211,12 @@ class Jit(Transform[P, R]):
         return call_in_trace(self._staged, given, named, options._replace(donated=frozenset))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            found = again.call(self._staged, args, kwargs)
+            if found is not again.MISSED:
+                return found
+        except Exception as error:
+            raise hide_library_frames(error) from error.__cause__
         if tracing.current() is not None or is_eager():
             return self.apply(*args, **kwargs)
         try:

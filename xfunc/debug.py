@@ -12,10 +12,10 @@ import torch
 
 from xfunc import tree
 from xfunc.cache.programs import cache_of, trace_count
+from xfunc.core import ambient
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import fail, report
-from xfunc.stages import staging
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
 
@@ -95,11 +95,11 @@ def nans(enable: bool = True) -> Iterator[None]:
 
     Source: ``jax.debug_nans``.
     """
-    before = staging.inspect_results(_nans.search if enable else None)
+    before = ambient.inspect_results(_nans.search if enable else None)
     try:
         yield
     finally:
-        staging.inspect_results(before)
+        ambient.inspect_results(before)
 
 
 def assert_max_traces(fun: Callable[..., object], n: int) -> MaxTraces:

@@ -17,23 +17,26 @@ class _Lock(_RLock):
     """One lock for everything that touches process-wide switches of torch_xla: traces and runs.
 
     A thread that the holder of the lock waits for would wait forever; it is refused instead.
+
+    Attributes:
+        refusing: an entry for each thread to refuse.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._refused = threading.local()
-        self._refusing: list[None] = []  # as many as there are threads to refuse
+        self.refusing: list[None] = []
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:
         """Refuse the lock to this thread, which a running program is waiting for."""
         before = self._is_refused()
         self._refused.now = True
-        self._refusing.append(None)
+        self.refusing.append(None)
         try:
             yield
         finally:
-            self._refusing.pop()
+            self.refusing.pop()
             self._refused.now = before
 
     def _is_refused(self) -> bool:
@@ -41,7 +44,7 @@ class _Lock(_RLock):
 
     def __enter__(self) -> None:
         # JAX may run a program in the thread that holds the lock.
-        if self._refusing and self._is_refused():
+        if self.refusing and self._is_refused():
             raise RuntimeError(
                 "xfunc was called from a callback that a running program is waiting for"
                 "\nHint: compute there with numpy, or with torch on the CPU."

@@ -25,9 +25,12 @@ class Executable(Protocol):
 
     Attributes:
         inputs: which of the flat inputs of the program it takes, in order.
+        finds_clashes: whether it raises an error itself if it is to take over a tensor that it is
+            also given elsewhere.
     """
 
     inputs: tuple[int, ...]
+    finds_clashes: bool
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""

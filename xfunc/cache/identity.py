@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -110,6 +110,12 @@ class FunctionValue:
         self._watch: Constants | Watch | None = constants(fun)
         self._found: tuple[Hashable, list[torch.Tensor]] | None = None
         self._looks = 0
+
+    def check(self) -> Callable[[], bool] | None:
+        """A function that tells whether the value is still the same; None if it must be taken."""
+        if self._found is None or self._watch is None or not self._watch.same():
+            return None
+        return self._watch.same
 
     def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `function_value`."""

@@ -32,26 +32,48 @@ class CacheInfo(NamedTuple):
     size: int
 
 
+class Latest:
+    """What a cache found last.
+
+    Attributes:
+        key: its key.
+        entry: the program, or several (`Guarded`).
+        caller: identifies who found it, if `again` is set.
+        again: how to find and run it again (`xfunc.stages.again`).
+    """
+
+    __slots__ = ("again", "caller", "entry", "key")
+
+    def __init__(self, key: Hashable, entry: Any):
+        self.key, self.entry = key, entry
+        self.caller: object = None
+        self.again: Any = None
+
+
 class FunctionCache:
-    """The programs of one function."""
+    """The programs of one function.
+
+    Attributes:
+        latest: what was found last.
+    """
 
     def __init__(self, name: str, root: object):
         self.name, self.root = name, root
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-        self._latest: tuple[Hashable, Any] | None = None  # the key and entry found last
+        self.latest = Latest(None, None)
         self.globals: Guards | None = (
             None  # The guards of its globals (`globals.Guards`), once it has been traced.
         )
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
-        if self._latest is not None and key == self._latest[0]:  # It is faster than to hash.
-            entry = self._latest[1]
+        if key == self.latest.key:  # It is faster than to hash.
+            entry = self.latest.entry
         else:
             entry = self.entries.get(key)
-            self._latest = None if entry is None else (key, entry)
+            self.latest = Latest(None if entry is None else key, entry)
         if type(entry) is Guarded:
             entry = entry.find()
         if entry is not None:
@@ -76,7 +98,7 @@ class FunctionCache:
             known.add(entry, guards)
             entry = known
         self.entries[key] = entry
-        self._latest = None
+        self.latest = Latest(None, None)
         while len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 
@@ -96,7 +118,7 @@ class FunctionCache:
 
     def clear(self) -> None:
         self.entries.clear()
-        self._latest = None
+        self.latest = Latest(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
         self.globals = None

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator, Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
@@ -41,8 +41,16 @@ class Surroundings(NamedTuple):
 NOTHING = Surroundings()
 
 
+Inspect: TypeAlias = Callable[
+    [str, Callable[..., object], tuple[object, ...], dict[str, object], object], None
+]
+
+
 class _Thread(threading.local):
     around = NOTHING  # A default of the class is found much faster than a missing attribute.
+    inspect: Inspect | None = None
+    busy = 0  # how much else is going on: see `change_busy`
+    is_plain = True  # All three are as they are here.
 
 
 _thread = _Thread()
@@ -57,6 +65,33 @@ def restore(surroundings: Surroundings) -> Surroundings:
     """Restore a context that `key` returned; returns the previous one."""
     before = _thread.around
     _thread.around = surroundings
+    _note_whether_plain()
+    return before
+
+
+def change_busy(by: int) -> None:
+    """Note that something begins (1) or ends (-1) in this thread that calls have to respect."""
+    _thread.busy += by
+    _note_whether_plain()
+
+
+def _note_whether_plain() -> None:
+    _thread.is_plain = _thread.around == NOTHING and _thread.inspect is None and _thread.busy == 0
+
+
+def inspector() -> Inspect | None:
+    """The hook that sees the results of runs in this thread, or None."""
+    return _thread.inspect
+
+
+def inspect_results(inspect: Inspect | None) -> Inspect | None:
+    """Call this hook after each run in this thread from now on; returns the previous hook.
+
+    It receives the function's name, the function, its arguments and its result.
+    """
+    before = _thread.inspect
+    _thread.inspect = inspect
+    _note_whether_plain()
     return before
 
 
@@ -194,6 +229,28 @@ def modes() -> Hashable:
     return found if around is NOTHING or around == NOTHING else (found, around)
 
 
+Modes: TypeAlias = tuple[torch.dtype, str | None]
+
+
+def plain_modes() -> Modes | None:
+    """What `modes` consists of, if nothing unusual surrounds a call; else None."""
+    found = _dtype(), _backend
+    return found if are_plain(found) else None
+
+
+def are_plain(modes: Modes) -> bool:
+    """Whether `plain_modes` are these."""
+    dtype, backend = modes
+    return (
+        _thread.is_plain
+        and _dtype() is dtype
+        and _backend is backend
+        and not (_is_deterministic() or _is_autocast())
+    )
+
+
+_dtype, _is_autocast = torch.get_default_dtype, torch._C._is_any_autocast_enabled
+_is_deterministic = torch._C._get_deterministic_algorithms
 _backend: str | None = None
 
 

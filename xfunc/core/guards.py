@@ -74,6 +74,14 @@ class Guarded:
                 return found
         return None
 
+    def only(self, program: object) -> tuple[tuple[Guard, Hashable], ...] | None:
+        """The guards of a program and their values; None if not all programs have these guards."""
+        if len(self._groups) != 1:
+            return None
+        ((guards, programs),) = self._groups.items()
+        values = next((v for v, p in programs.items() if p is program), None)
+        return None if values is None else tuple(zip(guards, values, strict=True))
+
     def add(self, program: object, guards: Iterable[Guard]) -> None:
         """Keep a program for the current state."""
         guards = tuple(dict.fromkeys(guards))

@@ -70,6 +70,14 @@ class Entry:
             found = active.runtime().all_to_device(found)
         return [*leaves, *found]
 
+    def runs_alone(self) -> bool:
+        """Whether each run needs the arguments and the executable, and nothing else."""
+        return (
+            not (self.captures or self.effects or self._consts)
+            and self.executable is not None
+            and active.runtime().device_count() == 1
+        )
+
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the program with tensors on the device, outside any trace."""
         flat = self.inputs(leaves, held) if self.captures else leaves

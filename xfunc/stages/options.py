@@ -43,5 +43,10 @@ class Options(NamedTuple):
     effects_allowed: bool = False
     compiler: CompilerOptions = ()
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether they add nothing to the key of a call."""
+        return self.static is None and not self.fixed and not self.beside and self.call is None
+
 
 PLAIN = Options()

@@ -35,7 +35,7 @@ from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
-from xfunc.stages import kept
+from xfunc.stages import again, kept
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
@@ -62,6 +62,11 @@ class Staged:
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they are compared by value.
         stays: for the flat arguments of a structure, tells where a Python number stays one.
+
+    Attributes:
+        repeats: whether calls may be like the last one; see NOTE [calls like the last one] in
+            `xfunc.stages.again`.
+        caller: identifies this object there.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Staged:
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
         self.function_value = identity.FunctionValue(self.value)
+        self.repeats, self.caller = True, object()
 
     @functools.cached_property
     def cache(self) -> FunctionCache:
@@ -260,12 +266,8 @@ def _is_tracer(t: torch.Tensor) -> bool:
     return trace is not None and trace.is_inside(t)
 
 
-Inspect: TypeAlias = Callable[[str, Function, tuple[object, ...], dict[str, object], object], None]
-
-
 class _Thread(threading.local):
     keys: tuple[tuple[FunctionCache, Key], ...] = ()  # of the functions being traced
-    inspect: Inspect | None = None
 
 
 _thread = _Thread()
@@ -303,11 +305,12 @@ def run_staged(
         avals = None if kwargs else where.avals(args)
         if avals is not None:
             leaves: list[Leaf] = list(args)
-            structure = _structure_of_leaves(len(args))
+            structure = tree.structure_of_leaves(len(args))
         else:
             given: PyTree = (args, kwargs)
             leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
             avals = where.avals(leaves)
+        usual = avals is not None and staged.repeats
         if avals is None:
             if tree.adopt(leaves):
                 leaves, structure = tree.flatten((args, kwargs))
@@ -325,6 +328,8 @@ def run_staged(
             result = first_run(store, entry, leaves, held)
         else:
             result = entry.result(entry.run(leaves, held))
+            if usual and not entry.captures and options.is_usual:
+                again.note(staged, store.latest, entry, structure, avals)
         inspected(staged, args, kwargs, options, result)
         return result
 
@@ -336,24 +341,9 @@ def inspected(
     options: Options,
     result: object,
 ) -> None:
-    """Pass the result of a run to the hook that `inspect_results` installed."""
-    if _thread.inspect is not None:
-        _thread.inspect(staged.name, options.call or staged.fun, args, kwargs, result)
-
-
-def inspect_results(inspect: Inspect | None) -> Inspect | None:
-    """Call this hook after each run in this thread from now on; returns the previous hook.
-
-    It receives the function's name, the function, its arguments and its result.
-    """
-    before = _thread.inspect
-    _thread.inspect = inspect
-    return before
-
-
-@functools.cache
-def _structure_of_leaves(n: int) -> tree.Structure:
-    return tree.structure(((0,) * n, {}))
+    """Pass the result of a run to the hook that `ambient.inspect_results` installed."""
+    if (inspect := ambient.inspector()) is not None:
+        inspect(staged.name, options.call or staged.fun, args, kwargs, result)
 
 
 def first_run(

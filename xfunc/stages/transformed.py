@@ -18,6 +18,7 @@ from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import fail, shown
+from xfunc.stages import again
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.trace import tracing
@@ -63,6 +64,12 @@ class Transform(Wrapper, Generic[P, R]):
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            found = again.call(self._staged, args, kwargs)
+            if found is not again.MISSED:
+                return found
+        except Exception as error:
+            raise hide_library_frames(error) from error.__cause__
         if tracing.current() is not None:
             return own(self.apply(*args, **kwargs))
         if is_eager():

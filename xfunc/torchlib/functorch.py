@@ -84,6 +84,8 @@ any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
 unwrap_if_dead: Callable[[Tensor], Tensor] = _functorch.unwrap_if_dead
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether any transform is active."""
 top_level: Callable[[], Level | None] = _functorch.peek_interpreter_stack
 swap_contents: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
 

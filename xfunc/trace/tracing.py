@@ -184,12 +184,14 @@ class Trace:
             stack.callback(scopes.enter, scopes.enter(""))  # XLA prepends the caller's scope.
             self._first_id = tracer().number_of(tracer().placeholder(Aval((), torch.bool)))
             _thread.trace = self
+            ambient.change_busy(1)
             self.is_open = True
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
         _thread.trace = self._parent
+        ambient.change_busy(-1)
         self.is_open = False
         self.substitutes.clear()
         self.capture_inputs.clear()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy.typing as npt
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_CPU = torch.device("cpu")
+_CPU, _STRIDED = torch.device("cpu"), torch.strided
+_new: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 _GRAD: Any = torch.Tensor.grad
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
@@ -279,11 +280,27 @@ def make(array: jax.Array, aval: AvalKey) -> Array:
 
 def _wrapper(aval: AvalKey) -> Array:
     # By position: with keywords it takes a fifth longer.
-    found = torch.Tensor._make_wrapper_subclass(
-        Array, aval[0], None, None, None, aval[1], torch.strided, _CPU
-    )
+    found = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
     found._jax_aval = aval
     return found
+
+
+def makers(avals: Sequence[AvalKey]) -> list[Callable[[jax.Array], Array]]:
+    """`make` for tensors of these shapes and dtypes, one by one, in less time."""
+    return list(map(_maker, avals))
+
+
+@functools.lru_cache(maxsize=4096)
+def _maker(aval: AvalKey) -> Callable[[jax.Array], Array]:
+    size, dtype = aval
+
+    def make(array: jax.Array) -> Array:
+        found = new(cls, size, None, None, None, dtype, strided, cpu)
+        found._jax_aval, found._jax_array = aval, array
+        return found
+
+    cls, new, strided, cpu = Array, _new, _STRIDED, _CPU
+    return make
 
 
 UNTOUCHED: Callable[[Any], jax.Array] = operator.attrgetter("_jax_array")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import AVAL, Array, array_of, make, sharding_of
+from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
@@ -89,10 +89,10 @@ class Pjrt:
             with contextlib.suppress(RuntimeError):
                 array.block_until_ready()
 
-    def avals(self, leaves: Sequence[object]) -> tuple[AvalKey, ...] | None:
+    def avals(self, leaves: Sequence[Any]) -> tuple[AvalKey, ...] | None:
         """See `xfunc.backends.protocol.Runtime.avals`."""
         try:
-            return tuple(map(AVAL, leaves))
+            return tuple([x._jax_aval for x in leaves])
         except AttributeError:
             return None
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xfunc.backends.donated import refuse, take_over
-from xfunc.backends.pjrt.array import AVAL, UNTOUCHED, Array, make
+from xfunc.backends.pjrt.array import Array, makers
 from xfunc.core.avals import AvalKey
 
 if TYPE_CHECKING:
@@ -41,10 +41,14 @@ class Results:
 
     Args:
         avals: of the results.
+
+    Attributes:
+        tensors: a function that returns tensors of this data.
     """
 
     def __init__(self, avals: Sequence[AvalKey]):
-        self._avals = tuple(avals)
+        self._avals, self._makers = tuple(avals), makers(avals)
+        self.tensors = self._only if len(self._avals) == 1 else self._all
         self._spare: list[list[Array]] = []  # What the last call took over; at most one.
         self._given: tuple[AvalKey, ...] = ()  # the avals of that
         self._places: list[int | None] = []  # which of them becomes each result
@@ -52,7 +56,7 @@ class Results:
     def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make tensors unusable whose buffers the program has taken over."""
         spare: list[Array] = [t for t in tensors if type(t) is Array]
-        avals = tuple(map(AVAL, spare)) if _are_as_made(spare) else ()
+        avals = tuple([t._jax_aval for t in spare]) if _are_as_made(spare) else ()
         for t in spare:
             t._jax_array = None  # type: ignore[assignment]  # XLA may have had no use for it.
             t.__class__ = Donated  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,15 +67,19 @@ class Results:
                 self._given, self._places = avals, _places(avals, self._avals)
             self._spare[:] = [spare]
 
-    def __call__(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
-        """Tensors of this data."""
+    def _only(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
+        if self._spare:
+            return self._all(arrays)
+        return [self._makers[0](arrays[0])]
+
+    def _all(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         spare = self._spare.pop() if self._spare else None
         if spare is None or not _are_forgotten(spare):
-            return list(map(make, arrays, self._avals))
+            return [make(array) for make, array in zip(self._makers, arrays, strict=True)]
         found: list[torch.Tensor] = []
-        for place, array, aval in zip(self._places, arrays, self._avals, strict=True):
+        for place, array, make in zip(self._places, arrays, self._makers, strict=True):
             if place is None:
-                found.append(make(array, aval))
+                found.append(make(array))
                 continue
             tensor = spare[place]
             tensor.__class__ = Array
@@ -97,7 +105,7 @@ _ALONE = next(map(sys.getrefcount, [object()]))
 def _are_as_made(tensors: Sequence[Array]) -> bool:
     """Whether they are as `make` has made them."""
     try:
-        list(map(UNTOUCHED, tensors))
+        _ = [t._jax_array for t in tensors]
     except AttributeError:
         return False
     return not (any(map(weakref.getweakrefcount, tensors)) or any(map(_ATTRIBUTES, tensors)))

@@ -22,7 +22,7 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.memory import check_results
 from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import UNTOUCHED, Array, array_of
+from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
@@ -40,6 +40,10 @@ _WITHIN = "jit(call)/call_exported/"
 """JAX's prefix of the names of operations; see NOTE [the way into JAX]."""
 
 
+_CLASHES = ("previously donated", "donate the same buffer", "donate a buffer which is also used")
+"""XLA's words for a buffer that a program is to take over, and is also given elsewhere."""
+
+
 class Executable:
     """See `xfunc.backends.protocol.Executable`.
 
@@ -55,6 +59,8 @@ class Executable:
         options: of the compiler, by name.
         mesh: of the module's shardings, if they are written for Shardy.
     """
+
+    finds_clashes = True
 
     def __init__(
         self,
@@ -75,8 +81,8 @@ class Executable:
         results = outputs[: len(outputs) - calls_host]
         if client.platform() == "cpu":
             check_results(name, results)
-        self._results = Results([(torch.Size(a.shape), a.dtype) for a in results])
-        self.take_over = self._results.take_over
+        made = Results([(torch.Size(a.shape), a.dtype) for a in results])
+        self._tensors, self.take_over = made.tensors, made.take_over
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
         # On the only device too: if some arrays lay nowhere in particular, as without this the
         # results of some releases do and of others do not, JAX would compile for both kinds.
@@ -104,22 +110,22 @@ class Executable:
         one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1
         self._calls_host, self._waits = calls_host, calls_host or one_by_one
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
         try:
-            arrays = list(map(UNTOUCHED, inputs))
+            arrays = [x._jax_array for x in inputs]
         except AttributeError:
             arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
         if self._waits:
             return self._wait(arrays)
         try:
-            return self._results(self._run(*arrays))
-        except RuntimeError as error:
+            return self._tensors(self._run(*arrays))
+        except (RuntimeError, ValueError) as error:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> CompileError:
-        if "previously donated" in str(error) or "donate the same buffer" in str(error):
-            fail_given_twice(self._name)  # Two tensors may share a buffer.
+        if any(clash in str(error) for clash in _CLASHES):
+            fail_given_twice(self._name)
         return compile_error(self._name, str(error))
 
     def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
@@ -127,13 +133,13 @@ class Executable:
         failures.clear()
         try:
             found = client.jax().block_until_ready(self._run(*arrays))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if failures:
                 raise failures[0] from None
             raise self._named(error) from error
         if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
             raise failures[0]
-        return self._results(found[:-1] if self._calls_host else found)
+        return self._tensors(found[:-1] if self._calls_host else found)
 
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""

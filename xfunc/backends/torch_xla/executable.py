@@ -51,6 +51,7 @@ class Executable:
     """
 
     inputs: tuple[int, ...] = ()
+    finds_clashes = False
 
     def __init__(
         self,

@@ -1,0 +1,139 @@
+"""Calls like the last one.
+
+NOTE [calls like the last one]: a loop calls a function with arguments of the same kinds, and
+nothing around it changes. Then the key of the call need not be built: it is enough that each part
+of it is as it was in the last call. Whatever is unusual (a trace, a gradient, another program found
+since) goes the long way, `xfunc.stages.staging.run_staged`, which notes what to compare next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xfunc import tree
+from xfunc.backends import active
+from xfunc.backends.donated import run_donating
+from xfunc.backends.lock import lock
+from xfunc.core import ambient
+from xfunc.core.avals import AvalKey
+from xfunc.core.guards import Guarded
+from xfunc.torchlib import functorch
+from xfunc.tree import Leaf, PyTree
+
+if TYPE_CHECKING:
+    from xfunc.cache.programs import Latest
+    from xfunc.stages.entry import Entry
+    from xfunc.stages.staging import Staged
+
+MISSED: Any = object()
+"""The result of `call` if a call is not like the last one."""
+
+_acquire, _release, _refusing = lock.acquire, lock.release, lock.refusing
+_any_requires_grad, _is_transformed = functorch.any_requires_grad, functorch.is_transformed
+
+
+class Again:
+    """What a call is compared with, and what it runs if it is the same.
+
+    Args:
+        entry: the program.
+        structure: of the arguments.
+        avals: of their leaves.
+        modes: see `xfunc.core.ambient.plain_modes`.
+        is_unchanged: whether the function's value is the same.
+        guards: of the program, with their values.
+    """
+
+    __slots__ = (
+        "avals",
+        "avals_of",
+        "donated",
+        "executable",
+        "guards",
+        "inputs",
+        "is_unchanged",
+        "leaves_of",
+        "modes",
+        "name",
+        "run",
+        "unflatten",
+    )
+
+    def __init__(
+        self,
+        entry: Entry,
+        structure: tree.Structure,
+        avals: tuple[AvalKey, ...],
+        modes: ambient.Modes,
+        is_unchanged: Callable[[], bool],
+        guards: tuple[tuple[Callable[[], Hashable], Hashable], ...],
+    ):
+        assert entry.executable is not None
+        n = len(avals)
+        are_leaves = structure == tree.structure_of_leaves(n)
+        self.leaves_of = None if are_leaves else tree.matcher(structure)
+        self.avals, self.avals_of = avals, active.runtime().avals
+        self.modes, self.is_unchanged, self.guards = modes, is_unchanged, guards
+        self.name, self.donated = entry.program.name, entry.donated
+        self.executable, self.run = entry.executable, entry.executable.__call__
+        inputs = entry.executable.inputs
+        self.inputs = None if inputs == tuple(range(n)) else inputs
+        self.unflatten = None if entry.out_tree.is_leaf() else entry.out_tree.unflatten
+
+
+def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> PyTree:
+    """The result of a call, if it is like the last one; else `MISSED`."""
+    latest = staged.cache.latest
+    if latest.caller is not staged.caller or _refusing or not _acquire(False):
+        return MISSED
+    try:
+        again: Again = latest.again
+        leaves: Sequence[Leaf] | None = args
+        if again.leaves_of is not None:
+            leaves = again.leaves_of((args, kwargs))
+            if leaves is None:
+                return MISSED
+        elif kwargs:
+            return MISSED
+        if (
+            again.avals_of(leaves) != again.avals
+            or not ambient.are_plain(again.modes)
+            or not again.is_unchanged()
+            or _is_transformed()
+            or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
+        ):
+            return MISSED
+        for guard, value in again.guards:
+            if guard() != value:
+                return MISSED
+        staged.cache.hits += 1
+        if again.donated:
+            outs = run_donating(again.executable, leaves, again.donated, again.name)
+        else:
+            outs = again.run([leaves[i] for i in again.inputs] if again.inputs else leaves)
+        return outs[0] if again.unflatten is None else again.unflatten(outs)
+    finally:
+        _release()
+
+
+def note(
+    staged: Staged,
+    latest: Latest,
+    entry: Entry,
+    structure: tree.Structure,
+    avals: tuple[AvalKey, ...],
+) -> None:
+    """Note what the next call is compared with, if this one was usual."""
+    guards: Any = None
+    if type(latest.entry) is Guarded:
+        guards = latest.entry.only(entry)
+    elif latest.entry is entry:
+        guards = ()
+    modes, check = ambient.plain_modes(), staged.function_value.check()
+    if guards is None or modes is None or check is None or not entry.runs_alone():
+        return
+    latest.again = Again(entry, structure, avals, modes, check, guards)
+    latest.caller = staged.caller
