@@ -4,109 +4,112 @@ What is public is in `__all__`: functions, and the modules in this folder and in
 `sharding`, `aot` and `stages`. The other folders are internal.
 """
 
-from xfunc import (
-    aot,
-    checkpoint_policies,
-    config,
-    debug,
-    distributed,
-    errors,
-    export,
-    profiler,
-    random,
-    sharding,
-    stages,
-    tree,
-)
-from xfunc.backends.devices import (
-    block_until_ready,
-    default_backend,
-    device_count,
-    device_get,
-    devices,
-    memory_stats,
-    process_count,
-    process_index,
-)
-from xfunc.cache.programs import clear_caches, trace_count
-from xfunc.core.avals import ShapeDtypeStruct
-from xfunc.core.eager import disable_jit
-from xfunc.program.foreign import call_jax
-from xfunc.sharding import (
-    AbstractMesh,
-    Mesh,
-    NamedSharding,
-    P,
-    PartitionSpec,
-    all_gather,
-    all_gather_invariant,
-    all_to_all,
-    axis_index,
-    axis_size,
-    device_put,
-    make_array_from_process_local_data,
-    make_mesh,
-    pcast,
-    pmax,
-    pmean,
-    pmin,
-    ppermute,
-    psum,
-    psum_scatter,
-    pvary,
-    shard_alike,
-    shard_as,
-    shard_map,
-    sharding_of,
-    typeof,
-    use_mesh,
-    visualize_sharding,
-    with_sharding_constraint,
-)
-from xfunc.symbolic.dim import Dim
-from xfunc.symbolic.ladder import buckets
-from xfunc.tools.memory_report import memory_report
-from xfunc.tools.modules import functional
-from xfunc.trace.scopes import named_scope
-from xfunc.transforms import (
-    associative_scan,
-    at,
-    checkpoint,
-    checkpoint_name,
-    closure_convert,
-    cond,
-    custom_gradient,
-    custom_jvp,
-    custom_linear_solve,
-    custom_vjp,
-    custom_vmap,
-    eval_shape,
-    fori_loop,
-    fwd_and_bwd,
-    grad,
-    hessian,
-    io_callback,
-    jacfwd,
-    jacrev,
-    jit,
-    jvp,
-    linear_transpose,
-    linearize,
-    make_hlo,
-    map,
-    pure_callback,
-    ravel_pytree,
-    remat,
-    scan,
-    sequential_vmap,
-    stop_gradient,
-    switch,
-    value_and_grad,
-    vectorize,
-    vjp,
-    vmap,
-    while_loop,
-)
+from xfunc.core.garbage import uncollected as _uncollected
+
+with _uncollected():
+    from xfunc import (
+        aot,
+        checkpoint_policies,
+        config,
+        debug,
+        distributed,
+        errors,
+        export,
+        profiler,
+        random,
+        sharding,
+        stages,
+        tree,
+    )
+    from xfunc.backends.devices import (
+        block_until_ready,
+        default_backend,
+        device_count,
+        device_get,
+        devices,
+        memory_stats,
+        process_count,
+        process_index,
+    )
+    from xfunc.cache.programs import clear_caches, trace_count
+    from xfunc.core.avals import ShapeDtypeStruct
+    from xfunc.core.eager import disable_jit
+    from xfunc.program.foreign import call_jax
+    from xfunc.sharding import (
+        AbstractMesh,
+        Mesh,
+        NamedSharding,
+        P,
+        PartitionSpec,
+        all_gather,
+        all_gather_invariant,
+        all_to_all,
+        axis_index,
+        axis_size,
+        device_put,
+        make_array_from_process_local_data,
+        make_mesh,
+        pcast,
+        pmax,
+        pmean,
+        pmin,
+        ppermute,
+        psum,
+        psum_scatter,
+        pvary,
+        shard_alike,
+        shard_as,
+        shard_map,
+        sharding_of,
+        typeof,
+        use_mesh,
+        visualize_sharding,
+        with_sharding_constraint,
+    )
+    from xfunc.symbolic.dim import Dim
+    from xfunc.symbolic.ladder import buckets
+    from xfunc.tools.memory_report import memory_report
+    from xfunc.tools.modules import functional
+    from xfunc.trace.scopes import named_scope
+    from xfunc.transforms import (
+        associative_scan,
+        at,
+        checkpoint,
+        checkpoint_name,
+        closure_convert,
+        cond,
+        custom_gradient,
+        custom_jvp,
+        custom_linear_solve,
+        custom_vjp,
+        custom_vmap,
+        eval_shape,
+        fori_loop,
+        fwd_and_bwd,
+        grad,
+        hessian,
+        io_callback,
+        jacfwd,
+        jacrev,
+        jit,
+        jvp,
+        linear_transpose,
+        linearize,
+        make_hlo,
+        map,
+        pure_callback,
+        ravel_pytree,
+        remat,
+        scan,
+        sequential_vmap,
+        stop_gradient,
+        switch,
+        value_and_grad,
+        vectorize,
+        vjp,
+        vmap,
+        while_loop,
+    )
 
 __version__ = "0.1.0"
 

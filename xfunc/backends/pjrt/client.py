@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
+from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
 
@@ -43,7 +44,8 @@ def _library() -> ModuleType:
     # torch_xla only traces, and must not take an accelerator from JAX.
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     try:
-        import jax
+        with uncollected():
+            import jax
 
         config: Any = jax.config
         set_flags()
