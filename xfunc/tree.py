@@ -121,7 +121,7 @@ def structure_of_leaves(n: int) -> Structure:
     return structure(((0,) * n, {}))
 
 
-def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
+def _matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
     """A function that returns the leaves of a tree of this structure, and None for another tree.
 
     It takes a fraction of the time of `flatten`. What it returns as a leaf may be a whole subtree:

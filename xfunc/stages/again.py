@@ -74,7 +74,7 @@ class Again:
         assert entry.executable is not None
         n = len(avals)
         are_leaves = structure == tree.structure_of_leaves(n)
-        self.leaves_of = None if are_leaves else tree.matcher(structure)
+        self.leaves_of = None if are_leaves else tree._matcher(structure)  # pyright: ignore[reportPrivateUsage]
         self.avals, self.avals_of = avals, active.runtime().avals
         self.modes, self.is_unchanged, self.guards = modes, is_unchanged, guards
         self.name, self.donated = entry.program.name, entry.donated
