@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:  # These classes belong to other folders.
+    from xfunc.backends.protocol import Executable
     from xfunc.hlo import Module
     from xfunc.program.named_axes import NamedAxis
     from xfunc.remat.policies import Policy
@@ -156,6 +157,11 @@ def is_probe() -> bool:
     return _thread.around.is_probe
 
 
+Recompiled: TypeAlias = Callable[
+    ["Executable", "Module", Sequence[int], Callable[["Module"], "Executable"]], "Executable"
+]
+
+
 @dataclasses.dataclass(eq=False)
 class Override:
     """A policy for all checkpoints and scans, whatever policies they were given.
@@ -166,13 +172,14 @@ class Override:
     Attributes:
         policy: the policy; None: each keeps its own.
         whole: whether functions that `grad` differentiates are wrapped in a checkpoint as well.
-        arrange: applied to a program before it is compiled for a CPU.
+        recompiled: takes a program compiled for one CPU, what was compiled, its donated parameters
+            and the function that did it; returns that program, or another to use in its place.
         asked: whether a checkpoint or a scan has been found.
     """
 
     policy: Policy | None
     whole: bool = False
-    arrange: Callable[[Module], Module] | None = None
+    recompiled: Recompiled | None = None
     asked: bool = False
 
 
@@ -200,10 +207,10 @@ def policy_for(own: Policy) -> Policy:
     return own if override.policy is None else override.policy
 
 
-def arrangement() -> Callable[[Module], Module] | None:
-    """What is applied to the programs that are made now, before they are compiled for a CPU."""
+def recompiled() -> Recompiled | None:
+    """See `Override.recompiled`; None: programs that are made now are used as compiled."""
     override = _thread.around.override
-    return None if override is None else override.arrange
+    return None if override is None else override.recompiled
 
 
 def is_inside_something() -> bool:

@@ -353,13 +353,20 @@ def first_run(
     held: Sequence[torch.Tensor],
 ) -> PyTree:
     """Run an entry that may have to be compiled; counts compilations."""
+    with counting_compiles(store):
+        return entry.result(entry.run(leaves, held))
+
+
+@contextlib.contextmanager
+def counting_compiles(store: FunctionCache) -> Generator[None]:
+    """Count compilations for a function."""
 
     def count() -> None:
         store.compiles += 1
 
     before = count_compiles(count)
     try:
-        return entry.result(entry.run(leaves, held))
+        yield
     finally:
         count_compiles(before)
 

@@ -166,9 +166,7 @@ class Dynamic:
                 bucket, _ = self._bucket(declared, structure, tuple(sizes), ends, options)
                 return held_by(bucket.entry or maker.entry(env)[0])
 
-            self._plans[key] = plans_of(
-                self._staged.name, trace, declared.box, self._limit, measure
-            )
+            self._plans[key] = plans_of(self._staged, trace, declared.box, self._limit, measure)
         return self._plans[key]
 
     def _call(

@@ -19,7 +19,7 @@ from xfunc.hlo.spmd.shard import per_chip
 from xfunc.stages import stages
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
-from xfunc.stages.staging import Staged
+from xfunc.stages.staging import Staged, counting_compiles
 from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.plans import Measure, Plans, Trace
@@ -95,12 +95,18 @@ def _plans(
     def module(env: Env) -> tuple[Module, tuple[int, ...]]:
         return of_chip(lowered(env).traced.parts)
 
-    return plans_of(staged.name, module, Box({}), bytes, measure)
+    return plans_of(staged, module, Box({}), bytes, measure)
 
 
-def plans_of(name: str, trace: Trace, box: Box, bytes: int, measure: Measure) -> Plans:
-    """The plans for the device in use."""
-    return Plans(name, trace, box, bytes, "cpu" if default_backend() == "cpu" else "v6e", measure)
+def plans_of(staged: Staged, trace: Trace, box: Box, bytes: int, measure: Measure) -> Plans:
+    """The plans for the device in use; what is compiled to measure them is counted."""
+
+    def counted(env: Env) -> int | None:
+        with counting_compiles(staged.cache):
+            return measure(env)
+
+    chip = "cpu" if default_backend() == "cpu" else "v6e"
+    return Plans(staged.name, trace, box, bytes, chip, counted)
 
 
 def traced_at(

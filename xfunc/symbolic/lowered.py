@@ -249,7 +249,7 @@ def lower(
 
     cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
     trace = functools.partial(traced_at, staged, structure, leaves, dims, shardings, options)
-    plans = None if limit is None else _plans(staged.name, box, limit, trace, made, cells)
+    plans = None if limit is None else _plans(staged, box, limit, trace, made, cells)
     found: dict[tuple[int, ...], tuple[Bucket, Traced]] = {}
     used: list[Maker] = []
     for cell in cells:
@@ -287,7 +287,7 @@ def refuse_trace(name: str) -> NoReturn:
 
 
 def _plans(
-    name: str,
+    staged: Staged,
     box: Box,
     limit: int,
     trace: Callable[[Env], Traced],
@@ -301,7 +301,7 @@ def _plans(
         entry = made(cell)[1].entry
         return None if entry is None or device_count() > 1 else held_by(entry)
 
-    return plans_of(name, lambda env: of_chip(trace(env).parts), box, limit, measure)
+    return plans_of(staged, lambda env: of_chip(trace(env).parts), box, limit, measure)
 
 
 def _dims(x: torch.Tensor | ShapeDtypeStruct) -> tuple[Any, ...] | None:

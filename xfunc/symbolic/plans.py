@@ -14,14 +14,16 @@ whether a plan equals an earlier one; more are made of plans that differ.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from xfunc import checkpoint_policies as cp
 from xfunc.backends.devices import device_count
+from xfunc.backends.protocol import Executable
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.sizes import size
@@ -75,15 +77,30 @@ class Plan:
     Attributes:
         name: of the candidate.
         override: replaces all other policies while the function is traced and called.
+        reorder_above: bytes; a program that exceeds them only because of XLA's order of its steps
+            gets another. None: XLA's is kept.
         why_one_by_one: why each size is analysed by itself; None if that is not so.
     """
 
-    def __init__(self, name: str, override: Override | None, trace: Trace, box: Box, chip: str):
+    def __init__(
+        self,
+        name: str,
+        override: Override | None,
+        trace: Trace,
+        box: Box,
+        chip: str,
+        reorder_above: int | None = None,
+    ):
+        if reorder_above is not None:
+            override = override or Override(None)
+            override.recompiled = functools.partial(self._in_better_order, reorder_above)
         self.name, self.override, self._trace, self._chip = name, override, trace, chip
         self.why_one_by_one: str | None = None
         self._box, self._is_fitted = box, not box.ranges
         self._found: tuple[SymbolicPeak, Seconds] | None = None
         self._measured: dict[tuple[int, ...], int] = {}
+        self._in_order: set[tuple[int, ...]] = set()  # sizes whose program is not in XLA's order
+        self._reordered = 0
         self._known: dict[tuple[int, ...], tuple[int, float]] = {}
 
     def traced(self, env: Env) -> tuple[Module, tuple[int, ...]]:
@@ -109,15 +126,17 @@ class Plan:
         key = tuple(env.values())
         if key in self._measured:
             return False
+        before = self._reordered
         with ambient.overridden(self.override):
             found = measure(env)
         self._measured[key] = self._of(env)[0] if found is None else found
+        if self._reordered > before:
+            self._in_order.add(key)
         return True
 
-    @property
-    def is_arranged(self) -> bool:
-        """Whether its steps run in an order that is given to XLA."""
-        return self.override is not None and self.override.arrange is not None
+    def described(self, env: Env) -> str:
+        """Its name, and whether the program at these sizes is in an order that is given to XLA."""
+        return self.name + ", in order" * (tuple(env.values()) in self._in_order)
 
     def is_measured(self, env: Env) -> bool:
         """Whether `peak` is as compiled."""
@@ -152,6 +171,25 @@ class Plan:
                 guess = int(fitting[-1]) if len(fitting) else -1
                 at = guess + 1 if guess <= low else guess
         return int(sizes[low]) if low >= 0 else None
+
+    def _in_better_order(
+        self,
+        limit: int,
+        compiled: Executable,
+        module: Module,
+        donated: Sequence[int],
+        load: Callable[[Module], Executable],
+    ) -> Executable:
+        """See `Override.recompiled`: the program that needs less memory."""
+        held = _held(compiled)
+        estimate = liveness.peak(liveness.prepared(module), donated).bytes
+        if held is None or held <= max(limit, _FAR * estimate):
+            return compiled
+        other = load(arranged(module))
+        if (_held(other) or held) >= held:
+            return compiled
+        self._reordered += 1
+        return other
 
     def _of(self, env: Env) -> tuple[int, float]:
         key = tuple(env.values())
@@ -210,7 +248,7 @@ class Plans:
     ):
         self.name, self.box, self.limit = name, box, limit
         self._trace, self._chip, self._measure = trace, chip, measure
-        self._arranges = chip == "cpu" and device_count() == 1
+        self._reorders = measure is not None and chip == "cpu" and device_count() == 1
         self._waiting = candidates()
         self._whole: bool | None = None
         self._chosen: dict[tuple[int, ...], Plan] = {}
@@ -250,7 +288,7 @@ class Plans:
             reach = ", ".join(self._end(plan, at, n) for n in self.box.ranges)
             rows.append(
                 (
-                    plan.name,
+                    plan.described(at),
                     size(plan.peak(at)),
                     f"{plan.seconds(at) * 1e3:.3g} ms",
                     reach or ("all" if fits else "none"),
@@ -266,8 +304,8 @@ class Plans:
         for (limit, *key), plan in self._chosen.items():
             if limit != self.limit:
                 continue
-            sizes = _sizes(dict(zip(self.box.ranges, key, strict=True)))
-            lines.append(f"{sizes or 'chosen'}: {plan.name}")
+            sizes = dict(zip(self.box.ranges, key, strict=True))
+            lines.append(f"{_sizes(sizes) or 'chosen'}: {plan.described(sizes)}")
         return "\n".join(lines)
 
     def _largest(self) -> Env:
@@ -292,29 +330,13 @@ class Plans:
                 continue
             if plan:
                 if self._is_news(plan, env):
-                    self._arrange(plan, env)
                     continue  # It may hold more than was estimated.
                 return plan
             # Estimates may also be too high.
             least, *others = sorted(self.plans, key=expected.__getitem__)
             near = [least, *(p for p in others if expected[p] <= _NEAR * self.limit)]
-            if not any(self._is_news(p, env) for p in near) and not self._arrange(least, env):
+            if not any(self._is_news(p, env) for p in near):
                 self._refuse(least, env)
-
-    def _arrange(self, plan: Plan, env: Env) -> bool:
-        """Add a plan in an order of its own, if XLA's is what makes it exceed the limit.
-
-        Returns whether one was added.
-        """
-        name = f"{plan.name}, in order"
-        far = plan.peak(env) > max(self.limit, _FAR * plan.estimate(env))
-        if plan.is_arranged or not (far and self._arranges):
-            return False
-        if any(p.name == name for p in self.plans):
-            return False
-        old = plan.override or Override(None)
-        self.plans.append(self._plan(name, Override(old.policy, old.whole, arranged)))
-        return True
 
     def _expected(self, env: Env) -> dict[Plan, float]:
         """The peak of each plan, as measured.
@@ -322,10 +344,8 @@ class Plans:
         If it is not, as estimated, and corrected by what was measured of others at these sizes.
         """
         measured = [p for p in self.plans if p.is_measured(env)]
-        known = (p.peak(env) / p.estimate(env) for p in measured if not p.is_arranged)
-        ratio = min(known, default=1.0)
-        exact = {p for p in self.plans if p in measured or p.is_arranged}
-        return {p: p.peak(env) * (1.0 if p in exact else ratio) for p in self.plans}
+        ratio = min((p.peak(env) / p.estimate(env) for p in measured), default=1.0)
+        return {p: p.peak(env) * (1.0 if p in measured else ratio) for p in self.plans}
 
     def _good_enough(self, env: Env) -> float:
         """Plans this fast are taken without examining others."""
@@ -341,7 +361,7 @@ class Plans:
         problem = (
             f"{self.name}{where} fits no memory_limit of {self.limit} bytes ({size(self.limit)}): "
             f"the least that a plan takes is {needed} bytes ({size(needed)}), that which keeps "
-            f"{least.name!r}"
+            f"{least.described(env)!r}"
         )
         smaller = "".join(self._reach(least, env, name) for name in self.box.ranges)
         raise OutOfMemoryError(
@@ -368,16 +388,14 @@ class Plans:
         if policy is cp.everything_saveable and self._is_whole(env):
             return  # The function as written does that.
         override = None if policy is None else Override(policy, self._is_whole(env))
-        plan = self._plan(name, override)
+        above = self.limit if self._reorders else None
+        plan = Plan(name, override, self._trace, self.box, self._chip, above)
         if not any(
             p.estimate(env) == plan.estimate(env)
             and math.isclose(p.seconds(env), plan.seconds(env), rel_tol=1e-9)
             for p in self.plans
         ):
             self.plans.append(plan)
-
-    def _plan(self, name: str, override: Override | None) -> Plan:
-        return Plan(name, override, self._trace, self.box, self._chip)
 
     def _is_whole(self, env: Env) -> bool:
         """Whether there is no checkpoint and no scan in the function."""
@@ -387,6 +405,11 @@ class Plans:
                 self._trace(env)
             self._whole = not override.asked
         return self._whole
+
+
+def _held(compiled: Executable) -> int | None:
+    found = compiled.optimised()
+    return None if found is None else found.memory.peak_memory_in_bytes
 
 
 def _works(i: Instruction) -> bool:

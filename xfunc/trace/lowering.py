@@ -38,7 +38,7 @@ class Lowering:
         avals: of the flat inputs.
         consts: device data that the function itself holds.
         outputs: avals of the results.
-        arrange: see `ambient.Override`.
+        recompiled: see `ambient.Override`.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Lowering:
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
-    arrange: Callable[[Module], Module] | None = dataclasses.field(
-        default_factory=ambient.arrangement, repr=False
+    recompiled: ambient.Recompiled | None = dataclasses.field(
+        default_factory=ambient.recompiled, repr=False
     )
     _executables: dict[object, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
@@ -171,21 +171,22 @@ class Lowering:
                 else []
             )
             module = finished(Module.from_bytes(self.hlo), tiles=tiles)
-            if self.arrange and where.platform() == "cpu" and where.device_count() == 1:
-                module = self.arrange(module)
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
-            found = where.load(
-                self.name,
-                module,
-                self.inputs,
-                avals,
-                donated,
-                placements,
-                options,
-                config.use_shardy_partitioner,
-            )
+
+            def load(module: Module) -> Executable:
+                shardy = config.use_shardy_partitioner
+                how = avals, donated, placements, options, shardy
+                loaded = where.load(self.name, module, self.inputs, *how)
+                compiled()
+                return loaded
+
+            found = load(module)
+            if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
+                # The backend may have changed the module that it was given.
+                module = finished(Module.from_bytes(self.hlo), tiles=tiles)
+                numbers = [k for k, i in enumerate(self.inputs) if i in donated]
+                found = self.recompiled(found, module, numbers, load)
             self._executables[key] = found
-            compiled()
         return found
 
 
