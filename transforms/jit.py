@@ -19,17 +19,15 @@ from xfunc.errors import ShardingError, fail, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
-from xfunc.stages import again, stages
+from xfunc.stages import stages
 from xfunc.stages.compiler_options import Option
 from xfunc.stages.compiler_options import compiler_options as checked_options
-from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
 from xfunc.symbolic import limit, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
-from xfunc.trace import tracing
 from xfunc.transforms.named_arguments import Names, Nums, resolve
 from xfunc.tree import PyTree
 
@@ -210,27 +208,21 @@ class Jit(Transform[P, R]):
         # Inside a program, XLA reuses memory automatically.
         return call_in_trace(self._staged, given, named, options._replace(donated=frozenset))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            found = again.call(self._staged, args, kwargs)
-            if found is not again.MISSED:
-                return found
-        except Exception as error:
-            raise hide_library_frames(error) from error.__cause__
-        if tracing.current() is not None or is_eager():
-            return self.apply(*args, **kwargs)
-        try:
-            if self._is_plain and self._dynamic is None:
-                return run_staged(self._staged, args, kwargs)
-            given, named, options = self._split(args, kwargs)
-            if self._in is not None and self._dynamic is None:
-                given = self._divided(given, named)
-            result = self._run(given, named, options)
-            return result if self._out is None else self._noted(result)
-        except Exception as error:
-            raise hide_library_frames(error) from error.__cause__
+    def inside(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
+        return self.apply(*args, **kwargs)
 
-    def _run(self, args: tuple[object, ...], kwargs: dict[str, object], options: Options) -> PyTree:
+    def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> PyTree:
+        if self._is_plain and self._dynamic is None:
+            return run_staged(self._staged, args, kwargs)
+        given, named, options = self._split(args, kwargs)
+        if self._in is not None and self._dynamic is None:
+            given = self._divided(given, named)
+        result = self._run_in_limits(given, named, options)
+        return result if self._out is None else self._noted(result)
+
+    def _run_in_limits(
+        self, args: tuple[object, ...], kwargs: dict[str, object], options: Options
+    ) -> PyTree:
         if self._dynamic is not None:
             divide = None if self._in is None else self._divided
             wanted = () if self._in is None else self._wanted_by_all(args, kwargs)

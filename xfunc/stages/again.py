@@ -20,6 +20,7 @@ from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.core.guards import Guarded
+from xfunc.core.matcher import matcher
 from xfunc.torchlib import functorch
 from xfunc.tree import Leaf, PyTree
 
@@ -74,7 +75,7 @@ class Again:
         assert entry.executable is not None
         n = len(avals)
         are_leaves = structure == tree.structure_of_leaves(n)
-        self.leaves_of = None if are_leaves else tree._matcher(structure)  # pyright: ignore[reportPrivateUsage]
+        self.leaves_of = None if are_leaves else matcher(structure)
         self.avals, self.avals_of = avals, active.runtime().avals
         self.modes, self.is_unchanged, self.guards = modes, is_unchanged, guards
         self.name, self.donated = entry.program.name, entry.donated

@@ -22,6 +22,7 @@ from xfunc.stages import again
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.trace import tracing
+from xfunc.tree import PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -68,16 +69,20 @@ class Transform(Wrapper, Generic[P, R]):
             found = again.call(self._staged, args, kwargs)
             if found is not again.MISSED:
                 return found
+            if tracing.current() is None and not is_eager():
+                return self.run(args, kwargs)
         except Exception as error:
             raise hide_library_frames(error) from error.__cause__
-        if tracing.current() is not None:
-            return own(self.apply(*args, **kwargs))
-        if is_eager():
-            return self.apply(*args, **kwargs)
-        try:
-            return run_staged(self._staged, args, kwargs)
-        except Exception as error:
-            raise hide_library_frames(error) from error.__cause__
+        return self.inside(args, kwargs)
+
+    def run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> PyTree:
+        """Find the program for these arguments, and run it."""
+        return run_staged(self._staged, args, kwargs)
+
+    def inside(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
+        """The result inside a trace, or of an eager call."""
+        result = self.apply(*args, **kwargs)
+        return result if tracing.current() is None else own(result)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Transform[P, R]: ...

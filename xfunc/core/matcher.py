@@ -1,0 +1,51 @@
+"""`matcher`: the leaves of trees that are expected to have a known structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xfunc.tree import Leaf, PyTree, Structure, flatten
+
+
+def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
+    """A function that returns the leaves of a tree of this structure, and None for another tree.
+
+    It takes a fraction of the time of `flatten`. What it returns as a leaf may be a whole subtree:
+    see what the leaves are.
+    """
+    dicts = _dicts_in(structure)
+
+    def leaves_of(tree: PyTree) -> list[Leaf] | None:
+        if dicts is None:
+            found, other = flatten(tree)
+            return found if other == structure else None
+        try:
+            found = structure.flatten_up_to(tree)
+        except (ValueError, TypeError):
+            return None
+        # An OrderedDict passes, too, and may have another order.
+        for path in dicts:
+            node = tree
+            for key in path:
+                node = node[key]
+            if type(node) is not dict:
+                return None
+        return found
+
+    return leaves_of
+
+
+def _dicts_in(structure: Structure) -> list[tuple[Any, ...]] | None:
+    """The paths of the dicts; None if there are nodes other than dicts, tuples, lists and None."""
+    if structure.type in (None, type(None)):
+        return []
+    if structure.type not in (dict, tuple, list):
+        return None
+    found: list[tuple[Any, ...]] = [()] if structure.type is dict else []
+    for key, child in zip(structure.entries(), structure.children(), strict=True):
+        inside = _dicts_in(child)
+        if inside is None:
+            return None
+        found += [(key, *path) for path in inside]
+    return found
