@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--jax-python",
         metavar="PATH",
-        help="a Python that has JAX, for trace, step and linalg (or set XFUNC_JAX_PYTHON)",
+        help="a Python that has JAX, for trace, step, pods and linalg (or set XFUNC_JAX_PYTHON)",
     )
     operations.add_options(parser)
     dynamic.add_options(parser)
@@ -50,7 +50,7 @@ def main() -> None:
         elif name == "pods":
             from benchmarks import pods
 
-            pods.main()
+            pods.main(options.jax_python)
         elif name == "linalg":
             from benchmarks import linalg
 

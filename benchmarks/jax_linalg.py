@@ -1,6 +1,6 @@
 """Times of JAX for the factorisations of `benchmarks.linalg`, as JSON.
 
-Run with a Python that has JAX: ``python benchmarks/jax_linalg.py SIZE ROUNDS``.
+Run with a Python that has JAX: ``python -m benchmarks.jax_linalg SIZE ROUNDS``.
 """
 # pyright: reportMissingImports=false
 

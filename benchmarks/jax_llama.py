@@ -39,7 +39,7 @@ def rope(c: Any) -> tuple[Any, Any]:
 def rotate(x: Any, cos: Any, sin: Any) -> Any:
     """Turn the pairs of features of each head."""
     left, right = jnp.split(x, 2, -1)
-    return x * cos + jnp.concatenate([-right, left], -1) * sin
+    return (x * cos + jnp.concatenate([-right, left], -1) * sin).astype(x.dtype)
 
 
 def block(x: Any, w: dict[str, Any], cos: Any, sin: Any, c: Any) -> Any:

@@ -6,19 +6,15 @@ For each, the first call (tracing and compiling, except in eager torch) and the 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import xfunc as xf
+from benchmarks.peers import answer_of, find_jax
 from benchmarks.timing import Row, table, wait
-from benchmarks.trace import find_jax
 
 SIZE, ROUNDS = 256, 40
 ROUTINES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -73,10 +69,4 @@ def times(run: Callable[[], object]) -> tuple[float, float]:
 
 def time_jax(python: str) -> dict[str, tuple[float, float]]:
     """The same for JAX."""
-    script = Path(__file__).with_name("jax_linalg.py")
-    command = [python, str(script), str(SIZE), str(ROUNDS)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{script.name} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return answer_of(python, "benchmarks.jax_linalg", str(SIZE), str(ROUNDS))

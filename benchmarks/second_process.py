@@ -13,8 +13,6 @@ gradient of the 12-layer Llama of `trace`, and a program of 5,000 lines of HLO.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ import torch
 
 import xfunc as xf
 from benchmarks import llama
+from benchmarks.peers import answer_of
 
 ROUNDS = 3
 CASES = {
@@ -88,14 +87,9 @@ def main(rounds: int = ROUNDS) -> None:
 
 def run(name: str, backend: str, how: str, folder: str) -> dict[str, float]:
     """The measurements of a fresh process."""
-    environment = {**os.environ, "XFUNC_BACKEND": backend}
-    begin = time.time()
     module = "benchmarks.second_process"
-    command = [sys.executable, "-m", module, name, how, folder, str(begin)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name}, {how} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    begin = str(time.time())
+    return answer_of(sys.executable, module, name, how, folder, begin, XFUNC_BACKEND=backend)
 
 
 def child(name: str, how: str, folder: str, begin: float) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import llama
+from benchmarks.peers import ENVIRONMENT, ROOT, find_jax
 from benchmarks.timing import answer, show
-from benchmarks.trace import find_jax
 
 C = llama.Config(layers=6, hidden=512, intermediate=1376, vocab=4096, batch=4, seq=256)
 ROUNDS = 25
@@ -80,8 +79,8 @@ def _start(way: str, form: str, python: str | None) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
     )
 
 

@@ -12,11 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import xfunc as xf
 from benchmarks import llama
+from benchmarks.peers import answer_of, find_jax
 from benchmarks.timing import Contender, Row, race, table
 
 ROUNDS = 7
@@ -74,29 +70,11 @@ def main(jax_python: str | None) -> None:
     print(table(f"trace: loss and gradient of a Llama of {c.layers} layers", rows))
 
 
-def find_jax(python: str | None) -> str | None:
-    """The given Python, or else the first one found, that can import JAX."""
-    named = python or os.environ.get("XFUNC_JAX_PYTHON")
-    for candidate in (named,) if named else (sys.executable, "python", "python3"):
-        found = shutil.which(candidate)
-        test = [found, "-c", "import jax"]
-        if found and subprocess.run(test, capture_output=True, check=False).returncode == 0:
-            return found
-    return None
-
-
 def time_jax(python: str, c: llama.Config) -> float:
     """Seconds that JAX takes."""
     sizes = {**dataclasses.asdict(c), "head_dim": c.head_dim, "shapes": llama.shapes(c)}
-    command = [python, "-m", "benchmarks.jax_llama", "trace", str(ROUNDS + 1), json.dumps(sizes)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    root = Path(__file__).parents[1]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=root, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{command[2]} failed:\n{done.stderr}")
-    return min(json.loads(done.stdout)[1:])
+    rounds = str(ROUNDS + 1)
+    return min(answer_of(python, "benchmarks.jax_llama", "trace", rounds, json.dumps(sizes))[1:])
 
 
 def _is_shape(x: Any) -> bool:

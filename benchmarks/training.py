@@ -233,8 +233,9 @@ def _attention(x: Tensor, w: Any, angles: Any, mask: Tensor | None, c: Config) -
         for name in ("wq", "wk", "wv")
     )
     q, k = model.rotate(q, angles), model.rotate(k, angles)
+    grouped = bool(c.heads != c.kv_heads)  # With dynamic=True, torch.compile has a SymBool here.
     mixed = F.scaled_dot_product_attention(
-        q, k, v, mask, is_causal=mask is None, enable_gqa=c.heads != c.kv_heads
+        q, k, v, mask, is_causal=mask is None, enable_gqa=grouped
     )
     return linear(mixed.transpose(1, 2).flatten(2), w["wo"])
 

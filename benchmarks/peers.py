@@ -1,0 +1,44 @@
+"""Peers in processes of their own: other Pythons, and other backends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu"}
+
+
+def find_jax(python: str | None) -> str | None:
+    """The given Python, or else the first one found, that can import JAX."""
+    named = python or os.environ.get("XFUNC_JAX_PYTHON")
+    for candidate in (named,) if named else (sys.executable, "python", "python3"):
+        found = shutil.which(candidate)
+        test = [found, "-c", "import jax"]
+        if found and subprocess.run(test, capture_output=True, check=False).returncode == 0:
+            return found
+    return None
+
+
+def answer_of(python: str, module: str, *arguments: str, **environment: str) -> Any:
+    """The last line that a module prints, as JSON.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = subprocess.run(
+        [python, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **ENVIRONMENT, **environment},
+        cwd=ROOT,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
