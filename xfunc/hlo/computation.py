@@ -100,6 +100,12 @@ class ComputationBuilder:
         write_literal(tensor, proto.literal)
         return value
 
+    def iota(self, n: int, dtype: torch.dtype) -> Value:
+        """0, 1, ... n - 1."""
+        value, proto = self.instruction("iota", Shape(dtype, (n,)))
+        proto.dimensions.append(0)
+        return value
+
     def zeros(self, shape: Shape) -> Value:
         """Zeros of an array shape, or a tuple of them."""
         if shape.is_tuple:

@@ -89,10 +89,15 @@ def origin(k: int, stands_for: Mapping[int, int]) -> int:
 
 def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProto]) -> None:
     """Replace the instructions of a computation by these, which may be its own."""
-    new = pb.HloComputationProto()
-    new.instructions.extend(instructions)  # copies, before the old ones go
-    del c.instructions[:]
-    c.instructions.MergeFrom(new.instructions)
+    wanted, own = list(instructions), list(c.instructions)
+    kept = {id(i) for i in wanted}
+    new = kept.difference(map(id, own))
+    for k in reversed(range(len(own))):
+        if id(own[k]) not in kept:
+            del c.instructions[k]
+    c.instructions.extend(i for i in wanted if id(i) in new)  # Only these are copied.
+    place = {i.id: k for k, i in enumerate(wanted)}
+    c.instructions.sort(key=lambda i: place[i.id])
 
 
 def renumber_parameters(proto: pb.HloModuleProto, numbers: Sequence[int]) -> None:

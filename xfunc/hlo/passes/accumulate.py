@@ -62,10 +62,12 @@ def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], b
         called = {
             k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
         }
-        used = [c for c in proto.computations if c.id in called or c.id not in widening.combiners]
-        copy = pb.HloModuleProto(computations=[*widening.combiners.values(), *used])
-        del proto.computations[:]
-        proto.computations.extend(copy.computations)
+        for k in reversed(range(len(proto.computations))):
+            if proto.computations[k].id in widening.combiners.keys() - called:
+                del proto.computations[k]
+        new = {c.id for c in widening.combiners.values()}
+        proto.computations.extend(widening.combiners.values())
+        proto.computations.sort(key=lambda c: c.id not in new)  # Callees come before their callers.
 
 
 class _Widening:
