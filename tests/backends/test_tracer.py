@@ -77,7 +77,7 @@ def test_a_tracer_needs_no_more_than_its_protocol(strict: tuple[Strict, Strict])
         xf.jit(lambda x: leaked.append(x * 2))(torch.ones(2))
     with pytest.raises(RuntimeError, match="came after the device client had started"):
         xf.config.set_cpu_devices(2)
-    seldom = {"at_start", "to_device", "upload", "is_recorded"}
+    seldom = {"at_start", "environment", "to_device", "upload", "is_recorded"}
     assert recorder.asked | seldom == names(Tracer)
     assert shower.asked | {"stablehlo_bytecode"} == names(Printer)
     active.tracer.cache_clear()

@@ -34,6 +34,10 @@ class Tracer(Protocol):
         """Whether its library has started a device in this process, for whatever reason."""
         ...
 
+    def environment(self) -> dict[str, str]:
+        """The environment variables, without what its library sets when it is loaded."""
+        ...
+
     def at_start(self, do: Callable[[], None]) -> None:
         """Call a function once its library is loaded, which is deferred to its first use."""
         ...

@@ -134,6 +134,9 @@ class Digest:
             self._all(kind.__name__, [getattr(x, n) for n in parts if hasattr(x, n)])
         elif isinstance(x, (dict, list, tuple, set, frozenset)):
             self._container(kind, x)
+        elif kind.__module__.startswith("xfunc.") and _is_frozen(kind):
+            self._class(kind)
+            self._state(x)
         elif kind.__module__.startswith("xfunc.") or not is_transparent(kind):
             raise Unknown(f"a {kind.__module__}.{kind.__qualname__}")
         else:
@@ -218,8 +221,11 @@ class Digest:
     def _class(self, cls: type) -> None:
         self.put("class", cls.__module__, cls.__qualname__)
         if not is_of_user(cls):
-            if _named(cls.__module__, cls.__qualname__) is not cls and classes.can_change(cls):
+            if _named(cls.__module__, cls.__qualname__) is cls or not classes.can_change(cls):
+                return
+            if cls.__module__ != "jaxtyping":
                 raise Unknown(f"the class {cls.__qualname__}")
+            self._all("array type", (getattr(cls, n) for n in ("dtype", "array_type", "dim_str")))
             return
         if type(cls) is not type:
             self.add(type(cls))
@@ -257,6 +263,12 @@ def code_digest(code: types.CodeType) -> str:
         else:
             found.add_apart(const)
     return found.hex()
+
+
+def _is_frozen(kind: type) -> bool:
+    """Whether instances have fields that never change, and nothing else."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 def is_library(module: types.ModuleType) -> bool:

@@ -149,7 +149,10 @@ def same(links: Links) -> str | None:
     """The first link that stands for something else in this process, or None."""
     for link, what in links.items():
         module, _, name = link.partition(":")
-        if module in sys.modules and _behind(sys.modules[module], name) != what:
+        part = f"{module}.{name}"  # It may be a module that nothing has imported yet.
+        if module not in sys.modules or (what == f"module {part}" and part not in sys.modules):
+            continue
+        if _behind(sys.modules[module], name) != what:
             return link
     return None
 

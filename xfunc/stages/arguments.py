@@ -32,6 +32,7 @@ def prepare(
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, object]] = []
+    labels: list[str] = []
     stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
     for i, x in enumerate(leaves):
         if isinstance(x, (np.ndarray, np.generic)):
@@ -60,7 +61,8 @@ def prepare(
             else:
                 where = active.runtime()
                 if type(x) is not where.kind or not where.holds(x):
-                    values.check_array(x, staged.name, staged.labels(structure)[i])
+                    labels = labels or staged.labels(structure)
+                    values.check_array(x, staged.name, labels[i])
                 made.append(where.to_device(x))
         elif staged.arrays_only:
             fail(

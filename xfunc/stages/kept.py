@@ -11,6 +11,7 @@ the function is traced again.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import io
@@ -23,7 +24,7 @@ import types
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from xfunc.backends import active
 from xfunc.backends.host_calls import has_host_calls
 from xfunc.cache.changes import Changed
 from xfunc.cache.digest import Digest, Unknown, is_library
-from xfunc.cache.globals import Globals
+from xfunc.cache.globals import Globals, Guards, Reached
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
 from xfunc.core import ambient
@@ -89,23 +90,23 @@ class Place:
     """
 
     def __init__(self, value: object, parts: Sequence[object], named: Globals, raws: object):
-        self._given = value, parts, named, raws
+        self._given = value, parts, raws
+        self._named = named, Guards().of(raws)  # The latter are methods of static arguments.
         self._modules: dict[int, types.ModuleType] = {}
         self._digest = self._taken()
         self._file = Path(config.kept_traces or "", f"{self._digest.hex()}.trace")
 
     def _taken(self) -> Digest:
-        value, parts, named, raws = self._given
+        value, parts, raws = self._given
         found = Digest()
         for x in (_environment(), value, *parts, raws):
             found.add(x)
-        reached = named.reached()
-        if reached.changes:
+        reached = [named.reached() for named in self._named]
+        if any(r.changes for r in reached):
             raise Unknown("something that the function changes")
-        if reached.environment:
-            active.tracer().device()  # torch_xla sets some when it is loaded.
-            found.add_apart(sorted(os.environ.items()))
-        for namespace, name in reached.places:
+        if any(r.environment for r in reached):
+            found.add_apart(sorted(active.tracer().environment().items()))
+        for namespace, name in self._places(reached):
             x = namespace.get(name, MISSING)
             found.put(namespace.get("__name__"), name)
             if isinstance(x, torch.Tensor):
@@ -115,6 +116,10 @@ class Place:
             found.put("nothing") if x is MISSING else found.add_apart(x)
         self._add_attributes(found)
         return found
+
+    def _places(self, reached: Iterable[Reached]) -> Iterable[tuple[dict[str, object], str]]:
+        """The namespaces and names, each once."""
+        return {(id(n), name): (n, name) for r in reached for n, name in r.places}.values()
 
     def _add_attributes(self, found: Digest) -> None:
         """The data in modules of installed packages that the program names."""
@@ -191,12 +196,12 @@ class Place:
             return "it imports a module of the program"
         if any(code.co_filename == foreign.__file__ for code, _ in seen.codes.values()):
             return "a worker traced a part of it"
-        obscure = [n for code in seen.of_program for n in code.co_names if n in _OBSCURE]
+        obscure = [n for code in seen.of_program for n in _obscure(code)]
         if obscure:
             return f"it uses {obscure[0]}"
         if not all(isinstance(c, int) for c in captures):
             return "it uses a tensor that is neither an argument nor held by the function"
-        own = {(id(n), name) for n, name in self._given[2].reached().places}
+        own = {(id(n), name) for n, name in self._places([g.reached() for g in self._named])}
         for guard in guards:
             if not isinstance(guard, Globals):
                 return "it depends on the state of a module"
@@ -206,6 +211,24 @@ class Place:
         if not lowering.outputs or has_host_calls(lowering.module.proto):
             return "it calls back to Python, or computes nothing"
         return ""
+
+
+@functools.lru_cache(16384)
+def _obscure(code: types.CodeType) -> tuple[str, ...]:
+    """The obscure names in a function's code.
+
+    ``getattr(self, name)`` is not among them: the digest of an object has all its attributes.
+    """
+    if _OBSCURE.isdisjoint(code.co_names):
+        return ()
+    steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "CACHE")]
+    return tuple(
+        str(s.argval)
+        for s, first in zip(steps, [*steps[1:], None], strict=True)
+        if s.argval in _OBSCURE
+        and s.opname.startswith(("LOAD_", "IMPORT_"))
+        and not (s.argval == "getattr" and first is not None and first.argval == "self")
+    )
 
 
 def place_of(value: object, parts: Sequence[object], named: Globals, raws: object) -> Place | None:

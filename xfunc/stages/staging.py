@@ -131,15 +131,16 @@ class Staged:
         avals: tuple[AvalKey, ...],
         wrt: tuple[bool, ...] | None = None,
         options: Options = PLAIN,
+        may_keep: bool = False,
     ) -> tuple[Entry, list[torch.Tensor]]:
         """The entry for arguments of a structure and avals, and the tensors the function holds.
 
-        See `make` for `wrt`.
+        See `make` for `wrt` and `may_keep`.
         """
         key, held = self.key_of(structure, avals, options)
         entry = self.cache.find(key)
         if entry is None:
-            entry = self.make(key, held, wrt, options)
+            entry = self.make(key, held, wrt, options, may_keep)
         return entry, held
 
     def make(

@@ -26,6 +26,7 @@ from xfunc.errors import fail, report
 @functools.cache
 def xla() -> ModuleType:
     """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
+    variables = dict(os.environ)
     if "PJRT_DEVICE" not in os.environ:
         # torch_xla guesses too, with a warning on every machine without an accelerator.
         chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
@@ -38,6 +39,7 @@ def xla() -> ModuleType:
     if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
         # torch_xla reports each refused read there; by default, on stderr.
         os.environ.setdefault("PT_XLA_DEBUG_FILE", os.devnull)
+    _keep_programs()
     _make_room_for_devices()
     unpatched = "torch_xla" not in sys.modules
     before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
@@ -52,7 +54,31 @@ def xla() -> ModuleType:
     torch_xla.device()
     for do in _at_start:
         do()
+    for name, value in os.environ.items():
+        if variables.get(name) != value:
+            _set[name] = variables.get(name), value
     return torch_xla._XLAC
+
+
+_set: dict[str, tuple[str | None, str]] = {}
+
+
+def environment() -> dict[str, str]:
+    """See `xfunc.backends.tracer.Tracer.environment`."""
+    found = dict(os.environ)
+    for name, (before, value) in _set.items():
+        if found.get(name) == value:
+            del found[name]
+            if before is not None:
+                found[name] = before
+    return found
+
+
+def _keep_programs() -> None:
+    """Keep compiled programs where JAX does; on the CPU, torch_xla 2.9 cannot read them again."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder and os.environ["PJRT_DEVICE"] != "CPU":
+        os.environ.setdefault("XLA_PERSISTENT_CACHE_PATH", os.path.join(folder, "torch_xla"))
 
 
 def _without(error: ModuleNotFoundError) -> str:

@@ -25,6 +25,7 @@ class LazyTensors:
     """See `xfunc.backends.tracer.Tracer`."""
 
     has_started = staticmethod(runtime.has_started)
+    environment = staticmethod(runtime.environment)
     at_start = staticmethod(runtime.at_start)
     device = staticmethod(runtime.device)
     placeholder = staticmethod(runtime.placeholder)
