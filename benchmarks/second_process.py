@@ -1,7 +1,8 @@
 """A second process: the time to its first result, with and without files on disk.
 
 Two programs, from the start of the process to numbers, each in its own process: the loss and
-gradient of the 12-layer Llama of `trace`, and a program of 5,000 lines of HLO.
+gradient of the 12-layer Llama of `trace`, and a program of 5,000 lines of HLO. And the training
+program, from its start to the loss of its first step, with a folder of programs.
 
 - ``jit``: the Python code is traced and compiled;
 - ``exported``: a file of `xfunc.export` is loaded and compiled;
@@ -12,6 +13,7 @@ gradient of the 12-layer Llama of `trace`, and a program of 5,000 lines of HLO.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
@@ -66,13 +68,14 @@ def main(rounds: int = ROUNDS) -> None:
     """Print the tables."""
     for name in ("llama", "long"):
         with tempfile.TemporaryDirectory() as folder:
-            lines = int(run(name, "torch_xla", "write", folder)["lines"])
-            run(name, "pjrt", "kept", folder)
+            lines = int(_started(name, "write", folder, "torch_xla")["lines"])
+            _started(name, "kept", folder, "pjrt")
             found = {
                 case: min(
-                    (run(name, *how, folder) for _ in range(rounds)), key=lambda r: r["together"]
+                    (_started(name, how, folder, backend) for _ in range(rounds)),
+                    key=lambda r: r["together"],
                 )
-                for case, how in CASES.items()
+                for case, (backend, how) in CASES.items()
             }
         print(f"## second process, {name} ({lines} lines): seconds to the first result\n")
         print("| | import | until ready | trace, compile, run | together | of the first |")
@@ -83,13 +86,61 @@ def main(rounds: int = ROUNDS) -> None:
             cells = " | ".join(f"{times[column]:.2f}" for column in columns)
             print(f"| {case} | {cells} | {times['together'] / first:.2f} |")
         print()
+    example(rounds)
 
 
-def run(name: str, backend: str, how: str, folder: str) -> dict[str, float]:
+def example(rounds: int) -> None:
+    """Print the table of the training program: seconds from its start to the first step's loss."""
+    print("## second process, the training program (small-11m)\n")
+    print("| backend | the first process | the second | of the first |")
+    print("|---|---|---|---|")
+    for backend in ("torch_xla", "pjrt"):
+        with tempfile.TemporaryDirectory() as folder:
+            _started("fit", f"{folder}/before", folder, backend)  # makes the tokens
+            kept = [f"{folder}/programs{k}" for k in range(rounds)]
+            first = min(_started("fit", programs, folder, backend) for programs in kept)
+            second = min(_started("fit", kept[0], folder, backend) for _ in kept)
+            print(f"| {backend} | {first:.2f} | {second:.2f} | {second / first:.2f} |")
+    print()
+
+
+class _Heard(io.StringIO):
+    """A console that notes when the loss of the first step is printed."""
+
+    at = 0.0
+
+    def write(self, text: str) -> int:
+        if text.startswith("step 1:") and not self.at:
+            self.at = time.time()
+        return super().write(text)
+
+
+def fit(programs: str, folder: str, begin: float) -> None:
+    """A step of the training program; prints how long it took to get there."""
+    from rich.console import Console
+
+    from examples.llama import config
+    from examples.llama.fit import fit as train
+
+    with tempfile.TemporaryDirectory() as own:
+        settings = {
+            "folder": own,
+            "programs": programs,
+            "data.cache": f"{folder}/data",
+            "train.steps": 1,
+            "train.warmup": 0,
+            "eval_every": 1000,
+        }
+        heard = _Heard()
+        run = config.read("small-11m", [f"{k}={v}" for k, v in settings.items()])
+        train(run, Console(file=heard, highlight=False, markup=False))
+    print(json.dumps(heard.at - begin))
+
+
+def _started(name: str, how: str, folder: str, backend: str) -> Any:
     """The measurements of a fresh process."""
-    module = "benchmarks.second_process"
-    begin = str(time.time())
-    return answer_of(sys.executable, module, name, how, folder, begin, XFUNC_BACKEND=backend)
+    given = name, how, folder, str(time.time())
+    return answer_of(sys.executable, "benchmarks.second_process", *given, XFUNC_BACKEND=backend)
 
 
 def child(name: str, how: str, folder: str, begin: float) -> None:
@@ -116,4 +167,8 @@ def child(name: str, how: str, folder: str, begin: float) -> None:
 
 
 if __name__ == "__main__":
-    child(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    what, how, where, begin = sys.argv[1:]
+    if what == "fit":
+        fit(how, where, float(begin))
+    else:
+        child(what, how, where, float(begin))

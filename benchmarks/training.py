@@ -233,7 +233,9 @@ def _attention(x: Tensor, w: Any, angles: Any, mask: Tensor | None, c: Config) -
         for name in ("wq", "wk", "wv")
     )
     q, k = model.rotate(q, angles), model.rotate(k, angles)
-    grouped = bool(c.heads != c.kv_heads)  # With dynamic=True, torch.compile has a SymBool here.
+    grouped = False
+    if c.heads != c.kv_heads:  # With dynamic=True, it is a SymBool, which attention does not take.
+        grouped = True
     mixed = F.scaled_dot_product_attention(
         q, k, v, mask, is_causal=mask is None, enable_gqa=grouped
     )

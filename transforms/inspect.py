@@ -29,7 +29,8 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
     """
     if is_symbolic(args, kwargs):
         return symbolic_result(fun, args, kwargs)
-    return stages.trace(Staged(fun, Part(fun, "shapes")), args, kwargs).out_info
+    staged = Staged(fun, Part(fun, "shapes"))
+    return stages.trace(staged, args, kwargs, may_keep=True).out_info
 
 
 def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:

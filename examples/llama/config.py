@@ -92,6 +92,8 @@ class Run:
         samples: texts that the model continues at each evaluation, in samples.jsonl.
         sample_tokens: how many tokens it adds to each.
         profile: steps to profile for xprof, such as [10, 11].
+        programs: a folder that keeps traced and compiled programs for the next process, which runs
+            may share; null: each process makes its own.
     """
 
     folder: str = "runs/demo"
@@ -112,6 +114,7 @@ class Run:
     samples: tuple[str, ...] = ()
     sample_tokens: int = 64
     profile: tuple[int, ...] = ()
+    programs: str | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -131,13 +134,22 @@ class Run:
                 "average is true, and train.ema is null, so there is no running mean of the weights"
                 ": set train.ema to its decay, such as 0.999, or leave average out"
             )
-        if not self.folder:
-            raise SettingError("folder is empty: give the run's folder")
+        for name, given in (("folder", self.folder), ("programs", self.programs)):
+            if given == "":
+                raise SettingError(f"{name} is empty: give a folder")
         if self.data.batch % self.train.plan.microbatches:
             raise SettingError(
                 f"data.batch is {self.data.batch}, and train.plan.microbatches is "
                 f"{self.train.plan.microbatches}: make the batch a multiple of it"
             )
+
+    def keep_programs(self) -> None:
+        """Let programs be kept in the folder that `programs` names."""
+        if self.programs is not None:
+            folder = Path(self.programs).expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
+            xf.config.set_trace_cache_dir(folder)
+            xf.config.set_compilation_cache_dir(folder / "compiled")
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
         """The recipe to compile for this many devices; if `abstract`, they need not be present."""

@@ -82,6 +82,7 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
     Raises:
         FolderInUseError: another process trains in the folder.
     """
+    run.keep_programs()
     hosts.join()
     recipe = run.recipe(xf.device_count())
     hosts.check_same_settings(run)
@@ -156,10 +157,8 @@ def begin(
                 f"{checkpoints.folder} has no checkpoint, and a run with a base starts from one: "
                 "create it with import-hf"
             )
-        init = xf.jit(
-            lambda: train.init(recipe, run.seed),
-            out_shardings=train.shardings(recipe),
-        )
+        seed = run.seed  # The program is the same in every folder.
+        init = xf.jit(lambda: train.init(recipe, seed), out_shardings=train.shardings(recipe))
         return 0, init(), ""
     told = ""
 

@@ -76,7 +76,6 @@ class Adapter(NamedTuple):
     up: Float[Tensor, "out rank"]
 
 
-@functools.cache
 def roles(config: Config, tune: Tune) -> Params:
     """How each weight is trained: a tree like the parameters, of FULL, LORA and FROZEN.
 

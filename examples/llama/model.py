@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import xfunc as xf
+from xfunc import P
 
 from . import attention, cudnn, experts, splash
 from .experts import Routed
@@ -23,6 +24,7 @@ from .linear import linear
 from .plan import POLICIES, Plan
 from .rope import Local, Rope, Ropes, rotate
 from .rope import rotary as rotary
+from .sharding import Sharding
 from .sizes import CONFIGS as CONFIGS
 from .sizes import PUBLISHED as PUBLISHED
 from .sizes import TINY as TINY
@@ -83,7 +85,7 @@ def heads(
         split = _map(x, layer, f"w{name}").unflatten(-1, (n, config.head_dim))
         if name != "v" and config.traits.qk_norm:
             split = norm(split, layer[f"{name}_norm"], config)
-        return _lie(split.transpose(1, 2), "heads", plan)
+        return _lie(split.transpose(1, 2), lambda s: s.heads, plan)
 
     q, k = made("q", config.heads), made("k", config.kv_heads)
     return rotate(q, rope), rotate(k, rope), made("v", config.kv_heads)
@@ -107,7 +109,7 @@ def attend(
         mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
     else:
         mixed = _by_kernel(q, k, v, segments, config, plan, local)
-    return joined(_lie(mixed, "heads", plan), layer)
+    return joined(_lie(mixed, lambda s: s.heads, plan), layer)
 
 
 def _by_kernel(
@@ -167,7 +169,7 @@ def mlp(
     """The gated feed-forward map, such as SwiGLU."""
     features = _ACTIVATIONS[activation](_map(x, layer, "w_gate")) * _map(x, layer, "w_up")
     if plan is not None:
-        features = _lie(features, "features", plan)
+        features = _lie(features, lambda s: s.features, plan)
     return _map(features, layer, "w_down")
 
 
@@ -241,10 +243,10 @@ def scan_layers(
     return xf.scan(lambda x, each: layer(x, *each), x, (xs, flags), **settings)
 
 
-def _lie(x: Tensor, kind: str, plan: Plan) -> Tensor:
+def _lie(x: Tensor, where: Callable[[Sharding], P], plan: Plan) -> Tensor:
     """`x`, sharded on the mesh as arrays of its kind are."""
     s = plan.sharding
-    return x if s is None else s.constrain(x, getattr(s, kind))
+    return x if s is None else s.constrain(x, where(s))
 
 
 def features(
@@ -275,9 +277,9 @@ def run_layers(
 
         x = xf.checkpoint_name(x, "layer_input")
         x, routed = add_to(x, layer, mix, config, plan, segments)
-        return _lie(x, "activations", plan), routed
+        return _lie(x, lambda s: s.activations, plan), routed
 
-    x = _lie(embedded(params, tokens, config), "activations", plan)
+    x = _lie(embedded(params, tokens, config), lambda s: s.activations, plan)
     policy = POLICIES[plan.policy]
     return scan_layers(block, x, params["layers"], config, checkpoint_policy=policy)
 
@@ -300,7 +302,7 @@ def logits(
     x = norm(x, params["norm"], config)
     matrix = params["embed" if config.tied else "head"]
     made = linear(x, matrix)
-    return _lie(attention.Scores(cap=config.logit_cap).capped(made), "logits", plan)
+    return _lie(attention.Scores(cap=config.logit_cap).capped(made), lambda s: s.logits, plan)
 
 
 class Routers(NamedTuple):

@@ -7,7 +7,6 @@ and the 16 numbers are those of bitsandbytes, which makes them while weights are
 Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -118,7 +117,6 @@ def nf4(weight: Float[Tensor, "*stack out in"]) -> NF4Weight:
     return NF4Weight(*(a.mT.contiguous() for a in arrays))
 
 
-@functools.cache
 def levels() -> tuple[float, ...]:
     """What the 16 codes of NF4 stand for."""
     return tuple(_library().get_4bit_type("nf4", device="cpu").tolist())

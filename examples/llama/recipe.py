@@ -1,7 +1,7 @@
 """What is trained, and how."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -132,7 +132,8 @@ class Recipe:
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema is {self.ema}: use a number between 0 and 1, such as 0.999")
         others = set(_OPTIONS["muon"]) - set(self._options)
-        if given := sorted(x for x in others if getattr(self, x) != getattr(Recipe, x)):
+        usual = {f.name: f.default for f in fields(self)}
+        if given := sorted(x for x in others if getattr(self, x) != usual[x]):
             raise ValueError(
                 f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
                 "out"
@@ -207,6 +208,8 @@ class Recipe:
         self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
     ) -> tuple[Params, Any]:
         """The parameters after an update of the optimizer, and its state."""
+        given = {"beta1": self.beta1, "beta2": self.beta2}
+        given |= {"eps": self.eps, "momentum": self.momentum}
         return OPTIMIZERS[self.optimizer][1](
             grads,
             opt,
@@ -219,5 +222,5 @@ class Recipe:
                 self.tune,
                 lambda yes: Adapter(yes, yes),
             ),
-            **{name: getattr(self, name) for name in self._options},
+            **{name: given[name] for name in self._options},
         )

@@ -262,7 +262,6 @@ def eval_loss(
 # -----------------------------------------------------------------------
 
 
-@functools.cache
 def shardings(recipe: Recipe) -> State:
     """The tree of shardings of `init`."""
     return xf.tree.map(lambda leaf: leaf.sharding, abstract_state(recipe))

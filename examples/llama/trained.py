@@ -69,6 +69,7 @@ def load(
             "give the folder of one"
         )
     run = config.read(source or folder / "config.yaml", pairs)
+    run.keep_programs()
     # The folder may have been moved, and a tokenizer trained again might differ.
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
@@ -110,6 +111,7 @@ def load_published(
         tune, started = adapters.load(adapter, sizes)
     recipe = dataclasses.replace(defaults.train, model=sizes, tune=tune)
     run = config.read(source, pairs, dataclasses.replace(defaults, train=recipe))
+    run.keep_programs()
     _check_left("model", sizes, run.train.model, folder / "config.json")
     if adapter is not None:
         tune = dataclasses.replace(tune, base=run.train.tune.base)  # Not PEFT's to say.
