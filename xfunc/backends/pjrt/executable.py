@@ -20,6 +20,7 @@ from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import fail_given_twice
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
+from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, array_of
@@ -81,6 +82,7 @@ class Executable:
         results = outputs[: len(outputs) - calls_host]
         if client.platform() == "cpu":
             check_results(name, results)
+            check_maps(name, "call xf.clear_caches() now and then")
         made = Results([(torch.Size(a.shape), a.dtype) for a in results])
         self._tensors, self.take_over = made.tensors, made.take_over
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]

@@ -13,9 +13,9 @@ from xfunc.backends import donated
 from xfunc.backends.analysis import Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
+from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
 from xfunc.backends.torch_xla import analysis
-from xfunc.backends.torch_xla.limits import check_maps
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
@@ -69,7 +69,13 @@ class Executable:
 
     def _compile(self) -> None:
         X = xla()
-        check_maps(self._name)
+        if os.environ["PJRT_DEVICE"] == "CPU":
+            size = os.environ["XLA_COMPILATION_CACHE_SIZE"]
+            check_maps(
+                self._name,
+                "set the environment variable XLA_COMPILATION_CACHE_SIZE (now "
+                f"{size}) before the first trace",
+            )
         from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
         bare = [placeholder(a) for a in self._avals]

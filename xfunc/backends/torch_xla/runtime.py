@@ -16,8 +16,8 @@ from types import ModuleType
 
 import torch
 
+from xfunc.backends import maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
-from xfunc.backends.torch_xla import limits
 from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
 from xfunc.errors import fail, report
@@ -32,9 +32,9 @@ def xla() -> ModuleType:
         chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
         os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
     set_flags()
-    if os.environ["PJRT_DEVICE"] == "CPU" and limits.map_limit():
-        # See NOTE [memory maps] in `xfunc.backends.torch_xla.limits`.
-        size = max(limits.map_limit() // limits.MAPS_OF_A_PROGRAM, 64)
+    if os.environ["PJRT_DEVICE"] == "CPU" and maps.map_limit():
+        # See NOTE [memory maps] in `xfunc.backends.maps`.
+        size = max(maps.map_limit() // maps.MAPS_OF_A_PROGRAM, 64)
         os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
     if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
         # torch_xla reports each refused read there; by default, on stderr.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 
 from xfunc.errors import CompileError, fail
 
 # NOTE [memory maps]
 # A program compiled for the CPU holds 3 to 150 memory maps, depending on its size, and Linux allows
 # a process 65530: they run out before torch_xla's cache of 2048 programs is full, and XLA dies with
-# SIGSEGV. A smaller cache evicts in time; evicted programs are compiled again.
+# SIGSEGV. A smaller cache evicts in time; evicted programs are compiled again. JAX has none:
+# its programs live as long as ours.
 MAPS_OF_A_PROGRAM = 200
 _compiles = itertools.count(1)
 
@@ -25,9 +25,9 @@ def map_limit() -> int:
     return 0
 
 
-def check_maps(name: str) -> None:
-    """Refuse to compile when XLA would crash; see NOTE [memory maps]."""
-    if next(_compiles) % 16 or not map_limit() or os.environ["PJRT_DEVICE"] != "CPU":
+def check_maps(name: str, repair: str) -> None:
+    """Refuse to compile for the CPU when XLA would crash; see NOTE [memory maps]."""
+    if next(_compiles) % 16 or not map_limit():
         return
     with open("/proc/self/maps") as file:
         used = sum(1 for _ in file)
@@ -36,8 +36,6 @@ def check_maps(name: str) -> None:
             CompileError,
             f"{name} cannot be compiled: the process holds {used} memory maps, mostly for "
             f"previously compiled programs, and Linux allows {map_limit()}",
-            "compile fewer programs in one process, or keep fewer: set the environment "
-            "variable XLA_COMPILATION_CACHE_SIZE (now "
-            f"{os.environ['XLA_COMPILATION_CACHE_SIZE']}) before the first trace.",
+            f"compile fewer programs in one process, or keep fewer: {repair}.",
             at=None,
         )
