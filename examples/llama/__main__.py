@@ -99,7 +99,7 @@ def eval_command(argv: Sequence[str]) -> int:
         text += f", perplexity {perplexity:.2f}"
     _say(text)
     if not math.isfinite(loss):
-        raise NotFiniteError("the loss is not finite: the weights have diverged")
+        raise _diverged(found, "the loss is not finite")
     return 0
 
 
@@ -113,8 +113,12 @@ def _by_file(found: trained.Trained, files: Sequence[str]) -> int:
             f"{total.bits_per_byte:.4f} bits per byte of {total.size:,}, {total.tokens:,} tokens"
         )
         if not math.isfinite(total.loss):
-            raise NotFiniteError("the loss is not finite: the weights have diverged")
+            raise _diverged(found, "the loss is not finite")
     return 0
+
+
+def _diverged(found: trained.Trained, what: str) -> NotFiniteError:
+    return NotFiniteError(f"{found.name}: {what}: the weights have diverged; {found.remedy}")
 
 
 def harness_command(argv: Sequence[str]) -> int:
@@ -180,9 +184,7 @@ def generate_command(argv: Sequence[str]) -> int:
             say=say,
         )
     except NotFiniteError as error:
-        raise NotFiniteError(
-            f"{found.name}: {error}. Use an older checkpoint, with --step"
-        ) from None
+        raise _diverged(found, str(error)) from None
     if len(texts) == 1:
         _say()
     else:

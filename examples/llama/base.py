@@ -13,7 +13,6 @@ import xfunc as xf
 
 from . import hf, lora, model, quantised
 from .config import Run
-from .hf_config import read_json
 from .model import Config, Params
 from .options import SettingError
 from .recipe import Recipe
@@ -37,9 +36,7 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
 
 def fingerprint(folder: Path) -> str:
     """A hash of all weights in a folder, and of the config.json that says what they mean."""
-    index = folder / hf.INDEX
-    named = read_json(index).get("weight_map", {}).values() if index.exists() else (hf.SINGLE,)
-    files = [folder / name for name in sorted({*named, "config.json"})]
+    files = sorted([*hf.files(folder), folder / "config.json"])
     if missing := [path.name for path in files if not path.is_file()]:
         raise SettingError(
             f"the base, {folder}, has no {', '.join(missing)}: set base to the folder with the "

@@ -23,10 +23,7 @@ from .sampling import Sampling, Settings
 from .slots import Rows
 from .wording import Wording
 
-_NOT_FINITE = (
-    "the model produces logits that are not finite, so no token can be drawn: the weights have "
-    "diverged"
-)
+_NOT_FINITE = "the model produces logits that are not finite, so no token can be drawn"
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 

@@ -81,6 +81,7 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
 
     Raises:
         FolderInUseError: another process trains in the folder.
+        SettingError: settings do not fit each other, or the checkpoint.
     """
     run.keep_programs()
     hosts.join()
@@ -120,11 +121,6 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             log.say(f"{first} of {recipe.steps} steps are done; everything is kept in {folder}")
             if told:
                 log.say(told)
-            if first > recipe.steps:
-                log.say(
-                    f"train.steps is {recipe.steps}, and the checkpoint is of step {first}: "
-                    f"there is nothing to do. Give more than {first} to continue"
-                )
             loop = _Loop(run, recipe, reader, checkpoints, log, frozen, based)
             outcome = loop.go(first, state)
     text = _ENDINGS[outcome.ended].format(outcome.step)
@@ -170,6 +166,11 @@ def begin(
             told = reader.go_on(extra["data"], new_data)
 
     step, state, _ = restore(checkpoints, recipe, check=check)
+    if step > recipe.steps:  # Weights after more steps are not those of the run that was asked for.
+        raise SettingError(
+            f"train.steps is {recipe.steps}, but the newest checkpoint in {run.folder} is of step "
+            f"{step}: use {step} or more to continue, or another folder for a shorter run"
+        )
     if run.on_bad != "ignore":  # Otherwise every step would be bad.
         path = checkpoints.folder / str(step)
         check_finite(state.params, str(path), "remove it to continue from the one before")

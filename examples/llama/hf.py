@@ -151,7 +151,7 @@ def _filled(place: xf.NamedSharding) -> Any:
 def _fill(folder: Path, placed: list[_Placed]) -> None:
     """Fill weights one tensor after another, so that only one is in memory at a time."""
     wanted = {part.name: (weight, part.at) for weight in placed for part in weight.parts}
-    for path in _paths(folder):
+    for path in files(folder):
         with safe_open(path, framework="pt") as file:
             found = [name for name in file.keys() if name in wanted]  # noqa: SIM118
         for name in found:
@@ -181,7 +181,7 @@ def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
 
 def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """The tensors in a folder's files, by name: slices, which are read when they are indexed."""
-    paths = _paths(folder)
+    paths = files(folder)
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(
             f"there is no {', '.join(missing)}: download the whole folder, with safetensors files"
@@ -196,11 +196,19 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     return found
 
 
-def _paths(folder: Path) -> list[Path]:
-    if not (folder / INDEX).exists():
+def files(folder: Path) -> list[Path]:
+    """The files with the weights in a folder, whether they exist or not.
+
+    Raises:
+        FormatError: their index is damaged.
+    """
+    index = folder / INDEX
+    if not index.exists():
         return [folder / SINGLE]
-    files = read_json(folder / INDEX).get("weight_map", {}).values()
-    return [folder / name for name in sorted(set(files))]
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise FormatError(f"{index} is damaged (its weight_map names no files): download it again")
+    return [folder / name for name in sorted(set(named.values()))]
 
 
 def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: Any) -> None:

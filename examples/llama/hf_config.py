@@ -60,12 +60,12 @@ def load_config(folder: str | Path) -> Config:
 
 def load_context(folder: str | Path) -> int:
     """The longest sequence that tools allow, by a folder's `config.json`; 0 if it does not say."""
-    return read_json(Path(folder) / "config.json").get("max_position_embeddings", 0)
+    return read_json(Path(folder) / "config.json").get("max_position_embeddings") or 0
 
 
 def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     family = given.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(map(repr, FAMILIES))
         raise FormatError(f"{path} has model_type {family!r}: give a model of one of {known}")
     fields = Fields(path, _DEFAULTS[family] | dict(given))
@@ -201,6 +201,7 @@ def _ropes(family: str, fields: Fields) -> dict[str, Any]:
     if family != "gemma3_text":
         return read_rope(fields, given, theta)
     local = fields.some("rope_local_base_freq", 10000.0)
+    Fields(fields.path, given, "rope_scaling.")  # checks that those two are objects
     if "full_attention" in given or "sliding_attention" in given:
         near = read_rope(fields, given.get("sliding_attention") or {}, local)
         if near["rope_scaling"] is not None:

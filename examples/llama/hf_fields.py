@@ -1,7 +1,8 @@
 """The keys of a `config.json`, none of which is silently ignored."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,74 @@ SILENT = frozenset(
 )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+# What a key must be, unless it is null: a test, its description, and the keys.
+_KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
+    (
+        lambda x: _is_number(x) and isinstance(x, int) and x > 0,
+        "a whole number above 0",
+        """
+        vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+        num_key_value_heads head_dim max_position_embeddings sliding_window_pattern
+        _sliding_window_pattern num_local_experts num_experts num_experts_per_tok
+        moe_intermediate_size
+        """,
+    ),
+    (
+        lambda x: _is_number(x) and isinstance(x, int) and x >= 0,
+        "a whole number",
+        "max_window_layers shared_expert_intermediate_size sliding_window",
+    ),
+    (
+        lambda x: _is_number(x) and x > 0,
+        "a number above 0",
+        """
+        rms_norm_eps rope_theta rope_local_base_freq query_pre_attn_scalar attn_logit_softcapping
+        final_logit_softcapping factor low_freq_factor high_freq_factor attention_factor beta_fast
+        beta_slow original_max_position_embeddings
+        """,
+    ),
+    (_is_number, "a number", "mscale mscale_all_dim"),
+    (
+        lambda x: isinstance(x, bool),
+        "true or false",
+        "tie_word_embeddings attention_bias mlp_bias qkv_bias use_sliding_window norm_topk_prob "
+        "truncate",
+    ),
+    (
+        lambda x: isinstance(x, dict),
+        "an object",
+        "rope_scaling rope_parameters full_attention sliding_attention",
+    ),
+    (_is_list_of_texts, "a list of texts", "layer_types"),
+]
+
+
 class FormatError(ValueError):
     """A folder does not hold a model that `model` can compute."""
 
 
 class Fields:
-    """The keys of an object in a file, and which of them have been read."""
+    """The keys of an object in a file, and which of them have been read.
+
+    Raises:
+        FormatError: a value is of the wrong type or out of range.
+    """
 
     def __init__(self, path: Path, fields: Mapping[str, Any], within: str = "") -> None:
         self.path, self.fields, self.within = path, dict(fields), within
         self.seen: set[str] = set()
+        for is_right, wanted, names in _KINDS:
+            for key in names.split():
+                if (value := self.fields.get(key)) is not None and not is_right(value):
+                    self.refuse(key, f"which must be {wanted}: download the file again")
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key; `default` if it is left out."""
@@ -46,7 +105,7 @@ class Fields:
 
     def all_of(self, names: str) -> list[Any]:
         """The values of required keys."""
-        if missing := [name for name in names.split() if name not in self.fields]:
+        if missing := [name for name in names.split() if self.fields.get(name) is None]:
             found = ", ".join(self.within + name for name in missing)
             raise FormatError(f"{self.path} lacks {found}: download the whole file from the hub")
         return [self.take(name) for name in names.split()]

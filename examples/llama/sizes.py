@@ -44,6 +44,11 @@ class RopeScaling:
         for name in ("factor", "original_context", "beta_fast", "beta_slow"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: use a number above 0")
+        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor is {self.low_freq_factor}, high_freq_factor is "
+                f"{self.high_freq_factor}: use a larger number for the second"
+            )
 
 
 @dataclass(frozen=True)

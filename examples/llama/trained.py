@@ -31,6 +31,14 @@ class Trained(NamedTuple):
     params: Params  # those that are trained
     tokenizer: Path  # a folder that has one
     base: Params | None = None  # those that are not
+    step: int | None = None  # of the checkpoint; None: they are in Hugging Face's format
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the weights are of no use."""
+        if self.step is None:
+            return "download or export them again"
+        return "use an older checkpoint, with --step"
 
     def whole(self) -> Params:
         """All weights, with adapters merged in."""
@@ -86,7 +94,7 @@ def load(
     which = "the average at " if run.average else ""
     name, params = f"{which}step {found.step} of {folder}", found.state
     frozen = base.load(run, recipe)
-    return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen))
+    return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen, found.step))
 
 
 def load_published(
@@ -163,7 +171,7 @@ def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
 def _usable(trained: Trained) -> Trained:
     """The same; raises an error if weights are not finite."""
     every = {"trained": trained.params, "base": trained.base}
-    check_finite(every, trained.name, "use an older checkpoint, with --step")
+    check_finite(every, trained.name, trained.remedy)
     return trained
 
 

@@ -11,6 +11,7 @@ import torch
 import xfunc as xf
 from examples.llama import hf, model
 from examples.llama.engine import Engine, Job
+from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
 
 SEQ = 28
@@ -31,6 +32,11 @@ SIZES = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 9, "vocab_size": 48}
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
+EXPERTS = {
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": MOE,
+    "qwen3_moe": MOE,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama, wide heads": {"model_type": "llama", "head_dim": 10, "hidden_act": "gelu"},
@@ -100,6 +106,22 @@ def loaded(folder: Path) -> Any:
 
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     return load(folder, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_file_leaves_out_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+    """A file with the sizes alone, and the one that transformers writes of it, with every key."""
+    import transformers
+
+    short, full = tmp_path / "short", tmp_path / "full"
+    short.mkdir()
+    sizes = {name: n for name, n in SIZES.items() if name.endswith(("_size", "_hidden_layers"))}
+    sizes |= {"model_type": family, "hidden_size": 64, "num_attention_heads": 32}
+    sizes |= EXPERTS.get(family, {})
+    (short / "config.json").write_text(json.dumps(sizes))
+    transformers.AutoConfig.from_pretrained(short).save_pretrained(full)
+    assert len(json.loads((full / "config.json").read_text())) > 2 * len(sizes)
+    assert hf.load_config(short) == hf.load_config(full)
 
 
 def by_hub_name(config: model.Config, params: model.Params) -> dict[str, torch.Tensor]:

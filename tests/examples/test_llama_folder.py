@@ -94,19 +94,37 @@ def test_the_first_process_owns_the_folder_for_all(
 
 
 def test_settings_are_written_with_the_steps_made_with_them(
-    run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+    run_of: Callable[..., Run],
 ) -> None:
     run = run_of("a")
     fit.fit(run)
     before = content(Path(run.folder))
     assert fit.fit(run_of("a", "train.peak_lr=0.9")).step == 8
-    assert fit.fit(run_of("a", "train.steps=4")) == fit.Outcome(8, None, "done")
-    said = "train.steps is 4, and the checkpoint is of step 8: there is nothing"
-    assert said in capsys.readouterr().out
     assert content(Path(run.folder)) == before
     longer = run_of("a", "train.steps=9")
     fit.fit(longer)
     assert config.read(Path(run.folder, "config.yaml")) == longer
+
+
+def test_fewer_steps_than_were_made_are_refused(
+    run_of: Callable[..., Run],
+    settings: Callable[..., list[str]],
+    command: Callable[..., tuple[int, str]],
+) -> None:
+    """Whether the checkpoint is that of a finished run or not; nothing in the folder changes."""
+    run = run_of("a")
+    fit.fit(run)
+    before = content(Path(run.folder))
+    for steps in (4, 7):
+        status, told = command("fit", *settings("a", f"train.steps={steps}"))
+        assert status == 2
+        assert (
+            f"error: train.steps is {steps}, but the newest checkpoint in {run.folder} is of step "
+            "8: use 8 or more to continue, or another folder for a shorter run"
+        ) in told
+        assert content(Path(run.folder)) == before
+    status, told = command("fit", *settings("a"))  # A finished run has nothing to do.
+    assert status == 0
 
 
 def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) -> None:

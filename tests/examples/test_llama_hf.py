@@ -567,6 +567,69 @@ WRONG = {
         lambda f: edit_config(f, num_hidden_layers=1),
         r"(?s)  model.layers.1.input_layernorm.weight: not a tensor of this model\n.*give weights",
     ),
+    "a family that is no text": (
+        lambda f: edit_config(f, model_type=["llama"]),
+        r"config.json has model_type \['llama'\]: give a model of one of 'llama'",
+    ),
+    "null for a size": (
+        lambda f: edit_config(f, hidden_size=None),
+        r"config.json lacks hidden_size: download the whole file",
+    ),
+    "no heads": (
+        lambda f: edit_config(f, num_attention_heads=0),
+        r"has num_attention_heads 0, which must be a whole number above 0: download the file",
+    ),
+    "a text for a size": (
+        lambda f: edit_config(f, num_hidden_layers="2"),
+        r"has num_hidden_layers '2', which must be a whole number above 0",
+    ),
+    "a text for a bias": (
+        lambda f: edit_config(f, attention_bias="false"),
+        r"has attention_bias 'false', which must be true or false: download the file again",
+    ),
+    "no number": (
+        lambda f: edit_config(f, rope_theta=float("nan")),
+        r"has rope_theta nan, which must be a number above 0",
+    ),
+    "angles that are no object": (
+        lambda f: edit_config(f, rope_scaling="linear"),
+        r"has rope_scaling 'linear', which must be an object",
+    ),
+    "a factor of zero": (
+        lambda f: edit_config(f, rope_scaling={"type": "linear", "factor": 0}),
+        r"has rope_scaling.factor 0, which must be a number above 0",
+    ),
+    "bounds of the angles that are one": (
+        lambda f: edit_config(
+            f,
+            rope_scaling={
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        r"low_freq_factor is 4.0, high_freq_factor is 4.0: use a larger number for the second",
+    ),
+    "one kind for all layers": (
+        lambda f: edit_config(f, layer_types="full_attention"),
+        r"has layer_types 'full_attention', which must be a list of texts",
+    ),
+    "angles of windows that are no object": (
+        lambda f: edit_config(
+            f, model_type="gemma3_text", rope_scaling={"sliding_attention": "default"}
+        ),
+        r"has rope_scaling.sliding_attention 'default', which must be an object",
+    ),
+    "no pattern of windows": (
+        lambda f: edit_config(f, model_type="gemma3_text", sliding_window_pattern=0),
+        r"has sliding_window_pattern 0, which must be a whole number above 0",
+    ),
+    "an index of no files": (
+        lambda f: (f / hf.INDEX).write_text('{"weight_map": ["model.safetensors"]}'),
+        r"index.json is damaged \(its weight_map names no files\): download it again",
+    ),
     "cut off": (cut_off, r"model.safetensors is damaged \(.*\): download it again"),
 }
 
