@@ -6,7 +6,7 @@ gathers the tokens of all devices along that axis, and the outputs are summed ov
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -15,14 +15,16 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import P
 
-from . import grouped
+from . import grouped, quantised
 from .attention import wide
 from .linear import linear
 from .plan import POLICIES, Plan
+from .quantised import Quantised, is_quantised
 from .sizes import Experts
 from .weights import Params
 
 Activation = Callable[[Tensor], Tensor]
+Matrices: TypeAlias = Tensor | Quantised
 
 
 class Routed(NamedTuple):
@@ -88,7 +90,7 @@ def _spread(
     x: Tensor,
     chosen: Tensor,
     shares: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
+    weights: tuple[Matrices, Matrices, Matrices],
     activation: Activation,
     plan: Plan,
 ) -> Tensor:
@@ -97,23 +99,31 @@ def _spread(
     if sharding is None:
         return local(x, chosen, shares, *weights)
     rows = sharding.fitting(x, sharding.batch)
-    into = sharding.fitting(weights[0], P("expert", "tensor"))
-    out_of = P(into[0], None, into[1])
+    down = weights[2]
+    # In NF4 no block is divided: there are as many scales as blocks.
+    blocks: Any = down.scale.mT if is_quantised(down) and down.form == "nf4" else down
+    out_of = sharding.fitting(blocks, P("expert", None, "tensor"))
+    into = P(out_of[0], out_of[2], None)
     apart = bool(rows[0])
     fun = functools.partial(local, experts=into[0], features=into[1], apart=apart)
     # A policy around a region keeps or recomputes the region as a whole, so it is needed inside.
     fun = xf.checkpoint(fun, policy=POLICIES[plan.policy])
-    specs = rows, rows, rows, into, into, out_of
+    matrices = [_specs(w, spec) for w, spec in zip(weights, (into, into, out_of), strict=True)]
+    specs = rows, rows, rows, *matrices
     return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights)
+
+
+def _specs(weight: Matrices, spec: P) -> Any:
+    return quantised.specs(weight.form, spec) if is_quantised(weight) else spec
 
 
 def _local(
     x: Tensor,
     chosen: Tensor,
     shares: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+    gate: Matrices,
+    up: Matrices,
+    down: Matrices,
     *,
     activation: Activation,
     most: int,
@@ -146,8 +156,8 @@ def _local(
     chosen, shares = chosen.flatten(0, 1), shares.flatten(0, 1)
     where = grouped.layout(chosen, gate.shape[0], min(most, -(-rows // gate.shape[0])))
     tokens = grouped.to_blocks(x.flatten(0, 1), where)
-    made = activation(grouped.product(tokens, gate, where)) * grouped.product(tokens, up, where)
-    made = grouped.from_blocks(grouped.product(made, down, where), where)
+    made = activation(_product(tokens, gate, where)) * _product(tokens, up, where)
+    made = grouped.from_blocks(_product(made, down, where), where)
     made = (wide(made) * shares[..., None]).sum(1).to(x.dtype).unflatten(0, x.shape[:2])
     if features is not None:
         made = xf.psum(made, features)
@@ -156,3 +166,16 @@ def _local(
     elif experts is not None:
         made = xf.psum(made, experts)
     return made
+
+
+def _product(x: Tensor, weights: Matrices, where: grouped.Layout) -> Tensor:
+    """The grouped product. Weights in codes become plain all at once, and no policy keeps that:
+    block by block an expert would become plain several times.
+    """
+    if not is_quantised(weights):
+        return grouped.product(x, weights, where)
+
+    def made(x: Tensor, weights: Quantised, where: grouped.Layout) -> Tensor:
+        return grouped.product(x, weights.plain().to(x.dtype), where)
+
+    return xf.checkpoint(made)(x, weights, where)

@@ -26,7 +26,7 @@ from xfunc import NamedSharding, P
 from . import model, quantised
 from .linear import Adapted
 from .model import Config, Params
-from .quantised import Int8Weight, NF4Weight
+from .quantised import Quantised
 
 FULL, LORA, FROZEN = "full", "lora", "frozen"
 
@@ -136,6 +136,11 @@ def _is_matrix(name: str, shape: xf.ShapeDtypeStruct) -> bool:
     return name == "head" or (name.startswith("layers.w") and len(shape.shape) == 3)
 
 
+def _is_of_experts(name: str) -> bool:
+    """Whether it has the matrices of experts, which `experts` multiplies with."""
+    return name.startswith("layers.e_")
+
+
 def is_all(config: Config, tune: Tune) -> bool:
     """Whether all weights are trained, so that nothing is frozen."""
     return set(xf.tree.leaves(roles(config, tune))) == {FULL}
@@ -154,7 +159,11 @@ def forms(config: Config, tune: Tune) -> Params:
         ValueError: a matrix does not consist of whole blocks.
     """
     shapes, role = named(model.shapes(config)), named(roles(config, tune))
-    matrices = {n: a.shape for n, a in shapes.items() if role[n] != FULL and _is_matrix(n, a)}
+    matrices = {
+        n: a.shape
+        for n, a in shapes.items()
+        if role[n] != FULL and (_is_matrix(n, a) or _is_of_experts(n))
+    }
     if tune.base is None:
         matrices = {}
     if tune.base == "nf4" and (odd := [n for n, a in matrices.items() if a[-1] % quantised.BLOCK]):
@@ -255,7 +264,7 @@ def merged(params: Params, dtype: torch.dtype) -> Params:
     """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of quantised
     ones, in `dtype`.
     """
-    kinds = Adapted, Int8Weight, NF4Weight
+    kinds = Adapted, Quantised
 
     def merge(leaf: Any) -> Tensor:
         if not isinstance(leaf, kinds):

@@ -24,44 +24,33 @@ Form: TypeAlias = Literal["plain", "int8", "nf4"]
 BLOCK = 64  # numbers of an output that have one scale in NF4
 
 
-class Int8Weight(NamedTuple):
-    """A weight in 8 bits: `codes * scale`.
+class Quantised(NamedTuple):
+    """A weight in codes, with a scale for each group of them.
 
-    For stacked weights each has one more leading dimension, over the layers.
+    In 8 bits it is `codes * scale`. In 4 bits it is `levels()[code] * scale`, with two codes in a
+    byte, the upper one first, and both arrays transposed: on TPUs, which work on 128 numbers of the
+    last dimension at once, inputs are then split into blocks, and bytes into codes, along the other
+    one. Stacked weights have more leading dimensions, over layers and experts.
     """
 
-    codes: Int8[Tensor, "out in"]
-    scale: Float[Tensor, "out 1"]
+    codes: Int8[Tensor, "out in"] | UInt8[Tensor, "in/2 out"]
+    scale: Float[Tensor, "out 1"] | Float[Tensor, "in/64 out"]
+
+    @property
+    def form(self) -> Form:
+        """Its dtype says which one it is."""
+        return "int8" if self.codes.dtype == torch.int8 else "nf4"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The weight's."""
-        return tuple(self.codes.shape)
+        """The shape of the weight."""
+        *stack, first, last = self.codes.shape
+        return (*stack, first, last) if self.form == "int8" else (*stack, last, 2 * first)
 
     def plain(self) -> Float[Tensor, "out in"]:
         """The weight that the codes stand for, in float32."""
-        return self.codes.float() * self.scale
-
-
-class NF4Weight(NamedTuple):
-    """A weight in 4 bits: `levels()[code] * scale`, with two codes in a byte, the upper one first.
-
-    Both arrays are transposed: on TPUs, which work on 128 numbers of the last dimension at once,
-    inputs are then split into blocks, and bytes into codes, along the other one. For stacked
-    weights each has one more leading dimension, over the layers.
-    """
-
-    codes: UInt8[Tensor, "in/2 out"]
-    scale: Float[Tensor, "in/64 out"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The weight's."""
-        *stack, pairs, out = self.codes.shape
-        return *stack, out, 2 * pairs
-
-    def plain(self) -> Float[Tensor, "out in"]:
-        """The weight that the codes stand for, in float32."""
+        if self.form == "int8":
+            return self.codes.float() * self.scale
         codes = torch.stack([self.codes >> 4, self.codes & 15], -2).flatten(-3, -2)
         # By comparing: a gather of single numbers is slow on TPUs.
         found: list[Any] = [*levels()]
@@ -72,19 +61,16 @@ class NF4Weight(NamedTuple):
         return blocks.flatten(-3, -2).mT
 
 
-Quantised: TypeAlias = Int8Weight | NF4Weight
-
-
 def is_quantised(weight: object) -> TypeIs[Quantised]:
     """Whether it is a weight in codes."""
-    return isinstance(weight, (Int8Weight, NF4Weight))  # dynamo knows no unions
+    return isinstance(weight, Quantised)
 
 
 def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "*batch out"]:
     """`x` times a weight, in the dtype of `x`. No policy keeps the plain weight."""
 
     def made(x: Tensor, weight: Quantised) -> Tensor:
-        if isinstance(weight, Int8Weight):
+        if weight.form == "int8":
             whole = F.linear(x, weight.codes.to(x.dtype))
             return (whole * weight.scale.squeeze(-1)).to(x.dtype)
         return F.linear(x, weight.plain().to(x.dtype))
@@ -100,21 +86,21 @@ def made(weight: Tensor, form: Form) -> Tensor | Quantised:
     return weight if form == "plain" else FORMS[form](weight)
 
 
-def int8(weight: Float[Tensor, "*stack out in"]) -> Int8Weight:
+def int8(weight: Float[Tensor, "*stack out in"]) -> Quantised:
     """The nearest weight in 8 bits: the largest number of each output has the code 127."""
     wide = weight.float()
     largest = wide.abs().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, 1.0, largest / 127)  # NaN if a number is
-    return Int8Weight((wide / scale).round().to(torch.int8), scale)
+    return Quantised((wide / scale).round().to(torch.int8), scale)
 
 
-def nf4(weight: Float[Tensor, "*stack out in"]) -> NF4Weight:
+def nf4(weight: Float[Tensor, "*stack out in"]) -> Quantised:
     """The nearest weight in NF4, by bitsandbytes; rows are multiples of `BLOCK`."""
     rows = weight.shape[:-1]
     wide = weight.float().contiguous()
     codes, about = _library().quantize_4bit(wide, blocksize=BLOCK, quant_type="nf4")
     arrays = codes.view(*rows, -1), about.absmax.view(*rows, -1)
-    return NF4Weight(*(a.mT.contiguous() for a in arrays))
+    return Quantised(*(a.mT.contiguous() for a in arrays))
 
 
 def levels() -> tuple[float, ...]:
@@ -142,16 +128,25 @@ def abstract(weight: xf.ShapeDtypeStruct, form: Form) -> Any:
         return weight
     where, (*stack, out, into) = weight.sharding, weight.shape
     assert isinstance(where, NamedSharding)
-    *first, rows, columns = (*where.spec, *(None,) * len(weight.shape))[: len(weight.shape)]
-
-    def array(dtype: torch.dtype, sizes: tuple[int, int], *axes: Any) -> Any:
-        return _struct((*stack, *sizes), dtype, (*first, *axes), where.mesh)
-
+    whole = P(*(*where.spec, *(None,) * len(weight.shape))[: len(weight.shape)])
     if form == "int8":
-        codes = array(torch.int8, (out, into), rows, columns)
-        return Int8Weight(codes, array(torch.float32, (out, 1), rows, None))
-    codes = array(torch.uint8, (into // 2, out), columns, rows)
-    return NF4Weight(codes, array(torch.float32, (into // BLOCK, out), columns, rows))
+        sizes, dtype = ((out, into), (out, 1)), torch.int8
+    else:
+        sizes, dtype = ((into // 2, out), (into // BLOCK, out)), torch.uint8
+    arrays: Any = (
+        _struct((*stack, *size), kind, tuple(spec), where.mesh)
+        for size, kind, spec in zip(sizes, (dtype, torch.float32), specs(form, whole), strict=True)
+    )
+    return Quantised(*arrays)
+
+
+def specs(form: Form, spec: P) -> Any:
+    """The specs of both arrays of a weight whose dimensions, all of them, are sharded by `spec`."""
+    *stack, rows, columns = spec
+    codes = (rows, columns) if form == "int8" else (columns, rows)
+    scale = (rows, None) if form == "int8" else codes
+    arrays: Any = P(*stack, *codes), P(*stack, *scale)
+    return Quantised(*arrays)
 
 
 def _struct(

@@ -1,5 +1,6 @@
 """A frozen base in 8 or 4 bits: what it computes, what is trained on it, what is exported."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from examples.llama.options import SettingError
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sharding import Sharding
+from examples.llama.sizes import Experts
 from tests.examples import tuned
 from tests.examples.tuned import SIZES
 from xfunc import P
@@ -153,6 +155,33 @@ def test_training_is_that_on_the_rounded_base(
         torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("form", ROUNDED)
+def test_experts_are_quantised(made: Path, tmp_path: Path, form: str) -> None:
+    """Losses beside experts in codes are those beside experts that a library rounded."""
+    sizes = dataclasses.replace(SIZES, family="qwen3_moe", experts=Experts(4, 2, 64))
+    params = lora.named(xf.device_get(model.init(sizes, 7)))
+    matrices = {name for name in params if name.startswith(("layers.e_", "layers.w"))} | {"head"}
+    alike = params | {name: params[name].clone() for name in matrices}
+    for name in matrices:
+        for matrix in alike[name].view(-1, *params[name].shape[-2:]):
+            matrix.copy_(ROUNDED[form](matrix))
+    losses = []
+    for which, weights in {form: params, "null": alike}.items():
+        folder = tmp_path / which
+        hf.save(folder / "hub", sizes, lora.nested(weights), made)
+        (folder / "chat.jsonl").write_bytes((made / "chat.jsonl").read_bytes())
+        more = f"train.tune.base={which}", "train.tune.lora=layers.w*", "train.router_balance=0.1"
+        run = tuned.begin(folder, folder / "run", "answers", *more)
+        base = trained.load(Path(run.folder)).base
+        assert base is not None
+        codes = {name for name, leaf in lora.named(base).items() if quantised.is_quantised(leaf)}
+        assert codes == (matrices if which == form else set())
+        assert fit.fit(run).ended == "done"
+        losses.append([x["loss"] for x in tuned.curve(run.folder) if "loss" in x])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
 def test_what_the_base_is_kept_in_is_a_setting_of_the_run(made: Path, tmp_path: Path) -> None:
     run = tuned.begin(made, tmp_path / "run", "quantised", "train.steps=2")
     fit.fit(run)
@@ -191,17 +220,21 @@ def test_codes_lie_like_their_weights() -> None:
 
 
 @pytest.mark.parametrize("policy", ["dots", "everything"])
-def test_no_layer_keeps_its_plain_weights(policy: str) -> None:
+@pytest.mark.parametrize("experts", [None, Experts(4, 2, 320)])
+def test_no_layer_keeps_its_plain_weights(policy: str, experts: Experts | None) -> None:
     """They would be the whole base, in the dtype of the arithmetic."""
-    sizes = model.Config(64, 192, 320, layers=2, heads=2, kv_heads=2)
+    family, stack = ("llama", "2") if experts is None else ("qwen3_moe", "2,4")
+    sizes = model.Config(
+        64, 192, 320, layers=2, heads=2, kv_heads=2, family=family, experts=experts
+    )
     tune = lora.Tune(("layers.w*",), base="nf4")
     recipe = Recipe(sizes, 100, Plan(policy, "dense", sharding=Sharding.of({})), tune=tune)
     state, base = train.abstract_state(recipe), train.abstract_base(recipe)
     batch = train.abstract_batch(recipe, 2, 16)
     text = train.train_step.lower(state, batch, base, recipe=recipe).as_text()
-    assert "[2,96,320]" in text  # codes, of all layers
-    assert "[2,320,192]" not in text
-    assert "[2,192,320]" not in text
+    assert f"[{stack},96,320]" in text  # codes, of all layers
+    assert f"[{stack},320,192]" not in text
+    assert f"[{stack},192,320]" not in text
 
 
 def test_nf4_needs_whole_blocks_and_its_library(

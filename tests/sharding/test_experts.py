@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model, train
+from examples.llama import generate, model, quantised, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
 from examples.llama.sizes import Experts
@@ -63,6 +63,55 @@ def test_same_loss_and_gradients(axes: dict[str, int]) -> None:
     )
     parts = axes.get("expert", 1)
     assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+
+
+@pytest.mark.parametrize(
+    ("form", "features", "parts"), [("int8", 6, 2), ("nf4", 64, 1), ("nf4", 128, 2)]
+)
+def test_experts_in_codes(form: Any, features: int, parts: int) -> None:
+    """They are divided like plain ones, but no block of NF4 is. Against one device, which computes
+    with what the codes stand for.
+    """
+    pytest.importorskip("bitsandbytes")
+    sizes = dataclasses.replace(CONFIG, hidden=64, experts=Experts(4, 3, intermediate=features))
+    sharding = Sharding.of({"expert": 2, "tensor": 2, "fsdp": 2})
+    given, params = batch(), xf.device_get(model.init(sizes))
+    plan = Plan("everything", attention="dense", block=4)
+
+    def loss(embed: Any, params: Any, batch: model.Batch, plan: Plan) -> Any:
+        params = params | {"embed": embed}
+        return model.loss(params, batch, sizes, plan, routers=ROUTERS)
+
+    def run(params: Any, batch: model.Batch, plan: Plan) -> Any:
+        step = xf.jit(xf.value_and_grad(functools.partial(loss, plan=plan)))
+        return step(params["embed"], params, batch)
+
+    names = "e_gate", "e_up", "e_down"
+    codes = {name: quantised.FORMS[form](params["layers"][name]) for name in names}
+    plain = {name: each.plain() for name, each in codes.items()}
+    for name in names:
+        assert 0 < (plain[name] - params["layers"][name]).abs().max() < 0.2
+    alone = run(params | {"layers": params["layers"] | plain}, given, plan)
+
+    described = model.shapes(sizes, torch.float32)
+    places = xf.tree.map(
+        lambda a, p: xf.ShapeDtypeStruct(a.shape, a.dtype, p),
+        described,
+        sharding.params(model.weights(sizes)),
+    )
+    layers = places["layers"] | {n: quantised.abstract(places["layers"][n], form) for n in names}
+    where = xf.tree.map(lambda a: a.sharding, places | {"layers": layers})
+    put = xf.device_put(params | {"layers": params["layers"] | codes}, where)
+    down = put["layers"]["e_down"]
+    place = xf.sharding_of(down.codes)
+    assert place is not None
+    assert place.shard_shape(down.codes.shape)[1] == 2
+    plan = dataclasses.replace(plan, sharding=sharding)
+    divided = run(put, xf.device_put(given, sharding.on_mesh(sharding.batch)), plan)
+    xf.tree.map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6),
+        *map(xf.device_get, (divided, alone)),
+    )
 
 
 @pytest.mark.parametrize("policy", ["full", "everything"])
