@@ -159,23 +159,29 @@ class Engine:
 
     # For other threads.
 
+    def check(self, prompt: Sequence[int], new: int) -> None:
+        """Raise a ValueError if a text would be longer than a slot, or has a token that does not
+        exist.
+        """
+        if len(prompt) + new > self.length:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and {new} new ones are requested: together "
+                f"they may be {self.length} at most"
+            )
+        if wrong := [t for t in prompt if not 0 <= t < self._config.vocab]:
+            raise ValueError(
+                f"there is no token {wrong[0]}: the vocabulary has {self._config.vocab}"
+            )
+
     def submit(self, *jobs: Job) -> None:
         """Queue jobs: all of them, or none.
 
         Raises:
-            ValueError: a text would be longer than a slot, or has a token that does not exist.
+            ValueError: see `check`.
             BusyError: too many are waiting, or the engine is closed.
         """
         for job in jobs:
-            if len(job.prompt) + job.new > self.length:
-                raise ValueError(
-                    f"the prompt has {len(job.prompt)} tokens and {job.new} new ones are "
-                    f"requested: together they may be {self.length} at most"
-                )
-            if wrong := [t for t in job.prompt if not 0 <= t < self._config.vocab]:
-                raise ValueError(
-                    f"there is no token {wrong[0]}: the vocabulary has {self._config.vocab}"
-                )
+            self.check(job.prompt, job.new)
         with self._changed:
             if self._closed:
                 raise BusyError("the engine is closed")
@@ -198,6 +204,11 @@ class Engine:
             self._changed.notify()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it still takes jobs."""
+        return not self._closed
+
+    @property
     def load(self) -> tuple[int, int]:
         """How many slots are in use, and how many jobs are waiting."""
         return sum(job is not None for job in self._slots), len(self._queue)
@@ -205,17 +216,20 @@ class Engine:
     # For the thread that runs the engine.
 
     def run(self) -> None:
-        """Run jobs as they come, until `close`."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or any(self.load))
-                if self._closed:
-                    break
-            self.step()
-        for job in (*self._slots, *self._queue):
-            if job is not None:
-                job.end("error", BusyError("the server is shutting down"))
-        self._slots, self._queue = _free(len(self._slots)), collections.deque()
+        """Run jobs as they come, until `close`; however it ends, no job waits any longer."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or any(self.load))
+                    if self._closed:
+                        break
+                self.step()
+        finally:
+            self.close()
+            for job in (*self._slots, *self._queue):
+                if job is not None and job.ended is None:
+                    job.end("error", BusyError("the server is shutting down"))
+            self._slots, self._queue = _free(len(self._slots)), collections.deque()
 
     def finish(self) -> None:
         """Run until no job is left."""
@@ -319,6 +333,7 @@ class Engine:
         for job in lost:
             if job is not None and job.ended is None:
                 job.end("error", error)
+        del self._state  # There may be no room for two.
         self._state = self._empty()
 
 

@@ -20,7 +20,7 @@ from . import attention, model
 from .model import Config, Params
 from .plan import Plan
 from .rope import Local, Ropes
-from .sampling import Sampling, Settings, limited
+from .sampling import Sampling, Settings, limited, tempered
 
 
 class Cache(NamedTuple):
@@ -190,7 +190,8 @@ def _drawn(
 ) -> Int[Tensor, " batch"]:
     if temperature == 0:
         return logits.argmax(-1)
-    logits = attention.wide(logits) / temperature
+    rows = Sampling.of([Settings(temperature, top_p=top_p)] * len(logits))
+    logits = tempered(attention.wide(logits), rows.temperature)
     if top_p < 1:
-        logits = limited(logits, Sampling.of([Settings(top_p=top_p)] * len(logits)))
+        logits = limited(logits, rows)
     return xf.random.categorical(key, logits)

@@ -17,6 +17,8 @@ import xfunc as xf
 
 from .attention import wide
 
+_LEAST = 1e-3  # the smallest penalty; its inverse is the largest
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -25,7 +27,8 @@ class Settings:
     Attributes:
         temperature: what logits are divided by; 0: the likeliest token is taken.
         top_k: tokens are drawn from this many of the likeliest ones; 0: from all.
-        top_p: tokens are drawn from the likeliest ones that together have this probability.
+        top_p: tokens are drawn from the likeliest ones that together have this probability; 0: the
+            likeliest token is taken.
         min_p: tokens are drawn from those at least this many times as likely as the likeliest.
         repetition_penalty: divides the positive logits of tokens that occurred before, and
             multiplies the negative ones.
@@ -46,14 +49,14 @@ class Settings:
             )
         if not 0 <= self.top_k < 2**31:
             raise ValueError(f"top_k is {self.top_k}: use 0, for any token, or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}: use a probability, above 0 and up to 1")
+        if not 0 <= self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: use a probability, from 0 to 1")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p}: use a fraction, from 0 to 1")
-        if not 0 < self.repetition_penalty < math.inf:
+        if not _LEAST <= self.repetition_penalty <= 1 / _LEAST:
             raise ValueError(
                 f"repetition_penalty is {self.repetition_penalty}: use 1, for none, or another "
-                "number above 0"
+                f"number from {_LEAST:g} to {1 / _LEAST:g}"
             )
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}: use a 64-bit integer")
@@ -100,8 +103,7 @@ def choose(
 
     def sampled(logits: Tensor) -> Tensor:
         limits = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-        divisor = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
-        logits = logits / divisor[:, None]
+        logits = tempered(logits, sampling.temperature)
         # A sort of the vocabulary takes longer than all the rest.
         logits = xf.cond(limits.any(), lambda x: limited(x, sampling), lambda x: x, logits)
         drawn = xf.vmap(_drawn)(sampling.seed, number, logits)
@@ -125,8 +127,19 @@ def penalised(
     return torch.where(seen, torch.where(logits > 0, logits / by, logits * by), logits)
 
 
+def tempered(
+    logits: Float[Tensor, "rows vocab"], temperature: Float[Tensor, " rows"]
+) -> Float[Tensor, "rows vocab"]:
+    """Logits divided by the temperature, after moving the largest one to 0, so that no temperature
+    is too small: the others become -inf at most.
+    """
+    divisor = torch.where(temperature > 0, temperature, 1.0)
+    divisor = divisor.clamp(min=torch.finfo(divisor.dtype).tiny)[:, None]
+    return (logits - logits.amax(-1, keepdim=True)) / divisor
+
+
 def limited(logits: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Tensor, "rows vocab"]:
-    """Logits, -inf for tokens that are not drawn.
+    """Logits, -inf for tokens that are not drawn. The likeliest is always kept.
 
     Tokens as likely as the last one that is kept are kept too.
     """
@@ -138,7 +151,8 @@ def limited(logits: Float[Tensor, "rows vocab"], sampling: Sampling) -> Float[Te
     share = ordered.softmax(-1)
     likelier = share.cumsum(-1) - share  # the probability of all likelier tokens
     most = torch.where(sampling.top_p < 1, sampling.top_p, torch.inf)[:, None]
-    least_p = ordered.masked_fill(likelier >= most, torch.inf).amin(-1, keepdim=True)
-    share_of_first = ordered[:, :1] + sampling.min_p.log()[:, None]
+    first = ordered[:, :1]
+    least_p = ordered.masked_fill(likelier >= most, torch.inf).amin(-1, keepdim=True).minimum(first)
+    share_of_first = first + sampling.min_p.log()[:, None]
     least = torch.maximum(torch.maximum(least, least_p), share_of_first)
     return logits.masked_fill(logits < least, -torch.inf)

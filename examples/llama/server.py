@@ -45,6 +45,7 @@ class Service:
     ):
         self.engine, self.tokenizer, self.name = engine, tokenizer, name
         self._encoder = Encoder(tokenizer, DataConfig(kind="chat", template=template))
+        self._encoding = asyncio.Lock()
         self._began = responses.now()
 
     def models(self) -> dict[str, Any]:
@@ -59,7 +60,9 @@ class Service:
             raise RequestError(
                 f"there is no model {asked.model!r}: use {self.name!r}", 404, "model"
             )
-        answer = Answer(self, asked)
+        async with self._encoding:  # Templates keep state; a long text must not delay others.
+            prompts = await asyncio.to_thread(self.prompts, asked)
+        answer = Answer(self, asked, prompts)
         answer.begin()
         if not asked.stream:
             return await answer.whole(http)
@@ -88,9 +91,10 @@ class Answer:
     Args:
         service: the service that answers it.
         asked: the request.
+        prompts: the tokens of its prompts.
     """
 
-    def __init__(self, service: Service, asked: Completion | Chat):
+    def __init__(self, service: Service, asked: Completion | Chat, prompts: list[list[int]]):
         self._service, self._asked = service, asked
         self._chat = isinstance(asked, Chat)
         prefix = "chatcmpl" if self._chat else "cmpl"
@@ -98,7 +102,6 @@ class Answer:
         self._head = Head(name, service.name, responses.now(), self._chat)
         self._loop = asyncio.get_running_loop()
         self._parts: asyncio.Queue[tuple[int, Part]] = asyncio.Queue()
-        prompts = service.prompts(asked)
         pairs = [(prompt, how) for prompt in prompts for how in asked.settings()]
         self._prompt_tokens = sum(map(len, prompts))
         try:
@@ -118,9 +121,11 @@ class Answer:
         new = asked.max_tokens
         if isinstance(asked, Chat):
             new = asked.max_completion_tokens or new or max(room, 1)
+        new = min(_SHORT, max(room, 1)) if new is None else new
+        self._service.engine.check(prompt, new)
         return Job(
             prompt,
-            min(_SHORT, max(room, 1)) if new is None else new,
+            new,
             settings,
             top=asked.top or 0,
             ends=() if known.end is None else (known.end,),
@@ -217,6 +222,8 @@ def app(service: Service) -> fastapi.FastAPI:
 
     @made.get("/health")
     async def health() -> dict[str, Any]:
+        if not service.engine.is_open:
+            raise RequestError("the engine has ended: restart the server", 503)
         running, waiting = service.engine.load
         return {"status": "ok", "running": running, "waiting": waiting}
 
@@ -254,11 +261,14 @@ def app(service: Service) -> fastapi.FastAPI:
 
 
 async def _body(http: fastapi.Request) -> bytes:
-    body = bytearray()
+    body, announced = bytearray(), http.headers.get("content-length", "0")
+    too_large = RequestError(f"the request is larger than {BODY} bytes", 413)
+    if int(announced) > BODY:
+        raise too_large
     async for chunk in http.stream():
         body += chunk
         if len(body) > BODY:
-            raise RequestError(f"the request is larger than {BODY} bytes", 413)
+            raise too_large
     return bytes(body)
 
 

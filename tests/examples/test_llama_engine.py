@@ -176,6 +176,27 @@ def test_a_call_that_fails_ends_its_texts_alone(
     assert numbers(again) == numbers(good)
 
 
+def test_an_engine_that_cannot_go_on_leaves_nobody_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no memory for another cache."""
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(slots, "advance", fails)
+    monkeypatch.setattr(slots, "empty", fails)
+    jobs = [Job(text, 5) for text in prompts(*range(1, 9))]  # in slots, and waiting
+    engine.submit(*jobs)
+    assert engine.is_open
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.run()
+    assert [job.ended for job in jobs] == ["error"] * 8
+    assert not engine.is_open
+    with pytest.raises(BusyError, match="the engine is closed"):
+        engine.submit(Job([1], 1))
+
+
 REFUSED: dict[str, Any] = {
     "the prompt has 38 tokens and 3 new ones are requested: together they may be 40": ([1] * 38, 3),
     "there is no token 512: the vocabulary has 512": ([1, 512], 3),
@@ -219,6 +240,16 @@ LIMITS = [
     Settings(1.5, top_k=9, top_p=0.7, min_p=0.1),
     Settings(1.0, repetition_penalty=1.7),
     Settings(0.8, top_k=20, top_p=0.95, min_p=0.02, repetition_penalty=0.6),
+    Settings(1e-30),
+    Settings(1e30),
+    Settings(1.0, top_k=2**31 - 1, top_p=1.0, min_p=0.0),
+    Settings(1.0, top_p=0.0),
+    Settings(1.0, top_p=1e-30),
+    Settings(1.0, top_p=1 - 1e-7),
+    Settings(1.0, min_p=1e-30),
+    Settings(1.0, top_k=1, top_p=0.0, min_p=1.0),
+    Settings(1.0, repetition_penalty=1e3),
+    Settings(1.0, top_k=3, repetition_penalty=1e-3),
 ]
 
 
@@ -234,7 +265,7 @@ def test_limits_are_those_of_transformers() -> None:
     @xf.jit
     def ours(logits: torch.Tensor, seen: torch.Tensor, rows: Sampling) -> torch.Tensor:
         changed = sampling.penalised(logits, seen, rows.repetition_penalty)
-        return sampling.limited(changed / rows.temperature[:, None], rows).softmax(-1)
+        return sampling.limited(sampling.tempered(changed, rows.temperature), rows).softmax(-1)
 
     found = xf.device_get(ours(logits, seen, Sampling.of(LIMITS)))
     for i, s in enumerate(LIMITS):
@@ -271,15 +302,36 @@ def test_what_is_drawn_is_as_likely_as_it_should_be() -> None:
         assert ((shares == 0) >= (expected == 0)).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e-3])
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_no_temperature_is_too_small(temperature: float, more: dict[str, Any]) -> None:
+    """The likeliest token is drawn, where transformers finds no probabilities (infinities)."""
+    logits = 20 * torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    rows = [Settings(temperature, seed=i, **more) for i in range(64)]
+    seen, number = torch.zeros(64, 50, dtype=torch.bool), torch.arange(64)
+    drawn = xf.jit(sampling.choose)(logits, Sampling.of(rows), seen, number)
+    assert torch.equal(xf.device_get(drawn), logits.argmax(-1))
+
+
+def test_nothing_likely_means_the_likeliest() -> None:
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+    rows = Sampling.of([Settings(3.0, top_p=p, seed=i) for i, p in enumerate([0.0, 1e-45] * 4)])
+    seen, number = torch.zeros(8, 50, dtype=torch.bool), torch.arange(8)
+    drawn = xf.jit(sampling.choose)(logits, rows, seen, number)
+    assert torch.equal(xf.device_get(drawn), logits.argmax(-1))
+
+
 WRONG = {
     "temperature is -1.0: use 0": {"temperature": -1.0},
     "temperature is nan": {"temperature": float("nan")},
     "top_k is -1: use 0, for any token, or more": {"top_k": -1},
-    "top_p is 0.0: use a probability, above 0 and up to 1": {"top_p": 0.0},
+    "top_p is -0.1: use a probability, from 0 to 1": {"top_p": -0.1},
+    "top_p is nan: use a probability, from 0 to 1": {"top_p": float("nan")},
     "min_p is 1.5: use a fraction, from 0 to 1": {"min_p": 1.5},
-    "repetition_penalty is 0.0: use 1, for none, or another number above 0": {
+    "repetition_penalty is 0.0: use 1, for none, or another number from 0.001 to 1000": {
         "repetition_penalty": 0.0
     },
+    "repetition_penalty is inf: use 1": {"repetition_penalty": float("inf")},
     "seed is 9223372036854775808: use a 64-bit integer": {"seed": 2**63},
 }
 

@@ -214,7 +214,7 @@ def test_the_cache_is_there_once() -> None:
 ERRORS = {
     "new is 0: generate 1 token or more": {"new": 0},
     r"temperature is -1.0: use 0, for the likeliest token, or more": {"temperature": -1.0},
-    r"top_p is 0.0: use a probability, above 0 and up to 1": {"top_p": 0.0},
+    r"top_p is 1.1: use a probability, from 0 to 1": {"top_p": 1.1},
     r"top_p is 1.5: use a probability": {"top_p": 1.5},
     r"prompt has shape \(4,\): give \[batch, 1 or more tokens\]": {"prompt": torch.zeros(4)},
     r"prompt has shape \(4, 0\): give": {"prompt": torch.zeros(4, 0)},

@@ -267,6 +267,25 @@ BAD: dict[str, tuple[str, Any]] = {
         "completions",
         COMPLETION | {"prompt": [320]},
     ),
+    "there is no token -1: the vocabulary": ("completions", COMPLETION | {"prompt": [[5], [-1]]}),
+    f"there is no token {10**25}: the": ("completions", COMPLETION | {"prompt": [10**25]}),
+    f"2 tokens and {10**30} new ones": ("completions", COMPLETION | {"max_tokens": 10**30}),
+    "prompt.list.*Input should be a valid": ("completions", COMPLETION | {"prompt": ["a", 1]}),
+    "the prompt has 800002 tokens": ("completions", COMPLETION | {"prompt": "the cat " * 400_000}),
+    "top_p: Input should be less": ("completions", COMPLETION | {"top_p": 1.5}),
+    "repetition_penalty: Input": ("completions", COMPLETION | {"repetition_penalty": 0}),
+    "stream_options needs stream to be true": (
+        "completions",
+        COMPLETION | {"stream_options": {"include_usage": True}},
+    ),
+    "top_logprobs needs logprobs to be true": ("chat/completions", CHAT | {"top_logprobs": 2}),
+    "give one of max_tokens and max_completion_tokens": (
+        "chat/completions",
+        CHAT | {"max_tokens": 2, "max_completion_tokens": 2},
+    ),
+    "Invalid JSON: recursion limit": ("completions", b"[" * 100_000),
+    "Invalid JSON: invalid unicode code point": ("completions", b'{"model": "tiny\xff"}'),
+    "Input should be an object": ("completions", b"[]"),
     "stop.*: String should have at least 1 character": ("completions", COMPLETION | {"stop": ""}),
     "seed: Input should be less than": ("completions", COMPLETION | {"seed": 2**63}),
     "no role tool": ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": ""}]}),
@@ -303,8 +322,16 @@ def test_other_refusals(running: Running) -> None:
         "there is no model '../../etc/passwd': use 'tiny'",
     )
     assert running.post("/v1/completions", b" " * (server.BODY + 1))[0] == 413
+    # It is not waited for, and a request need not say how large it is.
+    more = f"{server.BODY + 9:x}\r\n" + " " * (server.BODY + 1)
+    for length, body in (("Content-Length: 99999999999", ""), ("Transfer-Encoding: chunked", more)):
+        request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n{body}"
+        with socket.create_connection(("127.0.0.1", running.port)) as connection:
+            connection.sendall(request.encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
     assert running.post("/v1/files", b"{}")[0] == 404
     assert running.post("/v1/models", b"{}")[0] == 405
+    assert running.post("/health", b"{}")[0] == 405
 
 
 def test_too_many_wait(running: Running, client: openai.OpenAI) -> None:
