@@ -44,14 +44,23 @@ def begin(
         settings: the run's settings, to be shown beside the curves.
 
     Raises:
-        SettingError: a tracker is not installed.
+        SettingError: a tracker is not installed, or does not start.
     """
-    try:
-        return [_KINDS[name](folder, first, settings) for name in names]
-    except ImportError as error:
-        raise SettingError(
-            f"trackers has one that is not installed ({error}): install it with pip, or remove it"
-        ) from error
+    made: list[Tracker] = []
+    for name in dict.fromkeys(names):
+        try:
+            made.append(_KINDS[name](folder, first, settings))
+        except Exception as error:  # Trackers raise what they like.
+            for one in made:
+                with contextlib.suppress(Exception):
+                    one.close()
+            why, repair = "does not start", "fix that"
+            if isinstance(error, ImportError):
+                why, repair = "is not installed", "install it with pip"
+            raise SettingError(
+                f"trackers has {name}, which {why} ({error}): {repair}, or remove it"
+            ) from error
+    return made
 
 
 class TensorBoard:

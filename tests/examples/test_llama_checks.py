@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import xfunc as xf
 from examples.llama import config, corpus, documents, fit, metrics, train
@@ -128,6 +130,21 @@ def test_weights_that_are_not_finite(run_of: Callable[..., Run], command: Comman
         assert status == 2
         assert f"error: step 5 of {run.folder} {message}" in told
     assert command("eval", run.folder, "--step", 4)[0] == 0
+
+
+def test_imported_weights_that_are_not_finite(made: Path, tmp_path: Path, command: Command) -> None:
+    """The advice is for a folder that has no checkpoints."""
+    hub = shutil.copytree(made / "hub", tmp_path / "hub")
+    tensors = load_file(hub / "model.safetensors")
+    tensors["model.norm.weight"][0] = math.nan
+    save_file(tensors, hub / "model.safetensors")
+    said = f"error: {hub} has weights that are not finite, in 1 of 12 arrays: download or export"
+    for argv in (["eval"], ["generate", "--prompt", "a"], ["import-hf", f"folder={tmp_path}/run"]):
+        status, told = command(argv[0], hub, *argv[1:])
+        assert status == 2
+        assert told.startswith(said)
+        assert "--step" not in told
+    assert not (tmp_path / "run").exists()
 
 
 # -- steps that are bad -------------------------------------------------------------------------

@@ -92,8 +92,36 @@ def test_a_run_that_goes_on_is_the_same_in_mlflow(
 
 def test_a_tracker_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(SettingError, match=r"trackers has one that is not installed \(.*wandb"):
+    message = r"trackers has wandb, which is not installed \(.*wandb.*\): install it with pip, or"
+    with pytest.raises(SettingError, match=message):
         trackers.begin(["wandb"], tmp_path, 0, {})
+
+
+def test_a_tracker_that_does_not_start(
+    settings: Callable[..., list[str]],
+    command: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No step is made; what other trackers hold is released."""
+
+    class UsageError(Exception):
+        pass
+
+    def init(**how: Any) -> None:
+        raise UsageError("no API key")
+
+    closed: list[bool] = []
+    monkeypatch.setattr(trackers.TensorBoard, "close", lambda self: closed.append(True))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))  # type: ignore[arg-type]
+    status, told = command("fit", *settings("a", "trackers=[tensorboard,wandb]"))
+    assert status == 2
+    assert "error: trackers has wandb, which does not start (no API key): fix that, or rem" in told
+    assert closed == [True]
+    status, told = command("fit", *settings("a", "trackers=[tensorbord]"))
+    assert (status, told) == (
+        2,
+        "error: trackers[0] is 'tensorbord': did you mean tensorboard?\n",
+    )
 
 
 def test_a_run_tells_its_trackers_and_writes_samples(
