@@ -208,9 +208,9 @@ def _changed_by(run: Run, source: Path) -> Run:
     except FileNotFoundError:
         known = ", ".join(presets())
         raise SettingError(f"there is no file {source}: give one, or one of {known}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingError(f"{source} is not valid YAML; fix it: {error}") from None
-    if text.startswith(_BEGIN) and not text.endswith(_END):
+    if not text or (text.startswith(_BEGIN) and not text.endswith(_END)):
         raise SettingError(
             f"{source} is truncated: its last line should be {_END.strip()!r}. Remove it: `fit` "
             "with "

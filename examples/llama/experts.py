@@ -176,6 +176,8 @@ def _product(x: Tensor, weights: Matrices, where: grouped.Layout) -> Tensor:
         return grouped.product(x, weights, where)
 
     def made(x: Tensor, weights: Quantised, where: grouped.Layout) -> Tensor:
-        return grouped.product(x, weights.plain().to(x.dtype), where)
+        # One after another: libtpu would copy the codes of all layers into another layout.
+        plain = xf.map(lambda one: one.plain().to(x.dtype), weights)
+        return grouped.product(x, plain, where)
 
     return xf.checkpoint(made)(x, weights, where)

@@ -36,6 +36,7 @@ from .quantised import Form
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
+_DTYPES = ("F64", "F32", "BF16", "F16")  # others are codes, whose scales would be lost
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in older files
 
 
@@ -217,9 +218,11 @@ def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: 
     wanted = {part.name: part.shape for name, s in pairs for part in _parts(name, s.shape)}
     lines = [f"  {name}: missing" for name in wanted if name not in stored]
     for name, tensor in stored.items():
-        have = tuple(tensor.get_shape())
+        have, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
         if name in wanted and have != wanted[name]:
             lines.append(f"  {name}: {have} in the files, {wanted[name]} by config.json")
+        elif name in wanted and dtype not in _DTYPES:
+            lines.append(f"  {name}: {dtype}, and weights are one of {', '.join(_DTYPES)}")
         elif name not in wanted and name != NAMES["head"] and not _UNUSED.fullmatch(name):
             lines.append(f"  {name}: not a tensor of this model")
     if lines:

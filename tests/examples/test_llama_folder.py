@@ -135,6 +135,12 @@ def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) 
     file.write_text(whole[: whole.index("  optimizer")])
     with pytest.raises(SettingError, match=r"config\.yaml is truncated: .*Remove it: `fit`"):
         config.read(file)
+    file.write_text("")
+    with pytest.raises(SettingError, match=r"config\.yaml is truncated: .*Remove it: `fit`"):
+        config.read(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match=r"config\.yaml is not valid YAML; fix it: .*0xff"):
+        config.read(file)
     longer = run_of("a", "train.steps=5")
     assert fit.fit(longer).step == 5
     assert config.read(file) == longer

@@ -563,6 +563,19 @@ WRONG = {
         r"  model.layers.2.what: not a tensor of this model\n"
         r"  model.norm.weight: \(3,\) in the files, \(32,\) by config.json\ngive weights",
     ),
+    "codes without scales": (
+        lambda f: edit_tensors(
+            f,
+            lambda t: t.update(
+                {
+                    "model.norm.weight": t["model.norm.weight"].to(torch.int8),
+                    "lm_head.weight": t["lm_head.weight"].to(torch.float8_e4m3fn),
+                }
+            ),
+        ),
+        r"(?s)  lm_head.weight: F8_E4M3, and weights are one of F64, F32, BF16, F16\n"
+        r"  model.norm.weight: I8, and weights are one of ",
+    ),
     "more layers": (
         lambda f: edit_config(f, num_hidden_layers=1),
         r"(?s)  model.layers.1.input_layernorm.weight: not a tensor of this model\n.*give weights",
