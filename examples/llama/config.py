@@ -127,8 +127,11 @@ class Run:
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingError(f"{name} is {value}: use 1 or more")
-        if not 0 <= self.seed < 2**63:
-            raise SettingError(f"seed is {self.seed}: use 0 or more, of at most 63 bits")
+        for name in ("seed", "context"):
+            if (value := getattr(self, name)) < 0:
+                raise SettingError(f"{name} is {value}: use 0 or more")
+        if wrong := [step for step in self.profile if step < 1]:
+            raise SettingError(f"profile has {wrong[0]}: steps are counted from 1")
         if self.average and self.train.ema is None:
             raise SettingError(
                 "average is true, and train.ema is null, so there is no running mean of the weights"

@@ -241,6 +241,8 @@ def _scalar(kind: type, value: Any, path: str, optional: bool) -> Any:
         except (TypeError, ValueError):
             pass
     elif type(value) is kind:
+        if kind is int and not -(2**63) <= value < 2**63:
+            raise SettingError(f"{path} is {value}: use a number of at most 63 bits")
         return value
     wanted = _ARTICLES[kind] + (" or null" if optional else "")
     raise SettingError(f"{path} is {value!r}: give {wanted}")

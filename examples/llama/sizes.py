@@ -1,11 +1,19 @@
 """The description of a model: its family, its sizes and its particulars."""
 
+import math
 from dataclasses import dataclass
 
 from .families import FAMILIES, Family
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn")
+
+
+def _check_above_0(description: object, names: str) -> None:
+    for name in names.split():
+        value = getattr(description, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}: use a number above 0")
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise ValueError(f"unknown kind {self.kind!r}: use one of {', '.join(ROPE_KINDS)}")
-        for name in ("factor", "original_context", "beta_fast", "beta_slow"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: use a number above 0")
+        _check_above_0(self, "factor original_context beta_fast beta_slow attention_factor")
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor is {self.low_freq_factor}, high_freq_factor is "
@@ -137,6 +143,7 @@ class Config:
         for name in sizes:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: use 1 or more")
+        _check_above_0(self, "rope_theta norm_eps local_theta query_scale score_cap logit_cap")
         if self.head_size is None and self.hidden % self.heads:
             raise ValueError(
                 f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "

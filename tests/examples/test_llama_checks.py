@@ -42,8 +42,16 @@ Command = Callable[..., tuple[int, str]]
         ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
         ("train.clip=.nan", "train: clip is nan: use a number above 0"),
         ("train.spike=0", r"train: spike is 0\.0: use a number above 0"),
-        (f"seed={2**64}", f"seed is {2**64}: use 0 or more, of at most 63 bits"),
+        (f"seed={2**64}", f"seed is {2**64}: use a number of at most 63 bits"),
+        (f"train.steps={2**63}", f"train.steps is {2**63}: use a number of at most 63 bits"),
         ("seed=-1", "seed is -1: use 0 or more"),
+        ("context=-1", "context is -1: use 0 or more"),
+        ("profile=[3,0]", "profile has 0: steps are counted from 1"),
+        ("train.model.rope_theta=0", r"train\.model: rope_theta is 0\.0: use a number above 0"),
+        ("train.model.norm_eps=-1", r"train\.model: norm_eps is -1\.0: use a number above 0"),
+        ("train.model.score_cap=.nan", "score_cap is nan: use a number above 0"),
+        ("train.model.rope_scaling.factor=.nan", "factor is nan: use a number above 0"),
+        ("train.model.rope_scaling.attention_factor=-1", "attention_factor is -1"),
     ],
 )
 def test_numbers_out_of_range(pair: str, message: str) -> None:
