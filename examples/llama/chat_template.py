@@ -172,7 +172,9 @@ def load(folder: Path, file: str | None = None) -> Template:
         named = json.loads(settings.read_bytes()) if settings.is_file() else {}
         source = _source(folder, file, named)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise TemplateError(f"cannot read the chat template in {file or folder}: {error!r}") from error
+        raise TemplateError(
+            f"cannot read the chat template in {file or folder}: {error!r}"
+        ) from error
     if source is None:
         raise TemplateError(
             f"the tokenizer in {folder} has no chat template: set data.template to a file with "

@@ -22,6 +22,7 @@ from .recipe import Recipe
 from .train import Metrics
 
 _WINDOW = 20  # steps that rates are averaged over
+_NOISES = 50  # steps that the noise scale of gradients is averaged over
 _LINES = 50  # that a run prints if there is no terminal
 
 
@@ -59,6 +60,7 @@ class Log:
         self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
         self._counted, self._tokens = counted, deque[float](maxlen=_WINDOW)
+        self._noises = deque[tuple[float, ...]](maxlen=_NOISES)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
@@ -95,6 +97,7 @@ class Log:
         found = xf.tree.map(torch.Tensor.tolist, xf.device_get(metrics))
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
         values |= _by_layer(values.pop("norms"))
+        values |= self._noise(values.pop("noise"))
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used
         self._write(step, values)
@@ -142,6 +145,16 @@ class Log:
             extent=self._recipe.extent,
         )
         return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
+
+    def _noise(self, noise: Sequence[float] | None) -> dict[str, float]:
+        """The estimates of a step, and the noise scale by the last steps, if it is known."""
+        if noise is None:
+            return {}
+        if all(map(math.isfinite, noise)):
+            self._noises.append(tuple(noise))
+        signal, variance = (sum(pair[i] for pair in self._noises) for i in range(2))
+        scale = {"gradient_noise/scale": variance / signal} if signal > 0 else {}
+        return {"gradient_noise/signal": noise[0], "gradient_noise/variance": noise[1]} | scale
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         if self._file is None:

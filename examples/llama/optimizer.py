@@ -164,10 +164,14 @@ def decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
 
 def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, ""]]:
     """Gradients scaled to a joint norm of at most `limit`, and the norm they had, in float32."""
-    squares = [wide(g).square().sum().float() for g in xf.tree.leaves(grads)]
-    norm = torch.stack(squares).sum().sqrt()
+    norm = squared_norm(grads).sqrt()
     scale = (limit / norm).clamp(max=1.0)
     return xf.tree.map(lambda g: (wide(g) * scale).to(g.dtype), grads), norm
+
+
+def squared_norm(grads: Tree) -> Float[Tensor, ""]:
+    """The square of the joint norm, in float32."""
+    return torch.stack([wide(g).square().sum().float() for g in xf.tree.leaves(grads)]).sum()
 
 
 def norms(grads: Tree) -> dict[str, Tensor]:

@@ -66,6 +66,7 @@ class Recipe:
         ema: the decay of a running mean of the weights, such as 0.999, which is kept in float32;
             null: there is none. See `average` for its use.
         layer_norms: whether metrics include the gradient norm of each layer.
+        gradient_noise: whether metrics include how noisy gradients are; needs `plan.microbatches`.
         router_balance: the weight of the load-balancing loss of experts in training.
         router_size: the weight of the loss for large router logits.
         tune: which weights are trained, and with which adapters.
@@ -97,6 +98,7 @@ class Recipe:
     clip: float = 1.0
     ema: float | None = None
     layer_norms: bool = False
+    gradient_noise: bool = False
     router_balance: float = 0.001
     router_size: float = 0.0
     tune: Tune = Tune()
@@ -131,6 +133,11 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema is {self.ema}: use a number between 0 and 1, such as 0.999")
+        if self.gradient_noise and self.plan.microbatches < 2:
+            raise ValueError(
+                "gradient_noise compares the parts of a batch, but there is one: use "
+                "plan.microbatches=2 or more"
+            )
         others = set(_OPTIONS["muon"]) - set(self._options)
         usual = {f.name: f.default for f in fields(self)}
         if given := sorted(x for x in others if getattr(self, x) != usual[x]):

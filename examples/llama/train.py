@@ -53,6 +53,29 @@ class Metrics(NamedTuple):
     tokens: Float[Tensor, ""]  # that had a target
     skipped: Bool[Tensor, ""]
     norms: dict[str, Tensor] | None = None  # see `Recipe.layer_norms`
+    noise: "Noise | None" = None  # see `Recipe.gradient_noise`
+
+
+class Noise(NamedTuple):
+    """Unbiased estimates of what determines how large a batch is of use.
+
+    The quotient of their means over many steps is the "simple noise scale", in targets (or pairs):
+    of batches that are much smaller, the gradient is mostly noise; of larger ones, hardly.
+
+    Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
+    """
+
+    signal: Float[Tensor, ""]  # the squared norm of the gradient of an infinite batch
+    variance: Float[Tensor, ""]  # of the gradient of one target, summed over weights
+
+
+class Gradient(NamedTuple):
+    """What `gradient` computes."""
+
+    loss: Float[Tensor, ""]
+    grads: Params
+    scaling: Params | None  # of the next step's products
+    noise: Noise | None = None
 
 
 def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
@@ -98,7 +121,7 @@ def train_step(
         recipe: how it is trained.
     """
     recipe.check_warmup()
-    mean, grads, scaling = gradient(state.params, batch, recipe, base, state.scaling)
+    mean, grads, scaling, noise = gradient(state.params, batch, recipe, base, state.scaling)
     norms = optimizer.norms(grads) if recipe.layer_norms else None
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = recipe.rate(state.opt.step)
@@ -115,7 +138,7 @@ def train_step(
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step must find it as this one did.
         new = xf.with_sharding_constraint(new, shardings(recipe))
-    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms)
+    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms, noise)
 
 
 def averaged(
@@ -161,18 +184,15 @@ def gradient(
     recipe: Recipe,
     base: Params | None = None,
     scaling: Params | None = None,
-) -> tuple[Float[Tensor, ""], Params, Params | None]:
-    """The mean loss of a batch, its gradient, and the scaling of the next step's products.
-
-    It is computed one microbatch at a time.
-    """
+) -> Gradient:
+    """The mean loss of a batch, its gradient, and more, computed one microbatch at a time."""
     plan, count = recipe.plan, target_count(batch, recipe)
     params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
     of_part = xf.value_and_grad(loss, (0, 5))
     if parts == 1:
         mean, (grads, scaling) = of_part(params, base, batch, recipe, count, scaling)
-        return mean, grads, scaling
+        return Gradient(mean, grads, scaling)
     rows = batch.tokens.shape[0]
     if rows % parts:
         raise ValueError(
@@ -182,15 +202,28 @@ def gradient(
     def add(total: Any, part: Batch) -> tuple[Any, None]:
         mean, (grads, after) = of_part(params, base, part, recipe, count, scaling)
         added = xf.tree.map(lambda t, x: t + x.to(t.dtype), total[:2], (mean, grads))
-        return (*added, xf.tree.map(torch.maximum, total[2], after)), None
+        squares = total[3]
+        if squares is not None:
+            share = target_count(part, recipe) / count
+            squares = squares + optimizer.squared_norm(grads) / share
+        return (*added, xf.tree.map(torch.maximum, total[2], after), squares), None
 
     # Rows are dealt out in turn, so that each device has rows of all parts.
     split = xf.tree.map(lambda x: x.unflatten(0, (-1, parts)).movedim(1, 0), batch)
     zero = torch.zeros((), dtype=torch.float32)
     zeros = xf.tree.map(lambda p: torch.zeros_like(p, dtype=torch.float32), params)
     none_yet = xf.tree.map(torch.zeros_like, scaling)
-    (total, grads, scaling), _ = xf.scan(add, (zero, zeros, none_yet), split)
-    return total, grads, scaling
+    start = zero, zeros, none_yet, zero if recipe.gradient_noise else None
+    (total, grads, scaling, squares), _ = xf.scan(add, start, split)
+    noise = None if squares is None else _noise(squares, grads, count, parts)
+    return Gradient(total, grads, scaling, noise)
+
+
+def _noise(squares: Tensor, grads: Params, count: Tensor, parts: int) -> Noise:
+    """`squares`: the mean of the parts' squared gradient norms, weighted by their targets."""
+    whole = optimizer.squared_norm(grads)
+    more = (squares - whole) / (parts - 1)
+    return Noise(whole - more, count * more)
 
 
 def loss(

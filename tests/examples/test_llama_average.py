@@ -1,5 +1,6 @@
-"""The running mean of the weights, gradient norms by layer, and Muon."""
+"""The running mean of the weights, norms and noise of gradients, and Muon."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -24,7 +25,7 @@ PLAN = Plan(attention="dense", policy="everything")
 
 
 def recipe_of(**settings: Any) -> train.Recipe:
-    return train.Recipe(CONFIG, 10, plan=PLAN, warmup=1, **settings)
+    return train.Recipe(CONFIG, 10, warmup=1, **{"plan": PLAN} | settings)
 
 
 def batch_of(seed: int) -> model.Batch:
@@ -137,6 +138,69 @@ def test_norms_of_layers_are_written(run_of: Callable[..., Run]) -> None:
     norms = {key.removeprefix("grad_norm/"): x for key, x in line.items() if "/" in key}
     assert set(norms) == names
     assert math.hypot(*norms.values()) == pytest.approx(line["grad_norm"], rel=1e-5)
+
+
+# -- noise ------------------------------------------------------------------------------------
+
+
+def test_noise_is_the_variance_between_parts() -> None:
+    """Of parts with different numbers of targets; the formulas of an analysis of variance, with
+    the gradients of eager torch.
+    """
+    batch = batch_of(0)
+    targets, parts = batch.targets.clone(), 2
+    targets[0, :5], targets[1, 2:9] = model.IGNORE, model.IGNORE
+    batch = batch._replace(targets=targets)
+    plan = dataclasses.replace(PLAN, microbatches=parts)
+    recipe = recipe_of(gradient_noise=True, plan=plan)
+    state = train.init(recipe)
+    params = xf.device_get(state.params)
+    counts, means = [], []
+    for i in range(parts):
+        part = model.Batch(batch.tokens[i::parts], batch.targets[i::parts])
+        leaves = xf.tree.map(lambda p: p.clone().requires_grad_(), params)
+        with xf.disable_jit():
+            model.loss(leaves, part, CONFIG, PLAN).backward()
+        means.append(torch.cat([p.grad.flatten() for p in xf.tree.leaves(leaves)]).double())
+        counts.append(int((part.targets != model.IGNORE).sum()))
+    assert counts[0] != counts[1]
+    weights, stacked = torch.tensor(counts).double(), torch.stack(means)
+    mean = (weights[:, None] * stacked).sum(0) / weights.sum()
+    between = (weights * (stacked - mean).square().sum(1)).sum() / (parts - 1)
+    _, metrics = train.train_step(state, batch, recipe=recipe)
+    noise = xf.device_get(metrics.noise)
+    assert noise.variance.item() == pytest.approx(between.item(), rel=1e-3)
+    expected = mean.square().sum() - between / weights.sum()
+    assert noise.signal.item() == pytest.approx(expected.item(), rel=1e-3)
+    assert metrics.grad_norm.item() == pytest.approx(mean.norm().item(), rel=1e-4)
+
+
+def test_noise_is_unbiased() -> None:
+    """Of gradients whose mean and variance are known."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.tensor([0.3, -0.2, 0.1])
+    parts, targets, draws = 4, 6, 20000
+    each = truth + 0.5 * torch.randn(draws, parts, targets, 3, generator=generator)
+    of_parts = each.mean(2)
+    squares, whole = of_parts.square().sum(-1).mean(-1), of_parts.mean(1)
+    count = torch.tensor(float(parts * targets))
+    found = [train._noise(q, {"w": g}, count, parts) for q, g in zip(squares, whole, strict=True)]
+    signal, variance = (torch.stack(each).mean().item() for each in zip(*found, strict=True))
+    assert signal == pytest.approx(truth.square().sum().item(), abs=0.005)
+    assert variance == pytest.approx(3 * 0.25, rel=0.02)
+
+
+def test_noise_is_written(run_of: Callable[..., Run]) -> None:
+    run = run_of("a", "train.steps=3", "train.gradient_noise=true", "train.plan.microbatches=2")
+    fit.fit(run)
+    text = Path(run.folder, "metrics.jsonl").read_text()
+    lines = [line for line in map(json.loads, text.splitlines()) if "loss" in line]
+    signals = [line["gradient_noise/signal"] for line in lines]
+    variances = [line["gradient_noise/variance"] for line in lines]
+    assert min(variances) > 0
+    assert lines[-1]["gradient_noise/scale"] == pytest.approx(sum(variances) / sum(signals))
+    with pytest.raises(SettingError, match="gradient_noise compares the parts of a batch, but the"):
+        config.read(pairs=["train.gradient_noise=true"])
 
 
 # -- Muon -------------------------------------------------------------------------------------

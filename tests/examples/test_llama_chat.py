@@ -303,7 +303,10 @@ def test_what_conversations_need(folder: Path, tmp_path: Path) -> None:
         ({}, "data.kind is chat, and data.tokenizer is null: give the model's tokenizer"),
         ({"tokenizer": str(folder)}, "has no chat template: set data.template to a file with one"),
         ({"files": ("python-docs",)}, "data.kind is chat, and python-docs has no such records"),
-        ({"tokenizer": str(folder), "template": "none.jinja"}, r"cannot read the chat template in none\.jinja: "),
+        (
+            {"tokenizer": str(folder), "template": "none.jinja"},
+            r"cannot read the chat template in none\.jinja: ",
+        ),
     ):
         config = DataConfig(kind="chat", **{"files": (str(file),), **options})
         with pytest.raises(DataError, match=message):
