@@ -25,7 +25,7 @@ PLAN = Plan(attention="dense", policy="everything")
 
 
 def recipe_of(**settings: Any) -> train.Recipe:
-    return train.Recipe(CONFIG, 10, warmup=1, **{"plan": PLAN} | settings)
+    return train.Recipe(CONFIG, 10, settings.pop("plan", PLAN), warmup=1, **settings)
 
 
 def batch_of(seed: int) -> model.Batch:
