@@ -11,6 +11,10 @@ reshapes are other names for the memory of their operands. Constants are not cou
 
 Some operations overwrite one of their operands if nothing reads it any more: elementwise ones,
 slice updates, scatters; and a loop keeps its state where the initial value was.
+
+What an offloading policy keeps in the host's memory takes none of the device's, from where it is
+sent there to where it is brought back: there it is written anew. A part of a stack that lies on the
+host is read from there.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import TypeAlias
 
 from xfunc.hlo import opcodes
 from xfunc.hlo.module import Computation, Instruction
+from xfunc.hlo.passes.offload import DEVICE, is_on_host, is_placement
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import is_pair
 
@@ -32,7 +37,8 @@ class Buffer:
     Attributes:
         bytes: its size.
         instruction: the instruction that writes it.
-        outside: whether it exists before the computation runs: an argument, a loop's state.
+        outside: whether it exists before the computation runs: an argument, a loop's state; or
+            lies on the host.
     """
 
     bytes: int
@@ -134,7 +140,7 @@ class _Walk:
         return self._step(i, reads, operands)
 
     def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
-        made = _written(i.shape, i)
+        made: Value = (_on_host(i),) if is_on_host(i) else _written(i.shape, i)
         places: tuple[Buffer, ...] = ()
         if i.opcode in opcodes.IN_PLACE:
             places = next(leaves(operands[0]))
@@ -152,13 +158,19 @@ class _Walk:
         result: list[Value] = []
         writes: dict[Buffer, tuple[Buffer, ...]] = {}
         for k, (old, shape) in enumerate(zip(_elements(start), i.shape.elements, strict=True)):
-            new = old if _hands_on(body, k) else _written(shape, _written_by(body, k) or i)
+            if _hands_on(body, k):
+                result.append(old)
+                continue
+            writer = _written_by(body, k) or i
+            is_away = body.root.opcode == "tuple" and is_on_host(body.root.operands[k])
+            new: Value = (_on_host(writer),) if is_away else _written(shape, writer)
             result.append(new)
-            if new is not old:
-                for before, after in zip(leaves(old), leaves(new), strict=True):
-                    writes[after[0]] = before if len(before) == 1 else ()
-                    if len(before) == 1 and before[0].instruction.opcode == "broadcast":
-                        before[0].instruction = after[0].instruction  # it was made for this
+            for before, after in zip(leaves(old), leaves(new), strict=True):
+                writes[after[0]] = before if len(before) == 1 else ()
+                if len(before) == 1 and before[0].instruction.opcode == "broadcast":
+                    before[0].instruction = after[0].instruction  # it was made for this
+                    if is_away:
+                        before[0].bytes, before[0].outside = 0, True
         reads = tuple(dict.fromkeys(b for leaf in leaves(start) for b in leaf))
         self._steps.append(Step(i, reads, writes))
         return result
@@ -173,6 +185,10 @@ def _written(shape: Shape, i: Instruction, outside: bool = False) -> Value:
     if shape.is_tuple:
         return [_written(s, i, outside) for s in shape.elements]
     return (Buffer(shape.bytes, i, outside),)
+
+
+def _on_host(i: Instruction) -> Buffer:
+    return Buffer(0, i, outside=True)
 
 
 def _written_by(body: Computation, k: int) -> Instruction | None:
@@ -223,7 +239,7 @@ def _fused(computation: Computation) -> set[int]:
     for i in computation.instructions:
         if i.opcode not in _FUSES or i is computation.root:
             continue
-        users = [u.opcode for u in i.users]
+        users = ["copy" if is_placement(u, DEVICE) else u.opcode for u in i.users]
         once = len(users) == 1 and users[0] != "broadcast"
         if _JOINS.issuperset(users) and (once or i.opcode not in opcodes.SLOW):
             found.add(i.id)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from xfunc.hlo import opcodes, wire
 from xfunc.hlo.module import Computation, Instruction, Module
+from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.shape import Shape
 
 
@@ -25,11 +26,13 @@ class Cost:
         flops: arithmetic operations; a multiply-add is two.
         transcendentals: exponentials, logarithms, roots, trigonometric functions.
         bytes_accessed: read and written by all instructions together, as if none were fused.
+        host_bytes: sent to the host's memory, or brought from there.
     """
 
     flops: int = 0
     transcendentals: int = 0
     bytes_accessed: int = 0
+    host_bytes: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
@@ -38,8 +41,8 @@ class Cost:
         return Cost(*(a * times for a in _fields(self)))
 
 
-def _fields(c: Cost) -> tuple[int, int, int]:
-    return c.flops, c.transcendentals, c.bytes_accessed
+def _fields(c: Cost) -> tuple[int, int, int, int]:
+    return c.flops, c.transcendentals, c.bytes_accessed, c.host_bytes
 
 
 def cost(module: Module) -> Cost:
@@ -92,20 +95,24 @@ class Chip(NamedTuple):
     Attributes:
         flops: arithmetic operations of matrix products.
         bytes: bytes read from its memory or written to it.
+        host: bytes sent to its host's memory, or brought from there; 0: it has no other memory.
     """
 
     flops: float
     bytes: float
+    host: float = 0.0
 
 
-# Source for the TPUs: cloud.google.com/tpu/docs/{v5e,v5p,v6e,tpu7x}, peak compute per chip in
-# bfloat16 and memory bandwidth; half of both for tpu7x, where a chip is two devices. The CPU is a
-# guess: a few cores of a server.
+# Source for the TPUs: cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, peak compute per chip in
+# bfloat16 and memory bandwidth; half of both for tpu7x, where a chip is two devices. That of the
+# link to the host: Austin et al., "How to Scale Your Model", 2025, part 2; it does not give
+# tpu7x's, for which half of v6e's is assumed. The CPU is a guess: a few cores of a server.
 CHIPS = {
-    "v5e": Chip(197e12, 819e9),
-    "v5p": Chip(459e12, 2765e9),
-    "v6e": Chip(918e12, 1640e9),
-    "tpu7x": Chip(1153.5e12, 3690e9),
+    "v4": Chip(275e12, 1228e9, 15e9),
+    "v5e": Chip(197e12, 819e9, 15e9),
+    "v5p": Chip(459e12, 2765e9, 15e9),
+    "v6e": Chip(918e12, 1640e9, 32e9),
+    "tpu7x": Chip(1153.5e12, 3690e9, 16e9),
     "cpu": Chip(100e9, 20e9),
 }
 
@@ -113,11 +120,15 @@ CHIPS = {
 def roofline(cost: Cost, chip: str = "v6e") -> float:
     """Seconds that a cost takes on a chip: for arithmetic or for memory, whichever is longer.
 
+    Those for the link to the host come on top, as if nothing ran meanwhile: what is sent there may
+    travel beside other work, but the backward pass of a loop's step begins with what is brought.
+
     Source: Williams et al., "Roofline", 2009.
     """
     speed = CHIPS[chip]
     work = cost.flops + cost.transcendentals
-    return max(work / speed.flops, cost.bytes_accessed / speed.bytes)
+    seconds = max(work / speed.flops, cost.bytes_accessed / speed.bytes)
+    return seconds + cost.host_bytes / speed.host if speed.host else seconds
 
 
 def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:
@@ -131,7 +142,7 @@ def _instruction(i: Instruction, known: dict[int, Cost]) -> Cost:
         return (called[0] + called[1]) * (trip_count(i) or 1)
     if op == "conditional":
         return max(called, key=_fields) if called else Cost()
-    moved = Cost(bytes_accessed=_bytes(i))
+    moved = Cost(bytes_accessed=_bytes(i), host_bytes=i.bytes if is_placement(i) else 0)
     if op == "fusion":
         return dataclasses.replace(called[0], bytes_accessed=moved.bytes_accessed)
     if op == "dot":

@@ -130,6 +130,8 @@ class _Run:
 
     def _find_home(self, b: Buffer, candidates: Sequence[Buffer], now: int) -> Buffer:
         """The buffer whose memory a buffer is written to: itself, if there is no other."""
+        if b.outside:
+            return b
         place = self._task.places.get(b)
         if place is not None and self._last.get(place, -1) < now + (place in candidates):
             return place

@@ -13,6 +13,8 @@ from xfunc.hlo.edit import bypass, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.shape import Shape
 
+DEVICE = "device"
+
 _TARGET = "annotate_device_placement"
 _BUFFER = "_xla_buffer_placement"
 
@@ -62,14 +64,30 @@ def strip_offload(proto: pb.HloModuleProto) -> None:
         bypass(c, {i.id: i.operand_ids[0] for i in sent})
 
 
+def without_offload(module: Module) -> Module:
+    """The module with all values where they are; see `strip_offload`."""
+    if not any(is_placement(i) for c in module.computations for i in c.instructions):
+        return module
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    strip_offload(proto)
+    return Module(proto)
+
+
+def is_placement(i: Instruction, memory: str | None = None) -> bool:
+    """Whether an instruction sends a value to a memory, of this name if one is given."""
+    if i.opcode != "custom-call" or i.proto.custom_call_target != _TARGET:
+        return False
+    return memory in (None, i.proto.frontend_attributes.map.get(_BUFFER, DEVICE))
+
+
 def is_on_host(i: Instruction) -> bool:
     """Whether a value is in host memory, in a module without calls."""
     while True:
         of = i.operands
         match i.opcode:
             case "custom-call":
-                to = i.proto.frontend_attributes.map.get(_BUFFER, "device")
-                return i.proto.custom_call_target == _TARGET and to != "device"
+                return is_placement(i) and not is_placement(i, DEVICE)
             case "get-tuple-element" if of[0].opcode == "tuple":
                 i = of[0].operands[i.proto.tuple_index]
             case "get-tuple-element" if of[0].opcode == "while":
