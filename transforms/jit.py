@@ -353,6 +353,9 @@ class Jit(Transform[P, R]):
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and return the HLO.
 
+        With a `memory_limit`, what is kept for the backward pass is chosen when the result is asked
+        for the program, or compiled, and for the devices that it is compiled for.
+
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
         bucket, to be inspected, compiled, or exported.
         """
@@ -361,10 +364,18 @@ class Jit(Transform[P, R]):
             wanted = self._wanted_by_all(given, named)
             # A `LoweredRange`, which few callers ask for: as `Lowered | LoweredRange`, the result
             # would have no method that a type checker lets the others use.
+            planned = None
+            if self._bytes is not None:
+                plans = self._dynamic or self._limit
+                assert plans is not None
+                planned = limit.Planning(self._bytes, plans.note)
             found: Any = lowered.lower(
-                self._staged, given, named, options, self._buckets, wanted, self._bytes
+                self._staged, given, named, options, self._buckets, wanted, planned
             )
             return found
+        if self._limit is not None:
+            given, named, options = self._split(args, kwargs)
+            return self._limit.lowered(given, named, options, self._wanted_by_all(given, named))
         return self.trace(*args, **kwargs).lower()
 
     def cache_info(self) -> CacheInfo:

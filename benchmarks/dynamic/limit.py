@@ -11,7 +11,8 @@ from xfunc.errors import OutOfMemoryError
 from xfunc.hlo import Module
 from xfunc.remat.same_cut import SameCut
 from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.plans import Plan, Plans, candidates
+from xfunc.symbolic.plan import Plan
+from xfunc.symbolic.plans import Plans, candidates, offloading
 from xfunc.symbolic.polynomial import Env
 
 ROWS, DRAWS, CHIP = 8, 40, "v6e"
@@ -19,7 +20,7 @@ BOX = Box({"S": Range(16, CAP)})
 FINER = 3, 6  # cuts that keep one part of so many, besides those among the candidates
 
 
-POLICIES = candidates() | {f"cut at 1/{n}": SameCut(1 / n) for n in FINER}
+POLICIES = candidates() | offloading() | {f"cut at 1/{n}": SameCut(1 / n) for n in FINER}
 
 
 @functools.cache

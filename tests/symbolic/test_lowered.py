@@ -201,9 +201,9 @@ def test_a_limit_holds_for_each_bucket_and_in_files() -> None:
 
 def test_a_limit_that_a_bucket_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match=r"at S=16 fits no memory_limit of 5000 bytes"):
-        limited(5000)
+        limited(5000).compile()
     with pytest.raises(OutOfMemoryError, match=r"(?s)at S=64 fits no .*or S of at most") as caught:
-        limited(400_000)
+        limited(400_000).compile()
     needed = caught.value.required_bytes
     assert needed is not None
     assert limited(needed).compile().memory_analysis().peak_memory_in_bytes <= needed

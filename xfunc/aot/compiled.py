@@ -16,7 +16,8 @@ from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.backends.prepare import traced_for
 from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
-from xfunc.stages.compiled import register_target
+from xfunc.hlo.estimate.cost import CHIPS
+from xfunc.stages.compiled import Device, register_target
 from xfunc.stages.stages import Lowered
 
 
@@ -126,4 +127,10 @@ def _refusal(name: str, result: Result) -> CompileError:
     return out_of_memory(problem, required, limit)
 
 
-register_target("tpu", compile_ahead)
+def _device(target: str) -> Device:
+    topology = topology_of(target)
+    chip = topology.kind if topology.kind in CHIPS else "v4"  # An old one is more like that.
+    return Device(topology.name, chip, topology.memory)
+
+
+register_target("tpu", compile_ahead, _device)

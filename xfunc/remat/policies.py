@@ -40,7 +40,13 @@ Policy = Callable[[Instruction], Answer]
 
 
 class GraphPolicy(abc.ABC):
-    """A policy that chooses among all values of a function at once."""
+    """A policy that chooses among all values of a function at once.
+
+    Attributes:
+        place: where it keeps them; None: on the device.
+    """
+
+    place: Offload | None = None
 
     @abc.abstractmethod
     def choose(self, graph: JointGraph) -> frozenset[int]:

@@ -32,6 +32,7 @@ Kept = dict[int, Offload | None]
 def choose(graph: JointGraph, policy: Policy) -> Kept:
     """The values that the backward pass gets from the forward pass, besides the inputs."""
     chosen = policy.choose(graph) if isinstance(policy, GraphPolicy) else None
+    place = policy.place if isinstance(policy, GraphPolicy) else None
     kept: Kept = {}
     needed = {g.id for g in graph.gradients}
 
@@ -39,7 +40,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
         if i.shape.is_tuple:
             return False
         if chosen is not None:
-            return i.id in chosen
+            return i.id in chosen and (place or True)
         return policy(i)
 
     def is_missing(i: Instruction) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from xfunc import export, tree
 from xfunc.backends.active import printer, runtime
@@ -83,12 +83,43 @@ class Target(Protocol):
         ...
 
 
-_targets: dict[str, Target] = {}
+class Device(NamedTuple):
+    """A device of a target.
+
+    Attributes:
+        target: the target's name.
+        chip: one of `CHIPS` that is as fast.
+        memory: bytes that a program may use; None: unknown.
+    """
+
+    target: str
+    chip: str
+    memory: int | None
 
 
-def register_target(kind: str, target: Target) -> None:
-    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``."""
-    _targets[kind] = target
+_targets: dict[str, tuple[Target, Callable[[str], Device]]] = {}
+
+
+def register_target(kind: str, target: Target, device: Callable[[str], Device]) -> None:
+    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``.
+
+    `device` describes the devices of a target that the user named.
+    """
+    _targets[kind] = target, device
+
+
+def device_of(target: str) -> Device:
+    """The devices of a target.
+
+    Raises:
+        ValueError: there is no such target.
+    """
+    return _registered(target)[1](target)
+
+
+def _registered(target: str) -> tuple[Target, Callable[[str], Device]]:
+    kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+    return _targets.get(kind, _targets["tpu"])
 
 
 def compile_for(
@@ -106,8 +137,7 @@ def compile_for(
                 "leave it out: only the compiler of a target runs in a process that can be ended.",
             )
         return Compiled(lowered, Running(lowered, options))
-    kind = target.partition(":")[0] if isinstance(target, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-    compiler = _targets.get(kind, _targets["tpu"])
+    compiler, _ = _registered(target)
     return Compiled(lowered, compiler(lowered, target, dict(options), timeout))
 
 

@@ -314,6 +314,10 @@ class Dynamic:
         self._cells[name] += used / whole  # type: ignore[assignment]
         self._served[name] = bucket
 
+    def note(self, plans: Plans) -> None:
+        """Show further plans in `explain`."""
+        self._plans[object()] = plans
+
     def explain(self) -> str:
         """The buckets used so far, and their state."""
         lines = []

@@ -72,7 +72,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}
     for k, (key, (_, source)) in enumerate(buckets.items()):
-        parts = of_bucket(lowered, key).traced.parts
+        parts = of_bucket(*buckets[key], len(key)).traced.parts
         module = _module(parts, source.parts.entry.program.captures, len(dims))
         contents[f"program-{k}.hlo"] = module.to_bytes()
         contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -12,11 +15,12 @@ from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import ShapeDtypeStruct
-from xfunc.errors import fail, shown
+from xfunc.errors import OutOfMemoryError, fail, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.spmd.shard import per_chip
 from xfunc.stages import stages
+from xfunc.stages.compiled import Compiled, Device, device_of
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, counting_compiles
@@ -33,6 +37,76 @@ def check(limit: object, name: str) -> None:
         return
     problem = f"{name} was given memory_limit={shown(limit)}"
     fail(ValueError, problem, "give a positive whole number of bytes, such as 14 * 2**30.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """Absent devices that a function is compiled for; see `Lowered.compile`.
+
+    Attributes:
+        name: as the user wrote it.
+        options: of the compiler.
+        timeout: of the compiler.
+    """
+
+    name: str
+    options: Mapping[str, object] | None = None
+    timeout: float | None = None
+
+    @property
+    def device(self) -> Device:
+        """What the devices are."""
+        return device_of(self.name)
+
+    def compile(self, lowered: stages.Lowered) -> Compiled:
+        """Compile for it."""
+        return stages.Lowered.compile(lowered, self.name, self.options, self.timeout)
+
+    def held(self, lowered: stages.Lowered) -> int | None:
+        """The memory that a program takes on one device; more than it has, if it does not fit."""
+        try:
+            return self.compile(lowered).memory_analysis().peak_memory_in_bytes
+        except OutOfMemoryError as error:
+            return max(error.required_bytes or 0, (self.device.memory or 0) + 1)
+
+
+class Planned(stages.Lowered):
+    """A function lowered under a limit: with the plan for the devices that it is compiled for.
+
+    Asked for anything else, it is the function with the plan for the running device.
+    """
+
+    _traced: Callable[[Target | None], stages.Traced]
+
+    def __init__(self, traced: Callable[[Target | None], stages.Traced]):
+        object.__setattr__(self, "_traced", traced)
+
+    @functools.cached_property
+    def traced(self) -> stages.Traced:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._traced(None)
+
+    def compile(
+        self,
+        target: str | None = None,
+        compiler_options: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+    ) -> Compiled:
+        if target is None:
+            return super().compile(target, compiler_options, timeout)
+        found = Target(target, compiler_options, timeout)
+        return found.compile(self._traced(found).lower())
+
+
+class Planning(NamedTuple):
+    """What a function is to be planned for.
+
+    Attributes:
+        bytes: the memory that a program may use on a device.
+        note: called with its plans, which `explain` will show.
+    """
+
+    bytes: int
+    note: Callable[[Plans], None]
 
 
 class Limit:
@@ -53,8 +127,16 @@ class Limit:
         kwargs: Mapping[str, object],
         options: Options,
         wanted: Sequence[object],
+        target: Target | None = None,
     ) -> Override | None:
         """The override of the function's policies for a call, if one is needed.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            options: how it is traced.
+            wanted: the shardings that it requires of flat arguments; some may be None.
+            target: what it is compiled for; None: the running device.
 
         Raises:
             OutOfMemoryError: no plan fits.
@@ -62,51 +144,109 @@ class Limit:
         leaves, structure = tree.flatten((args, kwargs))
         kinds = tuple([(x.shape, x.dtype) if _is_array(x) else type(x) for x in leaves])
         function = self._staged.function_value()[0]
-        key = (function, structure, kinds, options.static, ambient.modes())
+        where = target and (target.device, str(target.options))
+        key = (function, structure, kinds, options.static, ambient.modes(), where)
         plans = self._plans.get(key)
         if plans is None:
             args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
             options = options._replace(donated=fixed(options))
             with lock:
-                plans = _plans(self._staged, self._bytes, args, kwargs, options, wanted)
+                plans = self._plans_of(args, kwargs, options, wanted, target)
                 plans.choose({})
             self._plans[key] = plans
         return plans.choose({}).override
+
+    def lowered(
+        self,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: Options,
+        wanted: Sequence[object],
+    ) -> Planned:
+        """The function lowered for arguments; see `override`."""
+        leaves, structure = tree.flatten((args, kwargs))
+        args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
+        options = options._replace(donated=fixed(options))
+
+        stages.trace(self._staged, args, kwargs, wanted, options)  # Its errors are raised now.
+
+        @within_here
+        def traced(target: Target | None) -> stages.Traced:
+            with ambient.overridden(self.override(args, kwargs, options, wanted, target)):
+                return stages.trace(self._staged, args, kwargs, wanted, options)
+
+        return Planned(traced)
+
+    def note(self, plans: Plans) -> None:
+        """Show further plans in `explain`."""
+        self._plans[object()] = plans
 
     def explain(self) -> str:
         """The plans for each kind of arguments."""
         return "\n".join(plans.explain() for plans in self._plans.values())
 
+    def _plans_of(
+        self,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        options: Options,
+        wanted: Sequence[object],
+        target: Target | None,
+    ) -> Plans:
+        def lowered(_: Env) -> stages.Lowered:
+            return stages.trace(self._staged, args, kwargs, wanted, options).lower()
 
-def _plans(
+        def measure(env: Env) -> int | None:
+            if target is not None:
+                return target.held(lowered(env))
+            return lowered(env).compile().memory_analysis().peak_memory_in_bytes
+
+        def module(env: Env) -> tuple[Module, tuple[int, ...]]:
+            return of_chip(lowered(env).traced.parts)
+
+        return plans_of(self._staged, module, Box({}), self._bytes, measure, target)
+
+
+def plans_of(
     staged: Staged,
+    trace: Trace,
+    box: Box,
     bytes: int,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    options: Options,
-    wanted: Sequence[object],
+    measure: Measure,
+    target: Target | None = None,
 ) -> Plans:
-    def lowered(_: Env) -> stages.Lowered:
-        return stages.trace(staged, args, kwargs, wanted, options).lower()
+    """The plans for a target, or for the device in use.
 
-    def measure(env: Env) -> int | None:
-        return lowered(env).compile().memory_analysis().peak_memory_in_bytes
-
-    def module(env: Env) -> tuple[Module, tuple[int, ...]]:
-        return of_chip(lowered(env).traced.parts)
-
-    return plans_of(staged, module, Box({}), bytes, measure)
-
-
-def plans_of(staged: Staged, trace: Trace, box: Box, bytes: int, measure: Measure) -> Plans:
-    """The plans for the device in use; what is compiled to measure them is counted."""
+    What is compiled for the device in use to measure them is counted.
+    """
 
     def counted(env: Env) -> int | None:
         with counting_compiles(staged.cache):
             return measure(env)
 
+    if target is not None:
+        where, chip, memory = target.device
+        bytes = bytes if memory is None else min(bytes, memory)
+        return Plans(staged.name, trace, box, bytes, chip, measure, where)
     chip = "cpu" if default_backend() == "cpu" else "v6e"
     return Plans(staged.name, trace, box, bytes, chip, counted)
+
+
+T = TypeVar("T")
+
+
+def within_here(f: Callable[[Target | None], T]) -> Callable[[Target | None], T]:
+    """A function that will run in the surroundings of now, such as the mesh in use."""
+    here = ambient.key()
+
+    def run(target: Target | None) -> T:
+        before = ambient.restore(here)
+        try:
+            return f(target)
+        finally:
+            ambient.restore(before)
+
+    return run
 
 
 def traced_at(

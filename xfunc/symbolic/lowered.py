@@ -28,10 +28,32 @@ from xfunc.symbolic.compiled import CompiledRange
 from xfunc.symbolic.cut import Scalars
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.limit import held_by, of_chip, plans_of, traced_at
+from xfunc.symbolic.limit import (
+    Planning,
+    Target,
+    held_by,
+    of_chip,
+    plans_of,
+    traced_at,
+    within_here,
+)
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.polynomial import Env, Polynomial, value
 from xfunc.symbolic.rungs import Rungs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Programs:
+    """The programs of a range of shapes.
+
+    Attributes:
+        buckets: by the largest size of each `Dim`, in the order of the box, the program and its
+            source.
+        makers: make the programs: one, or one for each plan that a memory limit led to.
+    """
+
+    buckets: dict[tuple[int, ...], tuple[Bucket, Traced]]
+    makers: tuple[Maker, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,9 +67,7 @@ class LoweredRange:
         declared: which dimensions of the arguments vary, and between which bounds.
         in_tree: structure of ``(args, kwargs)``.
         in_avals: of its leaves, with `Dim`s among the sizes.
-        buckets: by the largest size of each `Dim`, in the order of the box, the program and its
-            source.
-        makers: make the programs: one, or one for each plan that a memory limit led to.
+        made: makes the programs for a target; None: for the running device.
         options: how the function was traced.
         scalars: sizes on the device.
     """
@@ -55,10 +75,19 @@ class LoweredRange:
     declared: Declared
     in_tree: tree.Structure
     in_avals: tuple[Aval, ...]
-    buckets: dict[tuple[int, ...], tuple[Bucket, Traced]]
-    makers: tuple[Maker, ...]
+    made: Callable[[Target | None], Programs]
     options: Options
     scalars: Scalars = dataclasses.field(default_factory=Scalars)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The programs of the buckets."""
+        return self.made(None)
+
+    @property
+    def buckets(self) -> dict[tuple[int, ...], tuple[Bucket, Traced]]:
+        """See `Programs`."""
+        return self.programs.buckets
 
     @property
     def name(self) -> str:
@@ -103,7 +132,8 @@ class LoweredRange:
             ValueError: a size of no `Dim`, or one that is no number.
             ShapeError: no bucket holds it.
         """
-        return of_bucket(self, self.key_of(sizes))
+        key = self.key_of(sizes)
+        return of_bucket(*self.buckets[key], len(key))
 
     @property
     def module(self) -> Module:
@@ -123,14 +153,14 @@ class LoweredRange:
         """
         if dialect != "hlo":
             return self.at().as_text(dialect)
-        if len(self.makers) > 1:
+        if len(self.programs.makers) > 1:
             fail(
                 ShapeError,
                 f"{self.name} is not one program for all sizes: memory_limit makes buckets keep "
                 "other values for the backward pass",
                 "ask for one bucket: at(...).as_text().",
             )
-        found = next(iter(self.makers)).all_sizes()
+        found = next(iter(self.programs.makers)).all_sizes()
         if isinstance(found, SymbolicModule):
             return str(found)
         fail(
@@ -153,11 +183,15 @@ class LoweredRange:
 
         `timeout` is for each bucket.
         """
-        found = {
-            key: of_bucket(self, key).compile(target, compiler_options, timeout)
-            for key in self.buckets
+        lowered = self
+        if target is not None:
+            programs = self.made(Target(target, compiler_options, timeout))
+            lowered = dataclasses.replace(self, made=lambda _: programs)
+        compiled = {
+            key: of_bucket(*found, len(key)).compile(target, compiler_options, timeout)
+            for key, found in lowered.buckets.items()
         }
-        return CompiledRange(self, found)
+        return CompiledRange(lowered, compiled)
 
     def key_of(self, sizes: Mapping[str, object]) -> tuple[int, ...]:
         """The key in `buckets` of the smallest bucket that holds sizes; see `at`."""
@@ -186,10 +220,9 @@ class LoweredRange:
         return min(holding)
 
 
-def of_bucket(lowered: LoweredRange, key: tuple[int, ...]) -> Lowered:
-    """The program of a bucket, as `LoweredRange.at` describes it."""
-    bucket, traced = lowered.buckets[key]
-    entry, symbols, n = bucket.entry, len(key), len(traced.in_avals)
+def of_bucket(bucket: Bucket, traced: Traced, symbols: int) -> Lowered:
+    """The program of a bucket, as `LoweredRange.at` describes it; it takes so many sizes."""
+    entry, n = bucket.entry, len(traced.in_avals)
     assert entry is not None
     tiles = traced.parts.tiles
     if tiles:
@@ -206,7 +239,7 @@ def lower(
     options: Options,
     buckets: object,
     shardings: list[object],
-    limit: int | None = None,
+    planning: Planning | None = None,
 ) -> LoweredRange:
     """Lower a function for arguments with `Dim`s in their shapes.
 
@@ -217,10 +250,9 @@ def lower(
         options: how it is traced.
         buckets: see `Rungs`.
         shardings: of the flat arguments; some may be None.
-        limit: bytes that a program may use on a device; None: no limit.
+        planning: under a memory limit; None: no limit.
 
     Raises:
-        OutOfMemoryError: a bucket fits the limit with no plan.
         ShapeError: there is no single program for all sizes of a bucket, or a `Dim` has no maximum.
     """
     leaves, structure = tree.flatten((args, kwargs))
@@ -249,28 +281,45 @@ def lower(
 
     cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
     trace = functools.partial(traced_at, staged, structure, leaves, dims, shardings, options)
-    plans = None if limit is None else _plans(staged, box, limit, trace, made, cells)
-    found: dict[tuple[int, ...], tuple[Bucket, Traced]] = {}
-    used: list[Maker] = []
-    for cell in cells:
-        high = {n: top for n, (_, top) in cell.items()}
-        with nullcontext() if plans is None else ambient.overridden(plans.choose(high).override):
-            maker, bucket = made(cell)
-            if bucket.entry is None:
-                fail(
-                    ShapeError,
-                    f"{staged.name} has no program for a range of sizes: {bucket.why}",
-                    "lower it for each exact shape, or change what is named so that it is exact.",
-                )
-            traced = trace(high)
-        found[tuple(high.values())] = bucket, traced
-        used.append(maker)
+
+    def programs(plans: Plans | None) -> Programs:
+        found: dict[tuple[int, ...], tuple[Bucket, Traced]] = {}
+        used: list[Maker] = []
+        for cell in cells:
+            high = _top(cell)
+            plan = None if plans is None else plans.choose(high)
+            with nullcontext() if plan is None else ambient.overridden(plan.override):
+                maker, bucket = made(cell)
+                if bucket.entry is None:
+                    fail(
+                        ShapeError,
+                        f"{staged.name} has no program for a range of sizes: {bucket.why}",
+                        "lower it for each exact shape, or change what is named so that it is "
+                        "exact.",
+                    )
+                found[tuple(high.values())] = bucket, trace(high)
+            used.append(maker)
+        return Programs(found, tuple(dict.fromkeys(used)))
+
+    @within_here
+    def by_target(target: Target | None) -> Programs:
+        if planning is None:
+            assert known is not None
+            return known
+        plans = _plans(staged, box, planning.bytes, trace, made, cells, target)
+        planning.note(plans)
+        return programs(plans)
+
+    known = None
+    if planning is None:
+        known = programs(None)
+    else:
+        trace(_top(cells[-1]))  # Its errors are raised now.
     in_avals = tuple(
         Aval(x.shape, x.dtype, s if s is not None else getattr(x, "sharding", None))
         for x, s in zip(leaves, shardings, strict=True)
     )
-    makers_used = tuple(dict.fromkeys(used))
-    return LoweredRange(declared, structure, in_avals, found, makers_used, options)
+    return LoweredRange(declared, structure, in_avals, by_target, options)
 
 
 def _symbols(bucket: Bucket) -> int:
@@ -293,15 +342,24 @@ def _plans(
     trace: Callable[[Env], Traced],
     made: Callable[[Ends], tuple[Maker, Bucket]],
     cells: Sequence[Ends],
+    target: Target | None,
 ) -> Plans:
     """What the programs of the buckets may keep for the backward pass."""
 
     def measure(env: Env) -> int | None:
-        (cell,) = (c for c in cells if all(high == env[n] for n, (_, high) in c.items()))
-        entry = made(cell)[1].entry
-        return None if entry is None or device_count() > 1 else held_by(entry)
+        (cell,) = (c for c in cells if _top(c) == env)
+        bucket = made(cell)[1]
+        if bucket.entry is None:
+            return None
+        if target is not None:
+            return target.held(of_bucket(bucket, trace(env), len(env)))
+        return None if device_count() > 1 else held_by(bucket.entry)
 
-    return plans_of(staged, lambda env: of_chip(trace(env).parts), box, limit, measure)
+    return plans_of(staged, lambda env: of_chip(trace(env).parts), box, limit, measure, target)
+
+
+def _top(cell: Ends) -> dict[str, int]:
+    return {n: high for n, (_, high) in cell.items()}
 
 
 def _dims(x: torch.Tensor | ShapeDtypeStruct) -> tuple[Any, ...] | None:

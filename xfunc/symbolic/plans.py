@@ -2,7 +2,8 @@
 
 A plan is a policy for all checkpoints and scans of a function; a function that has none is
 differentiated as if it were a checkpoint itself. The candidates go from keeping everything to
-keeping nothing, over the matrix products, the minimum cut, and cuts that keep a part of the bytes.
+keeping nothing, over the matrix products, the minimum cut, and cuts that keep a part of the bytes;
+then, where a device has a host with other memory, the same with what they keep in there.
 The peak and time of each are known for all sizes at once (`SymbolicPeak`, `Seconds`), so finding
 the fastest candidate that fits a size only takes comparisons.
 
@@ -14,44 +15,27 @@ whether a plan equals an earlier one; more are made of plans that differ.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NoReturn
-
-import numpy as np
 
 from xfunc import checkpoint_policies as cp
 from xfunc.backends.devices import device_count
-from xfunc.backends.protocol import Executable
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.sizes import size
 from xfunc.errors import OutOfMemoryError, report
-from xfunc.hlo import Instruction, Module
-from xfunc.hlo.estimate import liveness
-from xfunc.hlo.estimate.cost import roofline, running
-from xfunc.hlo.opcodes import FREE
+from xfunc.hlo.estimate.cost import CHIPS
+from xfunc.remat.offloaded import Offloaded
 from xfunc.remat.policies import Policy
 from xfunc.remat.same_cut import SameCut
 from xfunc.symbolic.box import Box
-from xfunc.symbolic.envelope import SymbolicPeak, prepared
-from xfunc.symbolic.fit import NoFit
+from xfunc.symbolic.plan import Measure, Plan, Trace
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.schedule import arranged
-from xfunc.symbolic.work import Seconds
-
-_FAR = 1.1  # times the estimate: if XLA's order takes more, another is tried
-
-Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
-"""Returns the HLO at given sizes, and its donated parameters."""
-Measure = Callable[[Env], int | None]
-"""Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
 _NEAR = 1.1  # times the limit: plans expected to hold this are measured before it is refused
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
-_ALONE = 3  # sizes of a plan that are analysed by themselves
-_UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
+_OFFLOADED = ", offloaded"
 
 
 def candidates() -> dict[str, Policy | None]:
@@ -68,161 +52,13 @@ def candidates() -> dict[str, Policy | None]:
     }
 
 
-class Plan:
-    """A policy, and the memory and time that the function takes under it.
-
-    They are found for all sizes at once when the largest that fits is asked for, or a fourth size:
-    that takes about as many traces as three sizes by themselves.
-
-    Attributes:
-        name: of the candidate.
-        override: replaces all other policies while the function is traced and called.
-        reorder_above: bytes; a program that exceeds them only because of XLA's order of its steps
-            gets another. None: XLA's is kept.
-        why_one_by_one: why each size is analysed by itself; None if that is not so.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        override: Override | None,
-        trace: Trace,
-        box: Box,
-        chip: str,
-        reorder_above: int | None = None,
-    ):
-        if reorder_above is not None:
-            override = override or Override(None)
-            override.recompiled = functools.partial(self._in_better_order, reorder_above)
-        self.name, self.override, self._trace, self._chip = name, override, trace, chip
-        self.why_one_by_one: str | None = None
-        self._box, self._is_fitted = box, not box.ranges
-        self._found: tuple[SymbolicPeak, Seconds] | None = None
-        self._measured: dict[tuple[int, ...], int] = {}
-        self._in_order: set[tuple[int, ...]] = set()  # sizes whose program is not in XLA's order
-        self._reordered = 0
-        self._known: dict[tuple[int, ...], tuple[int, float]] = {}
-
-    def traced(self, env: Env) -> tuple[Module, tuple[int, ...]]:
-        """The HLO under the plan, and its donated parameters."""
-        with ambient.overridden(self.override):
-            return self._trace(env)
-
-    def peak(self, env: Env) -> int:
-        """The peak in bytes: as compiled, or else as estimated."""
-        key = tuple(env.values())
-        return self._measured.get(key) or self.estimate(env)
-
-    def estimate(self, env: Env) -> int:
-        """The peak in bytes, as estimated."""
-        return self._of(env)[0]
-
-    def seconds(self, env: Env) -> float:
-        """The duration of a run according to the roofline model."""
-        return self._of(env)[1]
-
-    def measure(self, env: Env, measure: Measure) -> bool:
-        """Compile it and record its measured memory; returns whether that is news."""
-        key = tuple(env.values())
-        if key in self._measured:
-            return False
-        before = self._reordered
-        with ambient.overridden(self.override):
-            found = measure(env)
-        self._measured[key] = self._of(env)[0] if found is None else found
-        if self._reordered > before:
-            self._in_order.add(key)
-        return True
-
-    def described(self, env: Env) -> str:
-        """Its name, and whether the program at these sizes is in an order that is given to XLA."""
-        return self.name + ", in order" * (tuple(env.values()) in self._in_order)
-
-    def is_measured(self, env: Env) -> bool:
-        """Whether `peak` is as compiled."""
-        return tuple(env.values()) in self._measured
-
-    def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
-        """The largest size of a symbol that fits a limit, given the others; None if none does.
-
-        It is where the envelope around it meets the limit.
-        """
-        self._fit()
-        r = box.ranges[symbol]
-        top = r.max if r.max is not None else max(_UNBOUNDED // r.step * r.step, r.min)
-        sizes = np.arange(r.min, top + 1, r.step)
-
-        def fits(k: int) -> bool:
-            return self.peak({**env, symbol: int(sizes[k])}) <= limit
-
-        low, high = -1, len(sizes)  # positions known to fit, and known not to
-        at = len(sizes) - 1
-        while high - low > 1:
-            at = min(max(at, low + 1), high - 1)
-            if fits(at):
-                low = at
-            else:
-                high = at
-            if self._found is None:
-                at = (low + high) // 2
-            else:
-                here = {**env, symbol: int(sizes[at])}
-                fitting = np.flatnonzero(self._found[0].along(here, symbol, sizes) <= limit)
-                guess = int(fitting[-1]) if len(fitting) else -1
-                at = guess + 1 if guess <= low else guess
-        return int(sizes[low]) if low >= 0 else None
-
-    def _in_better_order(
-        self,
-        limit: int,
-        compiled: Executable,
-        module: Module,
-        donated: Sequence[int],
-        load: Callable[[Module], Executable],
-    ) -> Executable:
-        """See `Override.recompiled`: the program that needs less memory."""
-        held = _held(compiled)
-        estimate = liveness.peak(liveness.prepared(module), donated).bytes
-        if held is None or held <= max(limit, _FAR * estimate):
-            return compiled
-        other = load(arranged(module))
-        if (_held(other) or held) >= held:
-            return compiled
-        self._reordered += 1
-        return other
-
-    def _of(self, env: Env) -> tuple[int, float]:
-        key = tuple(env.values())
-        if key not in self._known:
-            if len(self._known) >= _ALONE:
-                self._fit()
-            if self._found is not None:
-                of_memory, of_time = self._found
-                self._known[key] = of_memory.at(env), of_time.at(env)
-            else:
-                module, donated = self.traced(env)
-                flat = liveness.prepared(module)
-                rows = [roofline(c, self._chip) * n for i, c, n in running(flat) if _works(i)]
-                self._known[key] = liveness.peak(module, donated).bytes, math.fsum(rows)
-        return self._known[key]
-
-    def _fit(self) -> None:
-        """Find memory and time at all sizes, once."""
-        if self._is_fitted:
-            return
-        self._is_fitted = True
-        donated: list[tuple[int, ...]] = []
-
-        def module(env: Env) -> Module:
-            found, numbers = self.traced(env)
-            donated[:] = [numbers]
-            return found
-
-        try:
-            symbolic = prepared(module, self._box)
-            self._found = SymbolicPeak(symbolic, donated[0]), Seconds(symbolic, self._chip)
-        except NoFit as error:
-            self.why_one_by_one = error.reason
+def offloading() -> dict[str, Policy | None]:
+    """Further plans, which keep in the host's memory what others keep; see `Offloaded`."""
+    return {
+        name + _OFFLOADED: Offloaded(policy)
+        for name, policy in candidates().items()
+        if policy is not None and name != "everything"
+    }
 
 
 class Plans:
@@ -235,6 +71,7 @@ class Plans:
         limit: bytes that it may hold at a time, its arguments included.
         chip: one of `CHIPS`, whose speed decides which plan is the fastest.
         measure: compiles the chosen plan to check its memory; None: estimates are enough.
+        where: what it is planned for, as `explain` names it; empty for the running device.
     """
 
     def __init__(
@@ -245,11 +82,14 @@ class Plans:
         limit: int,
         chip: str = "v6e",
         measure: Measure | None = None,
+        where: str = "",
     ):
         self.name, self.box, self.limit = name, box, limit
         self._trace, self._chip, self._measure = trace, chip, measure
         self._reorders = measure is not None and chip == "cpu" and device_count() == 1
-        self._waiting = candidates()
+        self._where = where
+        self._offloads = CHIPS[chip].host > 0
+        self._waiting = candidates() | (offloading() if self._offloads else {})
         self._whole: bool | None = None
         self._chosen: dict[tuple[int, ...], Plan] = {}
         self._misfits: set[tuple[int, ...]] = set()  # sizes that no plan fits
@@ -280,8 +120,8 @@ class Plans:
     def explain(self, env: Env | None = None) -> str:
         """A table of the examined plans: peak, time, and the largest size that fits."""
         at = env or self._largest()
-        where = f" at {_sizes(at)}" if at else ""
-        lines = [f"memory_limit of {self.name}: {size(self.limit)}; plans{where}"]
+        on, where = f" on {self._where}" * bool(self._where), f" at {_sizes(at)}" if at else ""
+        lines = [f"memory_limit of {self.name}{on}: {size(self.limit)}; plans{where}"]
         rows = [("plan", "peak", "time", "fits up to")]
         for plan in self.plans:
             fits = plan.peak(at) <= self.limit
@@ -301,6 +141,8 @@ class Plans:
         for plan in self.plans:
             if plan.why_one_by_one:
                 lines.append(f"{plan.name} is analysed size by size: {plan.why_one_by_one}")
+        if not self._offloads:
+            lines.append("no plan offloads values: the host's memory is the device's")
         for (limit, *key), plan in self._chosen.items():
             if limit != self.limit:
                 continue
@@ -357,7 +199,7 @@ class Plans:
 
     def _refuse(self, least: Plan, env: Env) -> NoReturn:
         needed = least.peak(env)
-        where = f" at {_sizes(env)}" if env else ""
+        where = f" at {_sizes(env)}" * bool(env) + f" on {self._where}" * bool(self._where)
         problem = (
             f"{self.name}{where} fits no memory_limit of {self.limit} bytes ({size(self.limit)}): "
             f"the least that a plan takes is {needed} bytes ({size(needed)}), that which keeps "
@@ -387,15 +229,20 @@ class Plans:
         policy = self._waiting.pop(name)
         if policy is cp.everything_saveable and self._is_whole(env):
             return  # The function as written does that.
-        override = None if policy is None else Override(policy, self._is_whole(env))
-        above = self.limit if self._reorders else None
-        plan = Plan(name, override, self._trace, self.box, self._chip, above)
+        base = name.removesuffix(_OFFLOADED)
+        if base != name and all(p.name != base for p in self.plans):
+            return  # It equals another one.
+        plan = self._plan(name, policy and Override(policy, self._is_whole(env)))
         if not any(
             p.estimate(env) == plan.estimate(env)
             and math.isclose(p.seconds(env), plan.seconds(env), rel_tol=1e-9)
             for p in self.plans
         ):
             self.plans.append(plan)
+
+    def _plan(self, name: str, override: Override | None) -> Plan:
+        above = self.limit if self._reorders else None
+        return Plan(name, override, self._trace, self.box, self._chip, above)
 
     def _is_whole(self, env: Env) -> bool:
         """Whether there is no checkpoint and no scan in the function."""
@@ -405,15 +252,6 @@ class Plans:
                 self._trace(env)
             self._whole = not override.asked
         return self._whole
-
-
-def _held(compiled: Executable) -> int | None:
-    found = compiled.optimised()
-    return None if found is None else found.memory.peak_memory_in_bytes
-
-
-def _works(i: Instruction) -> bool:
-    return i.opcode not in FREE
 
 
 def _sizes(env: Mapping[str, int]) -> str:

@@ -27,7 +27,7 @@ class Seconds:
     def __init__(self, symbolic: SymbolicModule, chip: str = "v6e"):
         speed, module = CHIPS[chip], _with_sizes(symbolic)
         times = _times(symbolic)
-        known: dict[tuple[Polynomial, Polynomial], int] = {}  # how many instructions have that cost
+        known: dict[tuple[Polynomial, ...], int] = {}  # how many instructions have that cost
         # An instruction called from several places is listed several times; its `times` count them.
         unique = {i: cost for i, cost, _ in running(module)}
         for i, cost in unique.items():
@@ -35,18 +35,22 @@ class Seconds:
                 n = times[i.computation.id]
                 arithmetic = _polynomial(cost.flops + cost.transcendentals) * n
                 traffic = _polynomial(cost.bytes_accessed) * n
-                known[arithmetic, traffic] = known.get((arithmetic, traffic), 0) + 1
-        found = {m for pair in known for p in pair for m, _ in p.terms}
+                moved = _polynomial(cost.host_bytes) * n
+                key = arithmetic, traffic, moved
+                known[key] = known.get(key, 0) + 1
+        found = {m for costs in known for p in costs for m, _ in p.terms}
         self._monomials = sorted(found)
-        self._arithmetic = self._rows([a for a, _ in known], speed.flops)
-        self._traffic = self._rows([t for _, t in known], speed.bytes)
+        self._arithmetic = self._rows([a for a, _, _ in known], speed.flops)
+        self._traffic = self._rows([t for _, t, _ in known], speed.bytes)
+        self._moved = self._rows([m for _, _, m in known], speed.host or math.inf)
         self._counts = np.array([*known.values()], dtype=np.float64)
 
     def at(self, env: Env) -> float:
         """The seconds for given values of the symbols."""
         values = [math.prod(env[name] ** e for name, e in m) for m in self._monomials]
         m = np.array(values, dtype=np.float64)
-        return float(np.maximum(self._arithmetic @ m, self._traffic @ m) @ self._counts)
+        own = np.maximum(self._arithmetic @ m, self._traffic @ m)
+        return float((own + self._moved @ m) @ self._counts)
 
     def _rows(self, polynomials: list[Polynomial], speed: float) -> np.ndarray:
         found = np.zeros((len(polynomials), len(self._monomials)))

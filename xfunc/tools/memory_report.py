@@ -26,7 +26,7 @@ from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.estimate.liveness import Held, Peak, peak
 from xfunc.hlo.passes.inline import inline_calls
-from xfunc.hlo.passes.offload import is_on_host
+from xfunc.hlo.passes.offload import is_on_host, without_offload
 from xfunc.hlo.passes.simplify import simplify
 from xfunc.hlo.spmd.shard import per_chip
 from xfunc.hlo.spmd.tiles import Tiles
@@ -239,9 +239,9 @@ class _Gradient:
             sum(r.bytes for r, w in zip(kept, away, strict=True) if not w),
             sum(r.bytes for r, w in zip(kept, away, strict=True) if w),
             max(0, self.flops - flops),
-            peak(self.module),
+            peak(without_offload(self.module)),
             on_chip,
-            peak(per_chip(self.module)) if any(self.tiles) else None,
+            peak(per_chip(without_offload(self.module))) if any(self.tiles) else None,
         )
 
 

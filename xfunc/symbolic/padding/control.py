@@ -11,6 +11,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
+from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.padding import pooling, regions, rules, windows
@@ -274,11 +275,8 @@ class _Body:
                 return _RULES[opcode](self.movers, i, arrays)
             if i.proto.custom_call_target in regions.BORDERS:
                 return regions.BORDERS[i.proto.custom_call_target](self.movers, i, arrays)
-            if (
-                opcode == "custom-call"
-                and i.proto.custom_call_target == SHARDING
-                and not is_tie(i.proto)
-            ):
+            is_said = i.proto.custom_call_target == SHARDING and not is_tie(i.proto)
+            if opcode == "custom-call" and (is_said or is_placement(i)):
                 return result(self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].fills)
         what = i.proto.custom_call_target or opcode
         raise Inexact(f"{what} of an array whose shape varies", i)
