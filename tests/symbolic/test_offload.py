@@ -136,6 +136,7 @@ def test_values_are_offloaded_when_nothing_else_fits() -> None:
     on_device = xf.jit(xf.grad(loss))
     with ambient.overridden(Override(cp.nothing_saveable)):
         least = on_device.lower(*args).compile(TPU).memory_analysis().peak_memory_in_bytes
+    assert least is not None
     assert least > 1.5 * needed
     tight = limited(needed)
     memory = tight.lower(*args).compile(TPU).memory_analysis()
@@ -225,8 +226,9 @@ def test_offloaded_values_may_be_padded() -> None:
     ws, S = torch.randn(6, 16, 16) / 4, xf.Dim("S", max=64)
     with ambient.overridden(Override(Offloaded(cp.dots_saveable))):
         found = xf.jit(xf.grad(loss), dynamic_shapes=(None, (S, None)), buckets=[64])
+        before = found.cache_info().compiles
         for rows in (3, 40, 64):
             x = torch.randn(rows, 16)
             got, expected = found(ws, x), torch.func.grad(unrolled)(ws, x)
             torch.testing.assert_close(got.cpu(), expected, rtol=2e-5, atol=2e-5)
-    assert found.cache_info().compiles == 1
+    assert found.cache_info().compiles == before + 1

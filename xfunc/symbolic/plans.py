@@ -167,8 +167,9 @@ class Plans:
             expected = self._expected(env)
             fitting = [p for p in self.plans if expected[p] <= self.limit]
             plan = min(fitting, key=lambda p: p.seconds(env), default=None)
-            if self._waiting and not (plan and plan.seconds(env) <= self._good_enough(env)):
-                self._look(env)
+            name = self._next(plan, env)
+            if name and not (plan and plan.seconds(env) <= self._good_enough(env)):
+                self._look(name, env)
                 continue
             if plan:
                 if self._is_news(plan, env):
@@ -223,15 +224,26 @@ class Plans:
             return f"{symbol} unknown"
         return f"no {symbol}" if end is None else f"{symbol}={end}"
 
-    def _look(self, env: Env) -> None:
-        """Examine the next candidate; drop it if it equals an earlier one."""
-        name = next(iter(self._waiting))
+    def _next(self, fitting: Plan | None, env: Env) -> str | None:
+        """The next candidate that may be faster than a plan that fits."""
+        for name in self._waiting:
+            base = self._base(name)  # Offloading the same takes longer.
+            if not (base and fitting) or base.seconds(env) < fitting.seconds(env):
+                return name
+        return None
+
+    def _base(self, name: str) -> Plan | None:
+        """The examined plan that keeps on the device what a candidate offloads, if it does."""
+        base = name.removesuffix(_OFFLOADED)
+        return next((p for p in self.plans if p.name == base != name), None)
+
+    def _look(self, name: str, env: Env) -> None:
+        """Examine a candidate; drop it if it equals an earlier one."""
         policy = self._waiting.pop(name)
         if policy is cp.everything_saveable and self._is_whole(env):
             return  # The function as written does that.
-        base = name.removesuffix(_OFFLOADED)
-        if base != name and all(p.name != base for p in self.plans):
-            return  # It equals another one.
+        if name.endswith(_OFFLOADED) and self._base(name) is None:
+            return  # What it would offload equals what another does.
         plan = self._plan(name, policy and Override(policy, self._is_whole(env)))
         if not any(
             p.estimate(env) == plan.estimate(env)
