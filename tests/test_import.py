@@ -1,5 +1,6 @@
 """What `import xfunc` loads, and under which names the package may be imported."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import xfunc as xf
 from tests.support.fresh import Server
+from xfunc.core.garbage import uncollected
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,3 +91,24 @@ def test_a_module_can_be_printed_before_anything_was_traced(fresh: Server) -> No
     """
     done = fresh.run(code)
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_what_is_loaded_is_old_garbage() -> None:
+    def young(x: object) -> bool:
+        return any(o is x for o in gc.get_objects(generation=0))
+
+    with uncollected():
+        assert not gc.isenabled()
+        loaded = [[]]
+        assert young(loaded)
+    assert gc.isenabled()
+    assert not young(loaded)
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with uncollected():
+            pass
+        assert 0 < frozen <= gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

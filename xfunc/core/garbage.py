@@ -12,7 +12,8 @@ def uncollected() -> Generator[None]:
     """Collect no garbage in a block that loads packages.
 
     It makes objects by the hundred thousand, nearly all of which stay, and Python would look at all
-    of them again and again.
+    of them again and again. Afterwards they count as old: a full collection, which may never come,
+    is the first to look at them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -20,4 +21,7 @@ def uncollected() -> Generator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # Otherwise somebody else's would thaw.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
