@@ -135,6 +135,8 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
                 f"  {name}: {tuple(tensor.shape)} in the file, {tuple(wanted[name].shape)} by "
                 f"{CONFIG} and the model"
             )
+        elif not (tensor.is_floating_point() and tensor.dtype.itemsize > 1):
+            problems.append(f"  {name}: {tensor.dtype}, which is not a dtype of adapters")
     if problems:
         raise FormatError("\n".join([f"the adapters in {folder} do not fit:", *sorted(problems)]))
     return tune, _put_together(stored, shapes, config)

@@ -133,7 +133,8 @@ def load_published(
         return Trained(str(folder), run, recipe, params, folder)
     _, every = base.read(folder, recipe)
     params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
-    return Trained(str(folder), run, recipe, params, folder, base.frozen(every, recipe))
+    name = str(folder) if adapter is None else f"{folder}, with the adapters in {adapter},"
+    return Trained(name, run, recipe, params, folder, base.frozen(every, recipe))
 
 
 def _check_left(key: str, was: Any, now: Any, file: Path) -> None:

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import config, corpus, documents, fit, metrics, train
+from examples.llama import adapters, config, corpus, documents, fit, lora, metrics, model, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.documents import DataError
 from examples.llama.options import SettingError
+from tests.examples import tuned
 
 Command = Callable[..., tuple[int, str]]
 
@@ -153,6 +154,14 @@ def test_imported_weights_that_are_not_finite(made: Path, tmp_path: Path, comman
         assert told.startswith(said)
         assert "--step" not in told
     assert not (tmp_path / "run").exists()
+
+    tune, whole = lora.Tune(("layers.wq",)), model.shapes(tuned.SIZES)
+    shapes = lora.trained(whole, tuned.SIZES, tune, lora.abstract(tune))
+    bad = xf.tree.map(lambda a: torch.full(a.shape, math.nan), shapes)
+    adapters.save(tmp_path / "adapter", bad, tuned.SIZES, tune, "hub")
+    status, told = command("import-hf", made / "hub", "--adapter", tmp_path / "adapter")
+    assert status == 2
+    assert f"hub, with the adapters in {tmp_path}/adapter, has weights that are not fin" in told
 
 
 # -- steps that are bad -------------------------------------------------------------------------

@@ -249,6 +249,11 @@ def renamed(folder: Path, old: str, new: str) -> None:
     save_file({k.replace(old, new): v for k, v in load_file(file).items()}, file)
 
 
+def converted(folder: Path, dtype: torch.dtype) -> None:
+    file = folder / adapters.TENSORS
+    save_file({k: v.to(dtype) for k, v in load_file(file).items()}, file)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -261,8 +266,10 @@ def renamed(folder: Path, old: str, new: str) -> None:
         ),
         (lambda f: renamed(f, "q_proj", "c_attn"), "has no adapter of this model: give others"),
         (lambda f: (f / adapters.TENSORS).write_bytes(b"x"), "safetensors is damaged .*: copy it"),
+        (lambda f: converted(f, torch.int8), r"lora_A\.weight: torch\.int8, which is not a dtype"),
+        (lambda f: converted(f, torch.float8_e5m2), r"weight: torch\.float8_e5m2, which is not"),
     ],
-    ids=["dora", "rank", "alpha", "layer", "module", "file"],
+    ids=["dora", "rank", "alpha", "layer", "module", "file", "integers", "codes"],
 )
 def test_adapters_that_do_not_fit(
     tmp_path: Path, damage: Callable[[Path], object], message: str
