@@ -8,6 +8,7 @@ XLA's `ragged_dot` expresses the same. It is not used because outside TPUs it be
 every row with every matrix.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -139,18 +140,19 @@ def product(
     x: Float[Tensor, "places in"], weights: Float[Tensor, "matrices out in"], where: Layout
 ) -> Float[Tensor, "places out"]:
     """Each place times the matrix of its block; zero in blocks that hold no rows."""
-    return _product(x, weights.transpose(1, 2), where)
+    # Each matrix is transposed by itself: libtpu would transpose those of all layers at once.
+    return _product(x, lambda i: _at(weights, i).T, weights.shape[1], where)
 
 
-def _product(x: Tensor, weights: Tensor, where: Layout) -> Tensor:
+def _product(x: Tensor, matrix: Callable[[Tensor], Tensor], size: int, where: Layout) -> Tensor:
     blocks = where.matrix.shape[0]
     number = torch.arange(blocks, device=x.device)
 
     def one(_: None, block: tuple[Tensor, Tensor, Tensor]) -> tuple[None, Tensor]:
-        i, rows, matrix = block
-        nothing = rows.new_zeros(rows.shape[0], weights.shape[2])
+        i, rows, which = block
+        nothing = rows.new_zeros(rows.shape[0], size)
         return None, xf.cond(
-            i < where.used, lambda rows: rows @ _at(weights, matrix), lambda _: nothing, rows
+            i < where.used, lambda rows: rows @ matrix(which), lambda _: nothing, rows
         )
 
     _, found = xf.scan(one, None, (number, x.unflatten(0, (blocks, -1)), where.matrix))
@@ -176,7 +178,8 @@ def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, None]:
         return xf.at(total)[matrix].set(total.narrow(0, matrix[0], 1) + made)
 
     total = xf.fori_loop(0, where.used, add, torch.zeros_like(wide(weights)))
-    return _product(ct, weights, where), total.to(weights.dtype), None
+    of_x = _product(ct, lambda i: _at(weights, i), weights.shape[2], where)
+    return of_x, total.to(weights.dtype), None
 
 
 product.defvjp(_forward, _backward)

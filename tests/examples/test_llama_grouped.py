@@ -28,3 +28,16 @@ def test_every_row_has_a_place(tokens: int, choices: int, matrices: int, block: 
         assert torch.equal(mine - mine[:1], torch.arange(mine.numel()))
     counts = torch.stack([(chosen == k).sum() for k in range(matrices)])
     assert where.used == ((counts + block - 1) // block).sum()
+
+
+def test_matrices_are_not_transposed_together() -> None:
+    """libtpu would do that for all layers at once, and keep the result."""
+
+    def run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        where = grouped.layout(chosen, 6, 4)
+        return grouped.product(grouped.to_blocks(x, where), weights, where).square().sum()
+
+    shapes = (torch.zeros(9, 40), torch.zeros(6, 24, 40), torch.zeros(9, 2, dtype=torch.int64))
+    text = xf.jit(xf.grad(run, (0, 1))).lower(*shapes).as_text()
+    assert "[6,24,40]" in text
+    assert "[6,40,24]" not in text
