@@ -97,9 +97,9 @@ def jit(
             apply to direct calls only: not to calls inside another traced function, or calls that
             autograd watches. Not together with `dynamic_shapes` or `memory_limit`.
         memory_limit: bytes that the program may hold on each device, arguments included. The
-            fastest policy with which it fits, from keeping everything to keeping nothing, is
-            applied to all its checkpoints and scans; a function that has neither is differentiated
-            as if it were a checkpoint. None: no limit.
+            fastest policy with which it fits, from keeping everything to keeping nothing or, for a
+            TPU, to keeping it in the host's memory, is applied to all its checkpoints and scans; a
+            function that has neither is differentiated as if it were a checkpoint. None: no limit.
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
