@@ -130,7 +130,9 @@ def test_parts_of_a_batch() -> None:
     two, parts = trained(recipe_of("float8", plan=Plan(microbatches=2)), 3)
     assert two == pytest.approx(one, rel=2e-3)
     for a, b in zip(xf.tree.leaves(parts.scaling), xf.tree.leaves(whole.scaling), strict=True):
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0.3, atol=0)
+        torch.testing.assert_close(a[:, :2].cpu(), b[:, :2].cpu(), rtol=0.3, atol=0)
+        # Gradients have 2 bits: where the last bit of a bfloat16 differs, one may differ by 1/4.
+        torch.testing.assert_close(a[:, 2].cpu(), b[:, 2].cpu(), rtol=0.5, atol=0)
         assert torch.equal(a[:, 1, 2].cpu(), b[:, 1, 2].cpu())  # the weights of the first step
 
 

@@ -98,7 +98,7 @@ def test_what_a_step_computes_in(name: str) -> None:
     narrow = [line for line in weights if " bf16[" in line]
     assert len(weights) > 10
     assert bool(narrow) == (name != "float32")
-    _, grads, _ = xf.eval_shape(gradient, state.params, tokens)
+    grads = xf.eval_shape(gradient, state.params, tokens).grads
     assert {leaf.dtype for leaf in xf.tree.leaves(grads)} == {PRECISIONS[name].arithmetic}
 
 
