@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -85,3 +86,28 @@ def test_one_program_equals_each_exact_shape(make: Any) -> None:
         assert step.cache_info().traces == before.traces
         assert step.cache_info().compiles == before.compiles
     assert "bucket S<=32: 6 calls, one program" in step.explain()
+
+
+def test_images_of_all_sizes() -> None:
+    """Interpolated embeddings depend on the size: a program for each, and the line that says so."""
+    torch.manual_seed(0)
+    model = vit().eval().requires_grad_(False)
+    parameters = dict(model.named_parameters())
+    S = xf.Dim("S", min=2, max=8)
+
+    def loss(parameters: Any, x: Any, y: Any) -> Any:
+        given = {"pixel_values": x, "labels": y, "interpolate_pos_encoding": True}
+        return functional_call(model, parameters, (), given).loss
+
+    shapes = (None, (None, None, 4 * S, 4 * S), None)
+    step = xf.jit(xf.value_and_grad(loss), dynamic_shapes=shapes, buckets=[8])
+    for n in (3, 5, 8, 3):
+        x, y = torch.randn(2, 3, 4 * n, 4 * n), torch.randint(5, (2,))
+        value, gradients = step(parameters, x, y)
+        expected, expected_value = grad_and_value(loss)(parameters, x, y)
+        torch.testing.assert_close(value.cpu(), expected_value, rtol=1e-6, atol=1e-6)
+        for name, g in expected.items():
+            torch.testing.assert_close(gradients[name].cpu(), g, rtol=2e-5, atol=1e-6)
+    text = step.explain()
+    assert "4 calls, a program for each exact shape: another program for other sizes: " in text
+    assert re.search(r"another constant, at .*modeling_vit\.py:\d+$", text, re.MULTILINE)

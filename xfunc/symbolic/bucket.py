@@ -22,6 +22,7 @@ from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.hlo import Instruction, Module
+from xfunc.hlo.module import Computation
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
@@ -255,11 +256,19 @@ def explained(error: NoFit | Inexact) -> str:
 
 
 def location(i: Instruction | None) -> str | None:
-    """The user's line that an instruction comes from."""
+    """The user's line that an instruction comes from, or else that of the first that uses it."""
     if i is None:
         return None
     module = scopes.resolve(i.computation.module)
-    metadata = module.instruction(i.id).proto.metadata
-    if not metadata.source_file:
-        return None
-    return f"{metadata.source_file}:{metadata.source_line}"
+    todo = [module.instruction(i.id)]
+    for found in todo:  # Constants that were tensors have no lines.
+        if (metadata := found.proto.metadata).source_file:
+            return f"{metadata.source_file}:{metadata.source_line}"
+        users = found.users if found.users else _callers(found.computation)
+        todo += [user for user in users if user not in todo]
+    return None
+
+
+def _callers(computation: Computation) -> list[Instruction]:
+    everything = (i for c in computation.module.computations for i in c.instructions)
+    return [i for i in everything if computation.proto.id in i.proto.called_computation_ids]

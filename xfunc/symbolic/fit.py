@@ -241,7 +241,8 @@ def _pairs(
     for (i, m), (j, n) in zip(here, there, strict=False):
         same = i.opcode == j.opcode and m.rest == n.rest and m.lists.keys() == n.lists.keys()
         if not same or (i is i.computation.root) != (j is j.computation.root):
-            raise NoFit(f"another program for other sizes: {j.opcode} for {i.opcode}", j, True)
+            change = f"another {i.opcode}" if i.opcode == j.opcode else f"{j.opcode} for {i.opcode}"
+            raise NoFit(f"another program for other sizes: {change}", j, True)
         found.append((i, j, m, n))
     if len(here) != len(there):
         longer = max(here, there, key=len)

@@ -155,11 +155,7 @@ def layers(t: Tensor) -> Iterator[Tensor]:
 
 def is_batched(t: Tensor) -> bool:
     """Whether a tensor is batched at any level."""
-    while is_wrapped(t):
-        if _functorch.is_batchedtensor(t):
-            return True
-        t = unwrapped(t)
-    return False
+    return any(map(_functorch.is_batchedtensor, layers(t)))
 
 
 def vmap(fun: Callable[..., T], dims: Sequence[int | None], args: Sequence[Tensor]) -> T:
@@ -388,18 +384,9 @@ def peel(t: Tensor, level: int) -> tuple[Tensor, int | None]:
 
 def levels_of(t: Tensor) -> set[int]:
     """The numbers of the transforms, active or not, that have wrapped a tensor."""
-    found = set()
-    while is_wrapped(t):
-        found.add(_functorch.maybe_get_level(t))
-        t = unwrapped(t)
-    return found
+    return {_functorch.maybe_get_level(x) for x in layers(t) if is_wrapped(x)}
 
 
 def mapped_levels(t: Tensor) -> set[int]:
     """The numbers of the vmaps that map a tensor."""
-    found = set()
-    while is_wrapped(t):
-        if _functorch.is_batchedtensor(t):
-            found.add(_functorch.maybe_get_level(t))
-        t = unwrapped(t)
-    return found
+    return {_functorch.maybe_get_level(x) for x in layers(t) if _functorch.is_batchedtensor(x)}

@@ -14,7 +14,7 @@ from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.padding import pooling, regions, rules, windows
+from xfunc.symbolic.padding import pooling, reductions, regions, rules, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
 from xfunc.symbolic.padding.layouts import own
@@ -35,6 +35,7 @@ from xfunc.symbolic.polynomial import Polynomial, Size
 
 _RULES = {
     **rules.RULES,
+    **reductions.RULES,
     **windows.RULES,
     **pooling.RULES,
     **regions.RULES,

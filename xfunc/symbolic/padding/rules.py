@@ -1,4 +1,4 @@
-"""The padding pass's rules for elementwise operations, reductions and products."""
+"""The padding pass's rules for elementwise operations, moves, and operations along dimensions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.shape import Shape
 from xfunc.symbolic.numbers import scalar_of
 from xfunc.symbolic.padding.emit import S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import Inexact, Line, Movers, State, Val
+from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
 
 Rule = Callable[[Movers, Instruction, list[Val]], State]
@@ -61,6 +60,27 @@ def result(
         fills or {},
         const,
     )
+
+
+def results(
+    m: Movers,
+    i: Instruction,
+    ids: Sequence[int],
+    layouts: Sequence[MaybeLayout],
+    fills: Mapping[int, float] | None = None,
+) -> State:
+    """The instruction with other operands: an array, or a tuple of arrays of equal dimensions."""
+    if not i.shape.is_tuple:
+        return result(m, i, ids, layouts, fills)
+    id = remade(m, i, ids)
+    sizes = iter(m.symbolic.dims(i))
+    found: list[State] = []
+    for k, shape in enumerate(i.shape.elements):
+        element = m.emit.add("get-tuple-element", shape.element_type, shape.dims, [id])
+        m.emit.instructions[-1].tuple_index = k
+        exact: tuple[Size, ...] = tuple(next(sizes) for _ in shape.dims)
+        found.append(Val(element, shape.element_type, shape.dims, exact, tuple(layouts)))
+    return found
 
 
 # -- constants ------------------------------------------------------------------------------------
@@ -173,7 +193,7 @@ def _softened(m: Movers, i: Instruction, operands: Sequence[Val]) -> dict[int, f
     first, *others = operands
     if not others and i.opcode in ("exponential", "convert", "copy"):
         known = {d: _known(i, [v]) for d, v in first.soft.items()}
-        both = _is_float(first.element_type) and _is_float(i.shape.element_type)
+        both = is_float(first.element_type) and is_float(i.shape.element_type)
         return {d: v for d, v in known.items() if v is not None and both}
     line = m.lines.get(others[0].id) if len(others) == 1 else None
     if line is None or not line.fits(first, others[0]):
@@ -214,20 +234,21 @@ def _known(i: Instruction, operands: Sequence[float | None]) -> float | None:
     if rule is None or any(x is None or x not in _SIMPLE for x in operands):
         return None
     value = rule(*operands)
-    if i.opcode == "convert" and math.isinf(value) and not _is_float(i.shape.element_type):
+    if i.opcode == "convert" and math.isinf(value) and not is_float(i.shape.element_type):
         return None
     if i.opcode == "convert" and i.shape.element_type in (pb.C64, pb.C128):
         return None
-    if i.shape.element_type in _UNSIGNED and value < 0:
+    if i.shape.element_type in UNSIGNED and value < 0:
         return None
     return value if value in _SIMPLE else None
 
 
-_UNSIGNED = (pb.U8, pb.U16, pb.U32, pb.U64, pb.PRED)
+UNSIGNED = (pb.U8, pb.U16, pb.U32, pb.U64, pb.PRED)
 _FLOATS = (pb.F16, pb.BF16, pb.F32, pb.F64)
 
 
-def _is_float(element_type: int) -> bool:
+def is_float(element_type: int) -> bool:
+    """Whether an element type is of real floating-point numbers."""
     return element_type in _FLOATS
 
 
@@ -280,123 +301,6 @@ def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return dataclasses.replace(x, id=id)
 
 
-# -- reductions and products ----------------------------------------------------------------------
-
-
-def neutral(opcode: str, element_type: int) -> float | None:
-    """The neutral element of an operation on pairs."""
-    low, high = _extremes(element_type)
-    return {
-        "add": 0,
-        "or": 0,
-        "xor": 0,
-        "multiply": 1,
-        "and": 1 if element_type == pb.PRED else -1,
-        "maximum": low,
-        "minimum": high,
-    }.get(opcode)
-
-
-def _extremes(element_type: int) -> tuple[float | None, float | None]:
-    if element_type == pb.PRED:
-        return 0, 1
-    if _is_float(element_type):
-        return -math.inf, math.inf
-    if element_type in (pb.C64, pb.C128):
-        return None, None
-    bits = Shape.from_proto(pb.ShapeProto(element_type=element_type)).bytes * 8  # type: ignore[arg-type]
-    if element_type in _UNSIGNED:
-        return 0, 2**bits - 1
-    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-
-
-def applied(i: Instruction) -> str:
-    """The operation on pairs that a reduction or the like applies; "" if it is not a single one."""
-    computation = i.called_computations[-1]
-    root = computation.root
-    if root.opcode == "tuple" or len(computation.instructions) != 3:
-        return ""
-    return root.opcode
-
-
-def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
-    """The operand is padded with the neutral element."""
-    half = len(operands) // 2
-    over = list(i.proto.dimensions)
-    arrays, _ = m.alike(operands[:half])
-    opcode = applied(i) if half == 1 else ""
-    fills: dict[int, float] = {}
-    for k, (x, start) in enumerate(zip(arrays, operands[half:], strict=True)):
-        fill = neutral(opcode, x.element_type)
-        if fill is None:
-            arrays[k] = m.masked_by(x, over, start)
-        else:
-            floats = _is_float(x.element_type) and opcode in ("add", "maximum")
-            arrays[k] = m.masked(x, over, fill, lines=floats)
-        kept = [d for d in range(len(x.dims)) if d not in over]
-        if fill is not None and start.const == fill:
-            fills = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
-    _, layouts = m.alike(arrays)
-    left = [layout for d, layout in enumerate(layouts) if d not in over]
-    ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
-    found = results(m, i, ids, left, fills)
-    whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
-    if isinstance(found, Val) and len(over) == 1 and operands[1].const == whole is not None:
-        at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
-        m.lines[found.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
-    return found
-
-
-def _holds(x: Val, d: int, fill: float) -> bool:
-    return x.fills.get(d) == fill
-
-
-def results(
-    m: Movers,
-    i: Instruction,
-    ids: Sequence[int],
-    layouts: Sequence[MaybeLayout],
-    fills: Mapping[int, float] | None = None,
-) -> State:
-    """The instruction with other operands: an array, or a tuple of arrays of equal dimensions."""
-    if not i.shape.is_tuple:
-        return result(m, i, ids, layouts, fills)
-    id = remade(m, i, ids)
-    sizes = iter(m.symbolic.dims(i))
-    found: list[State] = []
-    for k, shape in enumerate(i.shape.elements):
-        element = m.emit.add("get-tuple-element", shape.element_type, shape.dims, [id])
-        m.emit.instructions[-1].tuple_index = k
-        exact: tuple[Size, ...] = tuple(next(sizes) for _ in shape.dims)
-        found.append(Val(element, shape.element_type, shape.dims, exact, tuple(layouts)))
-    return found
-
-
-def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """Contracted dimensions are padded with 0 in both operands."""
-    a, b = operands
-    numbers = i.proto.dot_dimension_numbers
-    left_sum, right_sum = (
-        [*numbers.lhs_contracting_dimensions],
-        [*numbers.rhs_contracting_dimensions],
-    )
-    left_batch, right_batch = [*numbers.lhs_batch_dimensions], [*numbers.rhs_batch_dimensions]
-    pairs = zip([*left_batch, *left_sum], [*right_batch, *right_sum], strict=True)
-    for p, q in pairs:
-        if a.layouts[p] is None and b.layouts[q] is None:
-            continue
-        if a.layouts[p] is None:
-            a = m.relaid(a, p, b.own(q), a.dims[p])
-        else:
-            b = m.relaid(b, q, a.own(p), b.dims[q])
-    lines = _is_float(a.element_type) and _is_float(b.element_type)
-    a, b = m.masked(a, left_sum, 0, lines), m.masked(b, right_sum, 0, lines)
-    layouts = [a.layouts[p] for p in left_batch]
-    layouts += [x for d, x in enumerate(a.layouts) if d not in (*left_batch, *left_sum)]
-    layouts += [x for d, x in enumerate(b.layouts) if d not in (*right_batch, *right_sum)]
-    return result(m, i, [a.id, b.id], layouts)
-
-
 # -- operations along some dimensions -------------------------------------------------------------
 
 
@@ -446,8 +350,6 @@ RULES: dict[str, Rule] = {
     "reshape": reshape,
     "transpose": transpose,
     "reverse": reverse,
-    "reduce": reduce,
-    "dot": dot,
     "sort": along(lambda i, operands: i.proto.dimensions),
     "cholesky": along(_last(2)),
     "fft": fft,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from xfunc.hlo import Instruction, wire
 from xfunc.symbolic.padding.emit import PRED, S64, message
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.rules import Rule, applied, neutral, result, results
+from xfunc.symbolic.padding.reductions import applied, neutral
+from xfunc.symbolic.padding.rules import Rule, result, results
 from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
 
