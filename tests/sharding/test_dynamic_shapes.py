@@ -3,10 +3,16 @@
 Each equals the program of the exact shape, with NaN in the padding of the arguments.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
 import xfunc as xf
+from examples.llama import model, train
+from examples.llama.plan import Plan
+from examples.llama.recipe import Recipe
+from examples.llama.sharding import Sharding
 from xfunc.errors import ShardingError
 from xfunc.symbolic import seen
 
@@ -225,3 +231,33 @@ def test_powers_of_two_that_the_mesh_divides(mesh, n):
     assert f"bucket Q<={max(n, 8)}: 1 calls, one program" in jitted.explain()
     with pytest.raises(ShardingError, match=r"declare it with multiple_of=8"):
         jitted(torch.randn(3, 3))  # in a bucket of 4
+
+
+def test_the_llama_example_with_packed_documents():
+    """Loss and gradient of rows of any length, against eager torch at the exact shape."""
+    lies = Sharding.of({"data": 2, "fsdp": 2, "tensor": 2})
+    plain = Recipe(model.TINY["tiny"], 100, Plan())
+    recipe = dataclasses.replace(plain, plan=Plan(sharding=lies))
+    params = xf.device_get(model.init(plain.model, 0))
+    placed = xf.device_put(params, lies.params(model.weights(plain.model)))
+    length = xf.Dim("S", min=8, max=48)
+    rows = (None, length)
+    step = xf.jit(
+        lambda params, batch: train.gradient(params, batch, recipe)[:2],
+        dynamic_shapes=(None, model.Batch(rows, rows, rows)),
+        buckets=[48],
+    )
+    generator = torch.Generator().manual_seed(0)
+    for n in (21, 9, 48, 32):
+        windows = torch.randint(plain.model.vocab, (8, n + 1), generator=generator)
+        ends = torch.randint(1, n, (8, 2), generator=generator).sort(-1)[0]
+        segments = 1 + (torch.arange(n) >= ends[..., None]).sum(1)
+        segments[3:, n - 3 :] = 0
+        batch = model.batch_of(windows)._replace(segments=segments)
+        got = xf.device_get(step(placed, batch))
+        with xf.disable_jit():
+            want = train.gradient(params, batch, plain)[:2]
+        xf.tree.map(lambda g, w: torch.testing.assert_close(g, w, rtol=2e-5, atol=2e-6), got, want)
+    assert "bucket S<=48: 4 calls, " in step.explain()
+    assert "one program" in step.explain()
+    assert step.cache_info().compiles == 1
