@@ -18,6 +18,15 @@ DIST_INFO = {
     f"xfunc-0.1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")
 }
 
+TOP = {*FOLDERS, "tests", "examples", "benchmarks", "docs", "pyproject.toml", "Makefile"}
+TOP |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
+MADE = {"build", "dist", "htmlcov", "demo_output", "__pycache__"}  # see .gitignore
+
+
+def test_nothing_else_is_at_the_top() -> None:
+    visible = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
+    assert {n for n in visible if not n.endswith(".egg-info")} - MADE == TOP
+
 
 def python(*args: str, cwd: Path, **env: str) -> str:
     """Run Python in a child process; its output, or a failed test that shows its errors."""
