@@ -35,6 +35,24 @@ def test_numbers_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((5, 1), "upper bound and lower bound inconsistent with step sign"),
+        ((0, 5, -1), "upper bound and lower bound inconsistent with step sign"),
+        ((0, 5, 0), "step must be nonzero"),
+    ],
+)
+def test_ranges_that_are_none(args: tuple[int, ...], error: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.arange(*args, device=x.device)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        return made
+
+    for run in (f, xf.jit(f)):
+        with pytest.raises(RuntimeError, match=error):
+            run(torch.ones(()))
+
+
 def test_a_long_range_takes_no_room() -> None:
     def f(x: Any) -> Any:
         words = torch.arange(100_000, device=x.device)

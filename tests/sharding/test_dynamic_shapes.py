@@ -4,6 +4,7 @@ Each equals the program of the exact shape, with NaN in the padding of the argum
 """
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -241,7 +242,7 @@ def test_the_llama_example_with_packed_documents():
     params = xf.device_get(model.init(plain.model, 0))
     placed = xf.device_put(params, lies.params(model.weights(plain.model)))
     length = xf.Dim("S", min=8, max=48)
-    rows = (None, length)
+    rows: Any = (None, length)
     step = xf.jit(
         lambda params, batch: train.gradient(params, batch, recipe)[:2],
         dynamic_shapes=(None, model.Batch(rows, rows, rows)),
