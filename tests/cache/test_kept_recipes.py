@@ -130,11 +130,12 @@ def test_what_torch_xla_sets_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_compiled_programs_are_kept_by_torch_xla_where_it_can_read_them(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("XLA_PERSISTENT_CACHE_PATH", raising=False)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "programs")
-    for device, wanted in {"CPU": None, "TPU": os.path.join("programs", "torch_xla")}.items():
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", "")  # So that it is restored.
+    monkeypatch.delenv("XLA_PERSISTENT_CACHE_PATH")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    for device, wanted in {"CPU": None, "TPU": str(tmp_path / "torch_xla")}.items():
         monkeypatch.setenv("PJRT_DEVICE", device)
         runtime._keep_programs()
         assert os.environ.get("XLA_PERSISTENT_CACHE_PATH") == wanted
