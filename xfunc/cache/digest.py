@@ -134,10 +134,7 @@ class Digest:
             self._all(kind.__name__, [getattr(x, n) for n in parts if hasattr(x, n)])
         elif isinstance(x, (dict, list, tuple, set, frozenset)):
             self._container(kind, x)
-        elif kind.__module__.startswith("xfunc.") and _is_frozen(kind):
-            self._class(kind)
-            self._state(x)
-        elif kind.__module__.startswith("xfunc.") or not is_transparent(kind):
+        elif not (_is_frozen if kind.__module__.startswith("xfunc.") else is_transparent)(kind):
             raise Unknown(f"a {kind.__module__}.{kind.__qualname__}")
         else:
             self._class(kind)

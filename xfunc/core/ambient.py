@@ -158,7 +158,8 @@ def is_probe() -> bool:
 
 
 Recompiled: TypeAlias = Callable[
-    ["Executable", "Module", Sequence[int], Callable[["Module"], "Executable"]], "Executable"
+    ["Executable", Callable[[], "Module"], Sequence[int], Callable[["Module"], "Executable"]],
+    "Executable",
 ]
 
 
@@ -172,8 +173,9 @@ class Override:
     Attributes:
         policy: the policy; None: each keeps its own.
         whole: whether functions that `grad` differentiates are wrapped in a checkpoint as well.
-        recompiled: takes a program compiled for one CPU, what was compiled, its donated parameters
-            and the function that did it; returns that program, or another to use in its place.
+        recompiled: takes a program compiled for one CPU, a function that makes its HLO, its donated
+            parameters and the function that compiled it; returns that program, or another to use in
+            its place.
         asked: whether a checkpoint or a scan has been found.
     """
 

@@ -20,9 +20,10 @@ _DTYPES = (torch.int64, torch.int32)
 def arange(start: object, end: object, step: object = 1, **options: object) -> Tensor:
     dtype = options.get("dtype") or torch.int64
     if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
-        torch.arange(start, end, step, device="meta")  # Raises what torch does.
-        n = len(range(start, end, step))
-        if n and dtype in _DTYPES:
+        n = len(range(start, end, step)) if step else 0
+        if not n:
+            torch.arange(start, end, step, device="meta")  # Raises what torch does.
+        elif dtype in _DTYPES:
             return above(_counted, n, start, step, dtype, options.get("device"))
     return theirs("arange.start_step", start, end, step, **options)
 

@@ -71,8 +71,8 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         **kept(lowered.in_avals, entry.donated),
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}
-    for k, (key, (_, source)) in enumerate(buckets.items()):
-        parts = of_bucket(*buckets[key], len(key)).traced.parts
+    for k, (key, (bucket, source)) in enumerate(buckets.items()):
+        parts = of_bucket(bucket, source, len(key)).traced.parts
         module = _module(parts, source.parts.entry.program.captures, len(dims))
         contents[f"program-{k}.hlo"] = module.to_bytes()
         contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)

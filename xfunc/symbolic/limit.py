@@ -148,8 +148,7 @@ class Limit:
         key = (function, structure, kinds, options.static, ambient.modes(), where)
         plans = self._plans.get(key)
         if plans is None:
-            args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
-            options = options._replace(donated=fixed(options))
+            args, kwargs, options = _abstract(leaves, structure, options)
             with lock:
                 plans = self._plans_of(args, kwargs, options, wanted, target)
                 plans.choose({})
@@ -164,10 +163,7 @@ class Limit:
         wanted: Sequence[object],
     ) -> Planned:
         """The function lowered for arguments; see `override`."""
-        leaves, structure = tree.flatten((args, kwargs))
-        args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
-        options = options._replace(donated=fixed(options))
-
+        args, kwargs, options = _abstract(*tree.flatten((args, kwargs)), options)
         stages.trace(self._staged, args, kwargs, wanted, options)  # Its errors are raised now.
 
         @within_here
@@ -288,6 +284,14 @@ def fixed(options: Options) -> Hashable:
     """The arguments to donate, without holding on to the arguments."""
     found = options.donated()
     return lambda: found
+
+
+def _abstract(
+    leaves: Sequence[object], structure: tree.Structure, options: Options
+) -> tuple[tuple[object, ...], dict[str, object], Options]:
+    """Arguments and options that hold on to no data."""
+    args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
+    return args, kwargs, options._replace(donated=fixed(options))
 
 
 def _is_array(x: object) -> bool:

@@ -142,14 +142,16 @@ class Plan:
         self,
         limit: int,
         compiled: Executable,
-        module: Module,
+        made: Callable[[], Module],
         donated: Sequence[int],
         load: Callable[[Module], Executable],
     ) -> Executable:
         """See `Override.recompiled`: the program that needs less memory."""
         held = _held(compiled)
-        estimate = liveness.peak(liveness.prepared(module), donated).bytes
-        if held is None or held <= max(limit, _FAR * estimate):
+        if held is None or held <= limit:
+            return compiled
+        module = made()
+        if held <= _FAR * liveness.peak(liveness.prepared(module), donated).bytes:
             return compiled
         other = load(arranged(module))
         if (_held(other) or held) >= held:

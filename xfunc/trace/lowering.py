@@ -170,7 +170,10 @@ class Lowering:
                 if placements
                 else []
             )
-            module = finished(Module.from_bytes(self.hlo), tiles=tiles)
+
+            def made() -> Module:  # anew each time: the backend may change what it is given
+                return finished(Module.from_bytes(self.hlo), tiles=tiles)
+
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
 
             def load(module: Module) -> Executable:
@@ -180,12 +183,10 @@ class Lowering:
                 compiled()
                 return loaded
 
-            found = load(module)
+            found = load(made())
             if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
-                # The backend may have changed the module that it was given.
-                module = finished(Module.from_bytes(self.hlo), tiles=tiles)
                 numbers = [k for k, i in enumerate(self.inputs) if i in donated]
-                found = self.recompiled(found, module, numbers, load)
+                found = self.recompiled(found, made, numbers, load)
             self._executables[key] = found
         return found
 

@@ -62,8 +62,9 @@ def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], b
         called = {
             k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
         }
+        unused = widening.combiners.keys() - called
         for k in reversed(range(len(proto.computations))):
-            if proto.computations[k].id in widening.combiners.keys() - called:
+            if proto.computations[k].id in unused:
                 del proto.computations[k]
         new = {c.id for c in widening.combiners.values()}
         proto.computations.extend(widening.combiners.values())
