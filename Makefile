@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test test-pjrt test-newest-jax coverage check bench docs clean env key
+.PHONY: help demo test test-pjrt test-newest-jax test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -51,6 +51,23 @@ test-newest-jax: env ## run the tests of the backend pjrt with the newest jax th
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
 
 NEWEST_JAX_TESTS := tests/backends/test_pjrt.py tests/backends/test_pjrt_tensors.py tests/sharding/test_backends.py
+
+# Half a GB that few tests need, in an environment on top of the other.
+EXTRAS := $(abspath build/extras)
+
+test-extras: env ## run the tests of the Llama example with lm-eval, wandb, mlflow and schedulefree
+	python=$(BIN)/python
+	$(find_key)
+	if [ ! -e $(EXTRAS)/.made-$$key ]; then
+		rm -rf $(EXTRAS)
+		"$$python" -m venv $(EXTRAS)
+		"$$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+			> "$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/env.pth"
+		$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check \
+			--editable '.[harness,trackers]' schedulefree==1.4.1
+		touch $(EXTRAS)/.made-$$key
+	fi
+	$(EXTRAS)/bin/python -m pytest tests/examples/extras $(PYTEST_ARGS)
 
 coverage: env ## run the tests and say which lines they leave out
 	rm -f .coverage .coverage.*

@@ -3,7 +3,8 @@
 The tests in ``tests/sharding`` run on 8 virtual devices, all others on one. A process has one
 number of devices for good, so each kind is a run of its own, and ``python -m tests`` is both.
 pytest by itself takes those in ``tests/sharding`` if it is given nothing else, and the others
-otherwise.
+otherwise. Those in ``tests/examples/extras`` need more libraries than the others: `make
+test-extras` runs them.
 
 Of a table marked ``sampled(n)``, an n-th runs each day (`tests.support.day`). With ``--rotate n``,
 each file of the folders that are named runs once in n days; a file that is named always runs.
@@ -25,6 +26,7 @@ QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split
 QUICKER = "--xla_cpu_use_fusion_emitters=false"  # with --all, fusions are compiled as users have it
 
 SHARDED = Path(__file__).parent / "sharding"
+EXTRAS = Path(__file__).parent / "examples" / "extras"
 LEFT_OUT = pytest.StashKey[bool]()
 NAMED = pytest.StashKey[set[Path]]()
 
@@ -78,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path == SHARDED:
+    if collection_path in (SHARDED, EXTRAS):
         return True  # unless it is named: then pytest does not ask
     if collection_path.is_dir():
         return None

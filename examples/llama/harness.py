@@ -15,6 +15,9 @@ from .sampling import Settings
 from .scores import Row, Scorer, windows
 from .tokenizer import Tokenizer
 
+# What tasks call the most tokens of an answer, the first that is there.
+_NEW = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
+
 
 class Asked(Protocol):
     """A request: what the harness calls an Instance."""
@@ -35,7 +38,7 @@ class Answers:
         plan: how the model is computed.
         length: the most tokens of a text; earlier ones are left out.
         batch: texts at a time.
-        new: tokens of an answer if the harness gives no number.
+        new: the most tokens of an answer if the harness gives no number.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class Answers:
         self._params, self._config, self._plan, self._known = params, config, plan, known
         self._length, self._batch, self._new = length, batch, new
         self._scorer = Scorer(params, config, plan, length=length, batch=batch)
-        begin = known.end if known.begin is None else known.begin
-        if begin is None:
+        # The first token of a text also needs one before it.
+        first = known.end if known.begin is None else known.begin
+        if first is None:
             raise SettingError("the tokenizer has no token that begins or ends a text: name one")
-        self._begin = begin
+        self._first = first
 
     def loglikelihood(self, requests: Sequence[Asked]) -> list[tuple[float, bool]]:
         """The log-probabilities of continuations, and whether they are the likeliest ones."""
@@ -63,11 +67,15 @@ class Answers:
         return [(score.log_probability, score.is_greedy) for score in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Asked]) -> list[float]:
-        """The log-probabilities of whole texts."""
+        """The log-probabilities of whole texts.
+
+        Long ones are scored in windows of which only the last overlaps another, as the harness's
+        own models score them: figures are comparable.
+        """
         totals = []
         for request in requests:
-            tokens = [self._begin, *self._known.encode([request.args[0]])[0]]
-            found = self._scorer([*windows(tokens, self._length)])
+            tokens = [self._first, *self._known.encode([request.args[0]])[0]]
+            found = self._scorer([*windows(tokens, self._length, self._length)])
             totals.append(sum(score.log_probability for score in found))
         return totals
 
@@ -85,7 +93,13 @@ class Answers:
 
     def _continued(self, texts: Sequence[str], how: dict[str, Any]) -> list[str]:
         until = how.get("until") or []
-        new = min(how.get("max_gen_toks", self._new), self._length - 1)
+        given_new = (how[name] for name in _NEW if how.get(name) is not None)
+        new = int(next(given_new, min(self._new, self._length // 2)))
+        if not 0 < new < self._length:
+            raise SettingError(
+                f"the task asks for answers of {new} tokens, and a text has at most {self._length} "
+                "with its prompt: give --length, or max_gen_toks in the task"
+            )
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
         given: dict[str, Any] = {name: how[name] for name in names if how.get(name) is not None}
         if not how.get("do_sample", given.get("temperature", 0.0) > 0):
@@ -110,9 +124,10 @@ class Answers:
         cut = len(context.rstrip())
         context, continuation = context[:cut], context[cut:] + continuation
         before, whole = self._known.encode([context, context + continuation])
-        tokens = [self._begin, *whole][-self._length - 1 :]
-        scored = min(max(len(whole) - len(before), 1), len(tokens) - 1)
-        return Row(tokens, scored)
+        scored = max(len(whole) - len(before), 1)
+        begins = self._known.begin is not None or scored == len(whole)
+        tokens = [*[self._first][:begins], *whole][-self._length - 1 :]
+        return Row(tokens, min(scored, len(tokens) - 1))
 
 
 def language_model(*args: Any, **kwargs: Any) -> Any:
@@ -146,11 +161,17 @@ def run(args: argparse.Namespace, say: Callable[[str], object] = print) -> int:
     import lm_eval  # pyright: ignore[reportMissingImports]
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
-    tasks = TaskManager(include_path=args.task_path)
+    manager = TaskManager(include_path=args.task_path)
+    names = {name: manager.match_tasks([name]) for name in args.tasks.split(",")}
+    if unknown := [name for name, found in names.items() if not found]:
+        raise SettingError(
+            f"--tasks has {unknown[0]}, which is neither a task of lm-eval nor one in --task-path: "
+            "`lm-eval ls tasks` lists its tasks"
+        )
     results = lm_eval.simple_evaluate(
         model=model,
-        tasks=args.tasks.split(","),
-        task_manager=tasks,
+        tasks=[name for found in names.values() for name in found],
+        task_manager=manager,
         num_fewshot=args.fewshot,
         limit=args.limit,
         bootstrap_iters=0,

@@ -112,17 +112,18 @@ def scores(
     return total, greedy
 
 
-def windows(tokens: Sequence[int], length: int) -> Iterator[Row]:
-    """Rows in which each token but the first is scored once.
+def windows(tokens: Sequence[int], length: int, step: int | None = None) -> Iterator[Row]:
+    """Rows in which each token but the first is scored once, up to `step` of them in a row.
 
-    Tokens after the first row are scored with at least half a row of context.
+    By default, tokens after the first row are scored with at least half a row of context.
     """
     if len(tokens) < 2:
         return
+    step = (length + 1) // 2 if step is None else step
     end = min(len(tokens), length + 1)
     yield Row(tokens[:end], end - 1)
     while end < len(tokens):
-        begin, end = end, min(end + (length + 1) // 2, len(tokens))
+        begin, end = end, min(end + step, len(tokens))
         yield Row(tokens[max(0, end - length - 1) : end], end - begin)
 
 

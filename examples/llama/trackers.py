@@ -15,6 +15,7 @@ from .files import write_text
 from .options import SettingError
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
+_BATCH = 100  # parameters that MLflow takes at once
 
 
 class Tracker(Protocol):
@@ -141,6 +142,7 @@ class MLflow:
         self._entities: Any = mlflow.entities
         self._client: Any = mlflow.MlflowClient(place)
         self._run = _kept(folder, "mlflow", lambda: self._created(folder, settings))
+        self._client.update_run(self._run, status="RUNNING")
 
     def _created(self, folder: Path, settings: Mapping[str, Any]) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "llama")
@@ -151,7 +153,9 @@ class MLflow:
             else found.experiment_id
         )
         run = self._client.create_run(number, run_name=folder.name).info.run_id
-        self._client.log_dict(run, dict(settings), "config.json")
+        params = [self._entities.Param(key, str(x)) for key, x in _flat(settings)]
+        for i in range(0, len(params), _BATCH):
+            self._client.log_batch(run, params=params[i : i + _BATCH])
         return run
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -167,6 +171,15 @@ class MLflow:
     def close(self) -> None:
         """Nothing more comes."""
         self._client.set_terminated(self._run)
+
+
+def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings by their whole names, such as ``train.peak_lr``."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield path + key, value
 
 
 _KINDS: dict[Name, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

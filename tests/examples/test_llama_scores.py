@@ -1,5 +1,6 @@
 """How likely texts are: against eager torch, and as the evaluation harness asks."""
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -107,6 +108,20 @@ def test_perplexity_by_file(
         list(scores.by_file(scorer, known, [str(tmp_path / "c.txt")], "text"))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "length", "expected"),
+    [
+        (11, 4, [((0, 1, 2, 3, 4), 4), ((4, 5, 6, 7, 8), 4), ((6, 7, 8, 9, 10), 2)]),
+        (4, 4, [((0, 1, 2, 3), 3)]),
+        (5, 1, [((0, 1), 1), ((1, 2), 1), ((2, 3), 1), ((3, 4), 1)]),
+    ],
+)
+def test_windows_of_the_harness(tokens: int, length: int, expected: list[Any]) -> None:
+    """The first is the example in the documentation of lm-eval's `LM.loglikelihood_rolling`."""
+    found = scores.windows(range(tokens), length, length)
+    assert [(tuple(row.tokens), row.scored) for row in found] == expected
+
+
 # The harness
 
 
@@ -137,13 +152,26 @@ def test_likelihoods_of_continuations(
 
 
 def test_likelihoods_of_texts(
-    answers: harness.Answers, scorer: Scorer, known: tokenizer.Tokenizer
+    answers: harness.Answers, params: model.Params, known: tokenizer.Tokenizer
 ) -> None:
     texts = [WORDS * 5, "dog"]
     for text, told in zip(
         texts, answers.loglikelihood_rolling(list(map(asked, texts))), strict=True
     ):
-        assert told == pytest.approx(-scores.of_texts(scorer, known, [text]).nats, rel=1e-6)
+        rows = scores.windows(known.encode_prompt(text), 32, 32)
+        assert told == pytest.approx(sum(expected(params, row)[0] for row in rows), rel=1e-5)
+
+
+def test_a_tokenizer_that_begins_no_text(params: model.Params, known: tokenizer.Tokenizer) -> None:
+    """Its end comes before a text without context."""
+    plain = dataclasses.replace(known, begin=None)
+    answers = harness.Answers(params, CONFIG, plain, plan=Plan(block=8, loss_chunk=12), length=32)
+    found = answers.loglikelihood([asked("the cat", " and"), asked("", "dog")])
+    assert known.end is not None
+    (whole, before), dog = known.encode(["the cat and", "the cat"]), known.encode(["dog"])[0]
+    rows = [Row(whole, len(whole) - len(before)), Row([known.end, *dog], len(dog))]
+    for row, (told, _) in zip(rows, found, strict=True):
+        assert told == pytest.approx(expected(params, row)[0], rel=1e-5)
 
 
 def test_answers_up_to_a_text(answers: harness.Answers) -> None:
@@ -155,6 +183,11 @@ def test_answers_up_to_a_text(answers: harness.Answers) -> None:
     found = answers.generate_until(requests)
     assert found[0] == found[2] == free[: free.index(stop)]
     assert answers.generate_until(requests[1:2]) == found[1:2]
+    for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+        assert answers.generate_until([asked("the", {name: 12})]) == [free]
+    assert answers.generate_until([asked("the", {})])[0].startswith(free)
+    with pytest.raises(SettingError, match="asks for answers of 32 tokens, and a text has at mo"):
+        answers.generate_until([asked("the", {"max_gen_toks": 32})])
 
 
 def test_without_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:

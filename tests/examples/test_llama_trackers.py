@@ -77,17 +77,23 @@ def test_a_run_that_goes_on_is_the_same_in_mlflow(
         def __getattr__(self, name: str) -> Any:
             return getattr(calls, name)
 
-    entities = SimpleNamespace(Metric=lambda key, value, now, step: (key, value, step))
+    entities = SimpleNamespace(
+        Metric=lambda key, value, now, step: (key, value, step), Param=lambda key, x: (key, x)
+    )
+    settings = {"seed": 3, "data": {"batch": 4}, **{f"other{i}": i for i in range(120)}}
     module: Any = SimpleNamespace(MlflowClient=Client, entities=entities)
     monkeypatch.setitem(sys.modules, "mlflow", module)
     for first in (0, 5):
-        [tracker] = trackers.begin(["mlflow"], tmp_path, first, {"seed": 3})
+        [tracker] = trackers.begin(["mlflow"], tmp_path, first, settings)
         tracker.scalars(first + 1, VALUES)
         tracker.close()
     assert places == [f"sqlite:///{tmp_path}/mlflow.db"] * 2
-    names = "create_run log_dict log_batch set_terminated log_batch set_terminated"
+    names = "create_run log_batch log_batch " + "update_run log_batch set_terminated " * 2
     assert [name for name, *_ in calls] == names.split()
-    assert calls[2][1:] == (("r7",), {"metrics": [("loss", 2.5, 1), ("lr", 0.1, 1)]})
+    assert [len(kept["params"]) for *_, kept in calls[1:3]] == [100, 22]
+    assert calls[1][2]["params"][:3] == [("seed", "3"), ("data.batch", "4"), ("other0", "0")]
+    assert calls[3][1:] == (("r7",), {"status": "RUNNING"})
+    assert calls[4][1:] == (("r7",), {"metrics": [("loss", 2.5, 1), ("lr", 0.1, 1)]})
 
 
 def test_a_tracker_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
