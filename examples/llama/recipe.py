@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import lora, model, muon, optimizer
+from . import lora, model, muon, optimizer, schedule_free
 from .flops import Extent
 from .lora import Adapter, Tune
 from .model import Params, Routers
@@ -18,6 +18,7 @@ OPTIMIZERS = {
     "adamw": (optimizer.adamw_init, optimizer.adamw_update),
     "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
     "muon": (muon.muon_init, muon.muon_update),
+    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
 }
 SCHEDULES = {
     "cosine": optimizer.warmup_cosine,
@@ -30,6 +31,7 @@ _OPTIONS = {
     "adamw": ("beta1", "beta2", "eps"),
     "adafactor": (),
     "muon": ("beta1", "beta2", "eps", "momentum"),
+    "schedule_free": ("beta1", "beta2", "eps"),
 }
 
 
@@ -46,15 +48,17 @@ class Recipe:
             trained matrices within layers are computed in 8 bits; `stochastic`, `compensated`:
             everything in bfloat16 except the optimizer, whose updates are rounded at random, or
             whose rounding errors are kept; `bfloat16`: the same, but small updates are lost.
-        optimizer: `adamw`, `adafactor`, or `muon`, which updates the matrices within layers and
-            leaves the rest to `adamw`.
+        optimizer: `adamw`; `adafactor`; `muon`, which updates the matrices within layers and
+            leaves the rest to `adamw`; or `schedule_free`, an `adamw` whose weights are averaged
+            instead of its learning rate falling.
         schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
             in the last steps, see `cooldown`; `constant`: it does not fall.
         warmup: steps in which the learning rate rises to `peak_lr`.
         peak_lr: the highest learning rate.
         floor: the learning rate at the last step, as a fraction of the highest.
         cooldown: the fraction of the steps, at the end, in which the learning rate of `wsd` falls.
-        beta1: the decay of `adamw`'s running mean of gradients.
+        beta1: the decay of `adamw`'s running mean of gradients; in `schedule_free`, how near to the
+            averaged weights gradients are taken.
         beta2: the decay of its running mean of squared gradients.
         eps: added by `adamw` to the square root of that mean before dividing.
         momentum: the decay of `muon`'s running mean of gradients.
@@ -145,6 +149,11 @@ class Recipe:
                 f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
                 "out"
             )
+        if self.optimizer == "schedule_free" and self.schedule != "constant":
+            raise ValueError(
+                f"schedule is {self.schedule}, and schedule_free averages the weights in place of "
+                "one: use constant"
+            )
         try:
             matrices = lora.full_matrices(self.model, self.tune)
             lora.forms(self.model, self.tune)
@@ -211,10 +220,19 @@ class Recipe:
             cooldown=self.cooldown,
         )
 
+    def points(self, params: Params, opt: Any) -> Params:
+        """The weights at which an update wants gradients."""
+        if self.optimizer == "schedule_free":
+            return schedule_free.between(params, opt, self.beta1)
+        return params
+
     def update(
         self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
     ) -> tuple[Params, Any]:
-        """The parameters after an update of the optimizer, and its state."""
+        """The parameters after an update of the optimizer, and its state.
+
+        The gradients are those at `points`.
+        """
         given = {"beta1": self.beta1, "beta2": self.beta2}
         given |= {"eps": self.eps, "momentum": self.momentum}
         return OPTIMIZERS[self.optimizer][1](

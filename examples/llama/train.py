@@ -121,7 +121,8 @@ def train_step(
         recipe: how it is trained.
     """
     recipe.check_warmup()
-    mean, grads, scaling, noise = gradient(state.params, batch, recipe, base, state.scaling)
+    points = recipe.points(state.params, state.opt)
+    mean, grads, scaling, noise = gradient(points, batch, recipe, base, state.scaling)
     norms = optimizer.norms(grads) if recipe.layer_norms else None
     grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
     lr = recipe.rate(state.opt.step)

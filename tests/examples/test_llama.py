@@ -204,7 +204,7 @@ WRONG = {
     "block": (lambda: Plan(block=0), "block is 0: use 1 or more"),
     "optimizer": (
         lambda: train.Recipe(model.TINY["tiny"], 9, optimizer="sgd", warmup=1),
-        "unknown optimizer 'sgd': use one of adamw, adafactor, muon",
+        "unknown optimizer 'sgd': use one of adamw, adafactor, muon, schedule_free",
     ),
     "schedule": (
         lambda: train.Recipe(model.TINY["tiny"], 9, schedule="step", warmup=1),

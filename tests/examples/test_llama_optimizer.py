@@ -8,7 +8,7 @@ import torch
 from transformers import get_wsd_schedule
 
 import xfunc as xf
-from examples.llama import model, optimizer, train
+from examples.llama import model, optimizer, schedule_free, train
 
 SHAPES: dict[str, Any] = {"matrix": (6, 5), "vector": (5,), "wide": [(3, 8)]}
 
@@ -103,6 +103,7 @@ def test_adafactor_leaves_out_what_it_does_not_need() -> None:
 UPDATES = {
     "adamw": (optimizer.adamw_init, optimizer.adamw_update),
     "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
+    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
 }
 
 
@@ -164,6 +165,7 @@ def test_which_parameters_decay(optimizer_name: str, norms: bool, embeddings: bo
         model.Config.tiny(tied=embeddings),
         steps=9,
         optimizer=optimizer_name,
+        schedule="constant",
         weight_decay=0.5,
         decay_norms=norms,
         decay_embeddings=embeddings,

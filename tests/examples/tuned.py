@@ -17,7 +17,11 @@ TEMPLATE = (
 )
 TUNED = {
     "answers": ("chat", "train.optimizer=adamw"),
-    "adapters": ("chat", "train.tune.lora=[layers.w*] train.tune.full=[norm]"),
+    "adapters": (
+        "chat",
+        "train.tune.lora=[layers.w*] train.tune.full=[norm] train.optimizer=schedule_free "
+        "train.schedule=constant",
+    ),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
     "pairs-full": ("pairs", "train.precision=mixed"),
     "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=int8"),

@@ -94,8 +94,11 @@ def test_50_steps(way):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
-def test_adafactor_is_the_same_on_a_mesh(precision):
-    recipe = dataclasses.replace(RECIPE, optimizer="adafactor", peak_lr=1e-2, precision=precision)
+@pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
+def test_optimizers_are_the_same_on_a_mesh(name, precision):
+    recipe = dataclasses.replace(
+        RECIPE, optimizer=name, schedule="constant", peak_lr=1e-2, precision=precision
+    )
     sharding = Sharding.of({"fsdp": 2, "tensor": 4})
     divided = dataclasses.replace(recipe, plan=dataclasses.replace(recipe.plan, sharding=sharding))
     found = []
