@@ -1,26 +1,27 @@
 """Adapters in the format of PEFT: a folder with a configuration and one file of tensors."""
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import xfunc as xf
 
-from . import hf, hosts, lora, model
+from . import hosts, lora, model
+from .adapter_tensors import EXPERTS, MODULE, PREFIX, A, modern, names, of_layers, put_together
+from .adapter_tensors import tensors as tensors_of
 from .files import written
 from .hf_config import FormatError, read_json
-from .lora import FULL, LORA, Adapter, Tune
+from .lora import FULL, LORA, Tune
 from .model import Config, Params
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 _COPY = ".base_layer.weight"  # of a head with an adapter, PEFT saves the base's weights too
 # Settings that change what an adapter computes, with the values that `lora` supports.
 _PLAIN = {
@@ -29,11 +30,8 @@ _PLAIN = {
     "fan_in_fan_out": (False, None),
     "bias": ("none", None),
     "lora_bias": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
     "layer_replication": (None,),
     "trainable_token_indices": (None,),
-    "target_parameters": (None, []),
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
     "modules_to_tie": (None, []),
@@ -52,7 +50,8 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
 
     Raises:
         FileExistsError: there is something at `folder`.
-        FormatError: nothing has an adapter, or embeddings are trained that are the head too.
+        FormatError: nothing has an adapter, or experts are trained directly, or embeddings that are
+            the head too.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} already exists: give a new folder")
@@ -64,7 +63,14 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
             "embed is trained, and the head is the same matrix, which PEFT would save "
             "separately: write all weights, without --adapter"
         )
-    modules = {path: name.removesuffix(".weight") for path, name in _names(config).items()}
+    if full := [path for path in EXPERTS if roles.get(path) == FULL]:
+        raise FormatError(
+            f"{', '.join(full)}: trained directly, and PEFT has only adapters of experts: write "
+            "all weights, without --adapter"
+        )
+    adapted = {path: name for path, name in names(config).items() if roles[path] == LORA}
+    ranks = {n: tune.rank_of(path) for path, n in adapted.items()}
+    others = {_pattern(n): rank for n, rank in ranks.items() if rank != tune.rank}
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -76,12 +82,20 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": [modules[p].rpartition(".")[2] for p, r in roles.items() if r == LORA],
+        "rank_pattern": others,
+        "alpha_pattern": {p: _alpha(tune, rank) for p, rank in others.items()},
+        "target_modules": [
+            name.removesuffix(".weight").rpartition(".")[2]
+            for name in adapted.values()
+            if _is_module(name)
+        ],
+        "target_parameters": sorted({_tail(n) for n in adapted.values() if not _is_module(n)})
+        or None,
         "modules_to_save": [
-            name
+            name.removesuffix(".weight")
             for path, role in roles.items()
             if role == FULL
-            for name in _of_layers(modules[path], config.layers)
+            for name in of_layers(names(config)[path], config.layers)
         ]
         or None,
     }
@@ -91,7 +105,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
     with written(folder) as partial:
         partial.mkdir(parents=True)
         (partial / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-        save_file(dict(_tensors(whole, config)), partial / TENSORS)
+        save_file(dict(tensors_of(whole, config)), partial / TENSORS)
 
 
 def load(folder: Path, config: Config) -> tuple[Tune, Params]:
@@ -121,16 +135,23 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
         stored = load_file(folder / TENSORS)
     except SafetensorError as error:
         raise FormatError(f"{folder / TENSORS} is damaged ({error}): copy it again") from None
-    tune = _tune(folder, about, set(stored), config)
+    try:
+        newer, about = modern(stored, about, config)
+        tune, factors = _tune(folder, about, set(newer), config)
+    except (KeyError, TypeError, AttributeError, ValueError, re.error) as error:
+        if isinstance(error, FormatError):
+            raise FormatError(f"{folder / TENSORS} does not fit: {error}. Give others") from None
+        raise FormatError(f"{folder / CONFIG} is damaged ({error!r}): copy it again") from None
     shapes = lora.trained(model.shapes(config), config, tune, lora.abstract(tune))
-    wanted = dict(_tensors(shapes, config))
-    problems = [f"  {name}: missing" for name in wanted if name not in stored]
-    for name, tensor in stored.items():
+    shapes = xf.tree.map(lambda a: torch.empty(a.shape, device="meta"), shapes)
+    wanted = dict(tensors_of(shapes, config))
+    problems = [f"  {name}: missing" for name in wanted if name not in newer]
+    for name, tensor in newer.items():
         if name.endswith(_COPY):
             continue
         if name not in wanted:
             problems.append(f"  {name}: not a weight of this model")
-        elif tuple(tensor.shape) != tuple(wanted[name].shape):
+        elif tensor.shape != wanted[name].shape:
             problems.append(
                 f"  {name}: {tuple(tensor.shape)} in the file, {tuple(wanted[name].shape)} by "
                 f"{CONFIG} and the model"
@@ -139,72 +160,82 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
             problems.append(f"  {name}: {tensor.dtype}, which is not a dtype of adapters")
     if problems:
         raise FormatError("\n".join([f"the adapters in {folder} do not fit:", *sorted(problems)]))
-    return tune, _put_together(stored, shapes, config)
+    return tune, put_together(newer, shapes, config, factors)
 
 
-def _tune(folder: Path, about: dict[str, Any], stored: set[str], config: Config) -> Tune:
-    """Which weights the tensors of a file are for, by their names."""
+def _tune(
+    folder: Path, about: Mapping[str, Any], stored: set[str], config: Config
+) -> tuple[Tune, dict[str, list[float]]]:
+    """Which weights the tensors of a file are for, by their names; and for each with an adapter,
+    its scale in each layer, as a multiple of that of `Tune`.
+    """
     adapted, full = [], []
-    for path, name in _names(config).items():
-        module = name.removesuffix(".weight")
-        keys = [f"{_PREFIX}{one}" for one in _of_layers(module, config.layers)]
-        if any(f"{key}.lora_A.weight" in stored for key in keys):
+    for path, name in names(config).items():
+        keys = [PREFIX + one.removesuffix(".weight") for one in of_layers(name, config.layers)]
+        if path in EXPERTS:
+            if _has_experts(path, about, stored, config):
+                adapted.append(path)
+        elif any(f"{key}{A}" in stored for key in keys):
             adapted.append(path)
         elif any(f"{key}.weight" in stored for key in keys):
             full.append(path)
     if not adapted:
-        raise FormatError(f"{folder / TENSORS} has no adapter of this model: give others")
-    try:
-        rank, alpha = about["r"], float(about["lora_alpha"])
-        stabilised = bool(about.get("use_rslora"))
-        return Tune(tuple(adapted), tuple(full) or None, rank, alpha, stabilised)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{folder / CONFIG} is damaged ({error!r}): copy it again") from None
+        raise FormatError("it has no adapter of this model")
+    rank, alpha, stabilised = about["r"], float(about["lora_alpha"]), bool(about.get("use_rslora"))
+    ranks, factors, plain = [], {}, Tune(rank=rank, alpha=alpha, rank_stabilised=stabilised)
+    for path in adapted:
+        factors[path] = []
+        for name in of_layers(names(config)[path], config.layers):
+            own = _matched(about.get("rank_pattern"), name, rank)
+            its_alpha = float(_matched(about.get("alpha_pattern"), name, alpha))
+            scale = Tune(rank=own, alpha=its_alpha, rank_stabilised=stabilised).scale
+            factors[path].append(scale / plain.scale)
+            if len(factors[path]) == 1 and own != rank:
+                ranks.append(f"{path}={own}")
+    found = Tune(tuple(adapted), tuple(full) or None, rank, tuple(ranks), alpha, stabilised)
+    return found, factors
 
 
-def _put_together(stored: dict[str, Tensor], shapes: Params, config: Config) -> Params:
-    names, found = _names(config), {}
-    for path, shape in lora.named(shapes).items():
-        is_adapter, name = isinstance(shape, Adapter), names[path]
-        columns = zip(*_keys(name, is_adapter, config.layers), strict=True)
-        layers = [[stored[key].float() for key in column] for column in columns]
-        whole = [torch.stack(parts) if "{}" in name else parts[0] for parts in layers]
-        found[path] = Adapter(*whole) if is_adapter else whole[0]
-    return lora.nested(found)
+def _has_experts(path: str, about: Mapping[str, Any], stored: set[str], config: Config) -> bool:
+    """Whether a file has adapters of some of the experts' weights."""
+    keys = [PREFIX + module for module in of_layers(MODULE, config.layers)]
+    if any(f"{key}.base_layer{A}" in stored for key in keys):
+        return True
+    if not any(f"{key}{A}" in stored for key in keys):
+        return False
+    return any(names(config)[path].endswith(one) for one in about.get("target_parameters") or ())
 
 
-def _tensors(tree: Params, config: Config) -> Iterator[tuple[str, Any]]:
-    """The tensors of a file by name; for a tree of shapes, their shapes."""
-    names = _names(config)
-    for path, leaf in lora.named(tree).items():
-        parts = leaf if isinstance(leaf, Adapter) else (leaf,)
-        keys = _keys(names[path], isinstance(leaf, Adapter), config.layers)
-        for layer, of_layer in enumerate(keys):
-            for key, part in zip(of_layer, parts, strict=True):
-                yield key, _one(part, layer) if "{}" in names[path] else part
+# -- ranks and names in a configuration -----------------------------------------------------------
 
 
-def _one(part: Any, layer: int) -> Any:
-    """One layer of a stack."""
-    if isinstance(part, Tensor):
-        return part[layer].contiguous()
-    return xf.ShapeDtypeStruct(part.shape[1:], part.dtype)
+def _matched(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
+    """The value of the first pattern that a module's or parameter's name matches, as in PEFT."""
+    module = name.removesuffix(".weight")
+    for pattern, value in (patterns or {}).items():
+        if any(re.match(rf"(.*\.)?({pattern})$", one) for one in (name, module)):
+            return value
+    return default
 
 
-def _keys(name: str, adapted: bool, layers: int) -> Iterator[tuple[str, ...]]:
-    """The file's names for a weight's tensors, layer by layer."""
-    for one in _of_layers(name, layers):
-        key = _PREFIX + one
-        if not adapted:
-            yield (key,)
-            continue
-        module = re.sub(r"\.weight$", "", key)
-        yield f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+def _pattern(name: str) -> str:
+    """A pattern of `_matched` for a weight of all layers."""
+    return re.escape(_tail(name).removesuffix(".weight")) + (
+        r"\.weight" if not _is_module(name) and name.endswith(".weight") else ""
+    )
 
 
-def _of_layers(name: str, layers: int) -> list[str]:
-    return [name.format(i) for i in range(layers)] if "{}" in name else [name]
+def _alpha(tune: Tune, rank: int) -> float:
+    """The alpha for adapters of another rank, with which they have the same scale."""
+    times = rank / tune.rank
+    return tune.alpha * (math.sqrt(times) if tune.rank_stabilised else times)
 
 
-def _names(config: Config) -> dict[str, str]:
-    return lora.named(hf.hub_names(config))
+def _is_module(name: str) -> bool:
+    """Whether a weight is that of a linear map; PEFT calls the others parameters."""
+    return name.endswith(".weight") and not name.endswith(".mlp.gate.weight")
+
+
+def _tail(name: str) -> str:
+    """The part of a name that all layers have."""
+    return name.rpartition("{}.")[2]

@@ -17,14 +17,14 @@ from xfunc import P
 
 from . import grouped, quantised
 from .attention import wide
-from .linear import linear
+from .linear import Adapted, Weight, linear
 from .plan import POLICIES, Plan
 from .quantised import Quantised, is_quantised
 from .sizes import Experts
 from .weights import Params
 
 Activation = Callable[[Tensor], Tensor]
-Matrices: TypeAlias = Tensor | Quantised
+Matrices: TypeAlias = Weight | Adapted
 
 
 class Routed(NamedTuple):
@@ -99,7 +99,7 @@ def _spread(
     if sharding is None:
         return local(x, chosen, shares, *weights)
     rows = sharding.fitting(x, sharding.batch)
-    down = weights[2]
+    down = _base(weights[2])
     # In NF4 no block is divided: there are as many scales as blocks.
     blocks: Any = down.scale.mT if is_quantised(down) and down.form == "nf4" else down
     out_of = sharding.fitting(blocks, P("expert", None, "tensor"))
@@ -113,7 +113,16 @@ def _spread(
     return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights)
 
 
+def _base(weight: Matrices) -> Weight:
+    return weight.base if isinstance(weight, Adapted) else weight
+
+
 def _specs(weight: Matrices, spec: P) -> Any:
+    if isinstance(weight, Adapted):
+        of_experts, out, into = spec
+        down: Any = None if weight.down is None else P(of_experts, None, into)
+        up: Any = P(of_experts, out, None)
+        return Adapted(_specs(weight.base, spec), down, up)
     return quantised.specs(weight.form, spec) if is_quantised(weight) else spec
 
 
@@ -150,14 +159,17 @@ def _local(
         x, chosen, shares = (
             xf.all_gather(a, experts, axis=0, tiled=True) for a in (x, chosen, shares)
         )
+    count = _base(gate).shape[0]
     if experts is not None:
-        chosen = chosen - xf.axis_index(experts) * gate.shape[0]
+        chosen = chosen - xf.axis_index(experts) * count
     rows = chosen.numel()
     chosen, shares = chosen.flatten(0, 1), shares.flatten(0, 1)
-    where = grouped.layout(chosen, gate.shape[0], min(most, -(-rows // gate.shape[0])))
+    where = grouped.layout(chosen, count, min(most, -(-rows // count)))
     tokens = grouped.to_blocks(x.flatten(0, 1), where)
-    made = activation(_product(tokens, gate, where)) * _product(tokens, up, where)
-    made = grouped.from_blocks(_product(made, down, where), where)
+    low = _lowered(tokens, gate, where)  # Both adapters have the same `down`.
+    made = activation(_product(tokens, gate, where, low)) * _product(tokens, up, where, low)
+    made = _product(made, down, where, _lowered(made, down, where))
+    made = grouped.from_blocks(made, where)
     made = (wide(made) * shares[..., None]).sum(1).to(x.dtype).unflatten(0, x.shape[:2])
     if features is not None:
         made = xf.psum(made, features)
@@ -168,10 +180,25 @@ def _local(
     return made
 
 
-def _product(x: Tensor, weights: Matrices, where: grouped.Layout) -> Tensor:
-    """The grouped product. Weights in codes become plain all at once, and no policy keeps that:
-    block by block an expert would become plain several times.
+def _lowered(x: Tensor, weights: Matrices, where: grouped.Layout) -> Tensor | None:
+    """The product with the first matrices of the adapters, if there are any."""
+    if not isinstance(weights, Adapted):
+        return None
+    assert weights.down is not None
+    return grouped.product(x, weights.down, where)
+
+
+def _product(
+    x: Tensor, weights: Matrices, where: grouped.Layout, low: Tensor | None = None
+) -> Tensor:
+    """The grouped product; `low` is that of `_lowered`.
+
+    Weights in codes become plain all at once, and no policy keeps that: block by block an expert
+    would become plain several times.
     """
+    if isinstance(weights, Adapted):
+        assert low is not None
+        return _product(x, weights.base, where) + grouped.product(low, weights.up, where)
     if not is_quantised(weights):
         return grouped.product(x, weights, where)
 

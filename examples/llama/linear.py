@@ -16,11 +16,12 @@ Weight: TypeAlias = Tensor | Quantised
 class Adapted(NamedTuple):
     """A weight and its adapter, added as `up @ down`, in place of a plain weight.
 
-    For stacked weights each has one more leading dimension, over the layers.
+    For stacked weights each has more leading dimensions, over layers and experts. `down` is None
+    where it is that of another weight, see `lora.SHARED`.
     """
 
     base: Weight
-    down: Float[Tensor, "rank in"]
+    down: Float[Tensor, "rank in"] | None
     up: Float[Tensor, "out rank"]
 
 
@@ -29,6 +30,7 @@ def linear(
 ) -> Float[Tensor, "*batch out"]:
     """`x` times a weight. The sum of a weight and its adapter is never materialised."""
     if isinstance(weight, Adapted):
+        assert weight.down is not None
         return linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
     if isinstance(weight, Scaled):
         return float8.product(x, *weight)

@@ -26,9 +26,10 @@ from xfunc import NamedSharding, P
 from . import model, quantised
 from .linear import Adapted
 from .model import Config, Params
-from .quantised import Quantised
 
 FULL, LORA, FROZEN = "full", "lora", "frozen"
+# Adapters without a `down` of their own: in transformers, and so in PEFT, the two are one matrix.
+SHARED = {"layers.e_up": "layers.e_gate"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class Tune:
         full: patterns of the weights that are trained directly; null: all if none gets an adapter,
             otherwise none.
         rank: the rank of the adapters.
-        alpha: an adapter's product is multiplied by this and divided by the rank.
+        ranks: other ranks of some, each a pattern and a number, such as layers.e_*=4; where several
+            patterns match, the last one counts.
+        alpha: an adapter's product is multiplied by this and divided by `rank`, also if its own
+            rank is another.
         rank_stabilised: whether to divide by the square root of the rank instead.
         base: the matrices that no step changes are kept in 8 bits (`int8`), with a scale for each
             output, or in 4 (`nf4`), with one for each 64 inputs of it; null: as the model computes.
@@ -50,6 +54,7 @@ class Tune:
     lora: tuple[str, ...] = ()
     full: tuple[str, ...] | None = None
     rank: int = 16
+    ranks: tuple[str, ...] = ()
     alpha: float = 32.0
     rank_stabilised: bool = False
     base: Literal["int8", "nf4"] | None = None
@@ -57,6 +62,10 @@ class Tune:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ValueError(f"rank is {self.rank}: use 1 or more")
+        for entry in self.ranks:
+            pattern, _, rank = entry.rpartition("=")
+            if not pattern or not rank.strip().isdecimal() or int(rank) < 1:
+                raise ValueError(f"cannot read {entry!r} in ranks: write layers.e_*=4, for example")
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha is {self.alpha}: use a number above 0")
 
@@ -65,14 +74,20 @@ class Tune:
         """What the product of an adapter's two matrices is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
+    def rank_of(self, name: str) -> int:
+        """The rank of a weight's adapter."""
+        pairs = [entry.rpartition("=") for entry in self.ranks]
+        return [self.rank, *(int(n) for pattern, _, n in pairs if fnmatchcase(name, pattern))][-1]
+
 
 class Adapter(NamedTuple):
     """Trained in place of a weight, to which `scale * up @ down` is added.
 
-    For stacked weights each has one more leading dimension, over the layers.
+    For stacked weights both have more leading dimensions, over layers and experts. `down` is None
+    where it is that of another adapter, see `SHARED`.
     """
 
-    down: Float[Tensor, "rank in"]
+    down: Float[Tensor, "rank in"] | None
     up: Float[Tensor, "out rank"]
 
 
@@ -88,11 +103,23 @@ def roles(config: Config, tune: Tune) -> Params:
     adapted, trained = (_matching(kind, list(shapes)) for kind in (tune.lora, full))
     if both := sorted(adapted & trained):
         raise ValueError(f"{', '.join(both)}: both in lora and in full; remove it from one")
-    if wrong := sorted(name for name in adapted if not _is_matrix(name, shapes[name])):
+    if wrong := sorted(name for name in adapted if not _has_products(name, shapes[name])):
         raise ValueError(
             f"{', '.join(wrong)}: adapters are for matrices only; name it in full, or remove "
             "it from lora"
         )
+    for name, other in SHARED.items():
+        if (name in adapted) != (other in adapted):
+            raise ValueError(
+                f"only one of {other} and {name} is in lora, but their adapters share a matrix: "
+                "name both, or neither"
+            )
+        if tune.rank_of(name) != tune.rank_of(other):
+            raise ValueError(
+                f"{other} and {name} have different ranks, but their adapters share a matrix: "
+                "give both the same"
+            )
+    _matching(tuple(entry.rpartition("=")[0] for entry in tune.ranks), list(shapes))
     if tune.base is not None and len(trained) == len(shapes):
         raise ValueError(
             f"base is {tune.base}, but no weight is frozen: name some in lora, or leave base out"
@@ -129,6 +156,12 @@ def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
             raise ValueError(f"{pattern!r} names no weight: use some of {', '.join(names)}")
         found |= matches
     return found
+
+
+def _has_products(name: str, shape: xf.ShapeDtypeStruct) -> bool:
+    """Whether a weight is a matrix, or several, and only multiplied with."""
+    router = name in ("layers.router", "layers.shared_gate")
+    return router or _is_of_experts(name) or _is_matrix(name, shape)
 
 
 def _is_matrix(name: str, shape: xf.ShapeDtypeStruct) -> bool:
@@ -175,19 +208,28 @@ def forms(config: Config, tune: Tune) -> Params:
 
 
 def learned_part(config: Config, tune: Tune) -> float:
-    """The fraction of the weights in matrix products that are trained directly."""
+    """The fraction of the weights in a token's products that are trained directly."""
     shapes, role = named(model.shapes(config)), named(roles(config, tune))
-    head = "embed" if config.tied else "head"
-    sizes = {n: math.prod(a.shape) for n, a in shapes.items() if n == head or _is_matrix(n, a)}
+    head, e = "embed" if config.tied else "head", config.experts
+    sizes = {n: math.prod(a.shape) for n, a in shapes.items() if n == head or _has_products(n, a)}
+    if e is not None:
+        sizes |= {n: size * e.active // e.count for n, size in sizes.items() if _is_of_experts(n)}
     return sum(size for n, size in sizes.items() if role[n] == FULL) / sum(sizes.values())
 
 
 # -- dividing and joining -----------------------------------------------------------------------
 
 
-def trained(tree: Params, config: Config, tune: Tune, adapt: Callable[[Any], Adapter]) -> Params:
-    """The trained part of a tree like the parameters: `adapt` turns leaves into adapters."""
-    return _kept(tree, roles(config, tune), {FULL: lambda leaf: leaf, LORA: adapt})
+def trained(
+    tree: Params, config: Config, tune: Tune, adapt: Callable[[str, Any], Adapter]
+) -> Params:
+    """The trained part of a tree like the parameters: `adapt` makes adapters from names, leaves."""
+
+    def made(name: str, leaf: Any) -> Adapter:
+        adapter = adapt(name, leaf)
+        return adapter._replace(down=None) if name in SHARED else adapter
+
+    return _kept(tree, roles(config, tune), {FULL: _unchanged, LORA: made})
 
 
 def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> Params | None:
@@ -196,44 +238,45 @@ def frozen(tree: Params, config: Config, tune: Tune, *, whole: bool = False) -> 
     None if that is empty.
     """
     kept = (FROZEN, LORA, FULL) if whole else (FROZEN, LORA)
-    return _kept(tree, roles(config, tune), dict.fromkeys(kept, lambda leaf: leaf)) or None
+    return _kept(tree, roles(config, tune), dict.fromkeys(kept, _unchanged)) or None
 
 
-def _kept(tree: Any, role: Any, made: dict[str, Callable[[Any], Any]]) -> Any:
+def _kept(tree: Any, role: Params, made: dict[str, Callable[[str, Any], Any]]) -> Params:
     """The leaves whose role is in `made`; mappings left empty are dropped."""
-    if not isinstance(role, dict):
-        return made[role](tree)
-    inner = {key: one for key, one in role.items() if isinstance(one, dict) or one in made}
-    found = {key: _kept(tree[key], one, made) for key, one in inner.items()}
-    return {key: one for key, one in found.items() if not (isinstance(one, dict) and not one)}
+    leaves = named(tree)
+    kept = {name: made[one](name, leaves[name]) for name, one in named(role).items() if one in made}
+    return nested(kept)
 
 
-def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[Tensor], Adapter]:
+def _unchanged(_: str, leaf: Any) -> Any:
+    return leaf
+
+
+def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[str, Tensor], Adapter]:
     """A function that makes a weight's initial adapter, which adds nothing to it yet."""
     count = xf.tree.leaves(roles(config, tune)).count(LORA)
     keys = iter(xf.random.split(key, max(count, 1)))
 
-    def adapt(weight: Tensor) -> Adapter:
+    def adapt(name: str, weight: Tensor) -> Adapter:
         *lead, out, into = weight.shape
-        bound = into**-0.5  # as `torch.nn.Linear` draws its weights
-        shape = (*lead, tune.rank, into)
-        down = xf.random.uniform(next(keys), shape, torch.float32, -bound, bound)
-        return Adapter(down, torch.zeros((*lead, out, tune.rank), dtype=torch.float32))
+        bound, rank = into**-0.5, tune.rank_of(name)  # as `torch.nn.Linear` draws its weights
+        down = xf.random.uniform(next(keys), (*lead, rank, into), torch.float32, -bound, bound)
+        return Adapter(down, torch.zeros((*lead, out, rank), dtype=torch.float32))
 
     return adapt
 
 
-def abstract(tune: Tune) -> Callable[[xf.ShapeDtypeStruct], Adapter]:
+def abstract(tune: Tune) -> Callable[[str, xf.ShapeDtypeStruct], Adapter]:
     """A function from the shape of a weight to those of its adapter, sharded like the weight."""
 
-    def adapt(weight: xf.ShapeDtypeStruct) -> Adapter:
-        *lead, out, into = weight.shape
-        down: Any = xf.ShapeDtypeStruct((*lead, tune.rank, into), weight.dtype)
-        up: Any = xf.ShapeDtypeStruct((*lead, out, tune.rank), weight.dtype)
+    def adapt(name: str, weight: xf.ShapeDtypeStruct) -> Adapter:
+        (*lead, out, into), rank = weight.shape, tune.rank_of(name)
+        down: Any = xf.ShapeDtypeStruct((*lead, rank, into), weight.dtype)
+        up: Any = xf.ShapeDtypeStruct((*lead, out, rank), weight.dtype)
         if (where := weight.sharding) is None:
             return Adapter(down, up)
         assert isinstance(where, NamedSharding)
-        *first, rows, columns = (*where.spec, None, None, None)[: len(weight.shape)]
+        *first, rows, columns = (*where.spec, *(None,) * len(weight.shape))[: len(weight.shape)]
         lies = P(*first, None, columns), P(*first, rows, None)
         down, up = (
             xf.ShapeDtypeStruct(a.shape, a.dtype, NamedSharding(where.mesh, spec))
@@ -264,14 +307,15 @@ def merged(params: Params, dtype: torch.dtype) -> Params:
     """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of quantised
     ones, in `dtype`.
     """
-    kinds = Adapted, Quantised
+    every = named(params)
 
-    def merge(leaf: Any) -> Tensor:
-        if not isinstance(leaf, kinds):
-            return leaf
-        if not isinstance(leaf, Adapted):
+    def merge(name: str, leaf: Any) -> Tensor:
+        if quantised.is_quantised(leaf):
             return leaf.plain().to(dtype)
+        if not isinstance(leaf, Adapted):
+            return leaf
+        down = every[SHARED.get(name, name)].down
         base = leaf.base.float() if isinstance(leaf.base, Tensor) else leaf.base.plain()
-        return (base + leaf.up.float() @ leaf.down.float()).to(leaf.up.dtype)
+        return (base + leaf.up.float() @ down.float()).to(leaf.up.dtype)
 
-    return xf.tree.map(merge, params, is_leaf=lambda leaf: isinstance(leaf, kinds))
+    return nested({name: merge(name, leaf) for name, leaf in every.items()})

@@ -245,7 +245,7 @@ class Recipe:
                 model.decayed(self.model, self.decay_norms, self.decay_embeddings),
                 self.model,
                 self.tune,
-                lambda yes: Adapter(yes, yes),
+                lambda _, yes: Adapter(yes, yes),
             ),
             **{name: given[name] for name in self._options},
         )

@@ -264,7 +264,7 @@ def converted(folder: Path, dtype: torch.dtype) -> None:
             lambda f: renamed(f, "layers.1", "layers.2"),
             r"layers\.1\.self_attn\.q_proj\.lora_A.*missing",
         ),
-        (lambda f: renamed(f, "q_proj", "c_attn"), "has no adapter of this model: give others"),
+        (lambda f: renamed(f, "q_proj", "c_attn"), "it has no adapter of this model. Give others"),
         (lambda f: (f / adapters.TENSORS).write_bytes(b"x"), "safetensors is damaged .*: copy it"),
         (lambda f: converted(f, torch.int8), r"lora_A\.weight: torch\.int8, which is not a dtype"),
         (lambda f: converted(f, torch.float8_e5m2), r"weight: torch\.float8_e5m2, which is not"),

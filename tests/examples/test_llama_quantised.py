@@ -155,9 +155,11 @@ def test_training_is_that_on_the_rounded_base(
         torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("form", ROUNDED)
-def test_experts_are_quantised(made: Path, tmp_path: Path, form: str) -> None:
-    """Losses beside experts in codes are those beside experts that a library rounded."""
+@pytest.mark.parametrize(
+    ("form", "adapted"), [("int8", "layers.w*"), ("nf4", "layers.w*"), ("nf4", "layers.e_*")]
+)
+def test_experts_are_quantised(made: Path, tmp_path: Path, form: str, adapted: str) -> None:
+    """Losses beside experts in codes, or on them, are those with experts that a library rounded."""
     sizes = dataclasses.replace(SIZES, family="qwen3_moe", experts=Experts(4, 2, 64))
     params = lora.named(xf.device_get(model.init(sizes, 7)))
     matrices = {name for name in params if name.startswith(("layers.e_", "layers.w"))} | {"head"}
@@ -170,7 +172,7 @@ def test_experts_are_quantised(made: Path, tmp_path: Path, form: str) -> None:
         folder = tmp_path / which
         hf.save(folder / "hub", sizes, lora.nested(weights), made)
         (folder / "chat.jsonl").write_bytes((made / "chat.jsonl").read_bytes())
-        more = f"train.tune.base={which}", "train.tune.lora=layers.w*", "train.router_balance=0.1"
+        more = f"train.tune.base={which}", f"train.tune.lora={adapted}", "train.router_balance=0.1"
         run = tuned.begin(folder, folder / "run", "answers", *more)
         base = trained.load(Path(run.folder)).base
         assert base is not None
@@ -227,7 +229,8 @@ def test_no_layer_keeps_its_plain_weights(policy: str, experts: Experts | None) 
     sizes = model.Config(
         64, 192, 320, layers=2, heads=2, kv_heads=2, family=family, experts=experts
     )
-    tune = lora.Tune(("layers.w*",), base="nf4")
+    names = ("layers.w*",) if experts is None else ("layers.w*", "layers.e_*")
+    tune = lora.Tune(names, base="nf4")
     recipe = Recipe(sizes, 100, Plan(policy, "dense", sharding=Sharding.of({})), tune=tune)
     state, base = train.abstract_state(recipe), train.abstract_base(recipe)
     batch = train.abstract_batch(recipe, 2, 16)

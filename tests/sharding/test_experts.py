@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model, quantised, train
+from examples.llama import generate, lora, model, quantised, train
+from examples.llama.lora import Tune
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
 from examples.llama.sizes import Experts
@@ -112,6 +113,61 @@ def test_experts_in_codes(form: Any, features: int, parts: int) -> None:
         lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6),
         *map(xf.device_get, (divided, alone)),
     )
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("form", [None, "int8", "nf4"])
+@pytest.mark.parametrize(
+    "axes",
+    [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}],
+    ids=str,
+)
+def test_adapters_of_experts(axes: dict[str, int], form: Any) -> None:
+    """Loss and gradients. The optimizer's state for adapters is divided as the experts are."""
+    if form == "nf4":
+        pytest.importorskip("bitsandbytes")
+    experts = Experts(4, 3, intermediate=128, shared=64)
+    sizes = dataclasses.replace(CONFIG, hidden=64, experts=experts)
+    tune = Tune(("layers.e_*", "layers.router", "layers.wq"), ("norm",), 3, ("layers.e_down=5",))
+    tune = dataclasses.replace(tune, base=form)
+    sharding = Sharding.of(axes)
+    divided = Plan("everything", attention="dense", block=4, sharding=sharding)
+    plans, found = (dataclasses.replace(divided, sharding=None), divided), []
+    every = xf.device_get(model.init(sizes))
+    forms = lora.forms(sizes, tune)
+    base = lora.frozen(xf.tree.map(quantised.made, every, forms), sizes, tune)
+
+    def drawn(name: str, weight: Any) -> Any:
+        """With second matrices that are not zero."""
+        like, draw = lora.abstract(tune)(name, weight), torch.Generator().manual_seed(len(name))
+        return xf.tree.map(lambda a: torch.randn(a.shape, generator=draw) * 0.1, like)
+
+    described = xf.tree.map(lambda a: xf.ShapeDtypeStruct(a.shape, a.dtype), every)
+    params = lora.trained(described, sizes, tune, drawn) | {"norm": every["norm"]}
+    for plan in plans:
+        recipe = train.Recipe(sizes, 10, plan, tune=tune, warmup=0, router_balance=0.3)
+        state, frozen, given = train.start(recipe, params), base, batch()
+        if plan.sharding is not None:
+            places = train.shardings(recipe), train.abstract_base(recipe)
+            where = places[0], xf.tree.map(lambda a: a.sharding, places[1])
+            state, frozen = xf.device_put(xf.device_get((state, frozen)), where)
+            given = xf.device_put(given, sharding.on_mesh(sharding.batch))
+            down, up = state.opt.mean["layers"]["e_down"]
+            parts = axes.get("expert", 1), axes.get("fsdp", 1), axes.get("tensor", 1)
+            assert [_shard(a) for a in (down, up)] == [
+                (2, 4 // parts[0], 5, 128 // parts[2]),
+                (2, 4 // parts[0], 64 // parts[1], 5),
+            ]
+        step = xf.jit(functools.partial(train.gradient, recipe=recipe))
+        found.append(xf.device_get(step(state.params, given, base=frozen)[:2]))
+    assert all(leaf.abs().max() > 1e-4 for leaf in xf.tree.leaves(found[0]))
+    xf.tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6), *found)
+
+
+def _shard(leaf: Any) -> tuple[int, ...]:
+    where = xf.sharding_of(leaf)
+    assert where is not None
+    return tuple(where.shard_shape(leaf.shape))
 
 
 @pytest.mark.parametrize("policy", ["full", "everything"])
