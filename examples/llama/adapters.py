@@ -65,8 +65,8 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         )
     if full := [path for path in EXPERTS if roles.get(path) == FULL]:
         raise FormatError(
-            f"{', '.join(full)}: trained directly, and PEFT has only adapters of experts: write "
-            "all weights, without --adapter"
+            f"{', '.join(full)}: trained directly, which --adapter does not write for experts: "
+            "write all weights, without it"
         )
     adapted = {path: name for path, name in names(config).items() if roles[path] == LORA}
     ranks = {n: tune.rank_of(path) for path, n in adapted.items()}

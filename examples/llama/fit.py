@@ -192,7 +192,8 @@ def _check_same(run: Run, saved: dict[str, Any]) -> None:
 def _made_of(run: dict[str, Any]) -> dict[str, Any]:
     """Those of the settings, in plain form, that determine what a checkpoint holds."""
     sizes = run["train"]["model"]
-    tune = run["train"].get("tune") or options.plain(Tune())  # Earlier versions trained everything.
+    # Earlier versions trained everything, and had fewer settings.
+    tune = options.plain(Tune()) | (run["train"].get("tune") or {})
     return {
         **{f"train.model.{key}": value for key, value in sizes.items()},
         **{f"train.tune.{key}": value for key, value in tune.items()},

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import xfunc as xf
 from examples.llama import adapters, config, hf, lora, model, tokenizer, train, trained
 from examples.llama.hf_config import FormatError
 from examples.llama.lora import Tune
+from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sizes import Experts
 from tests.examples.test_llama_families import CASES, reference_of
@@ -270,12 +272,46 @@ def test_wrong_patterns(tune: dict[str, Any], message: str) -> None:
         Recipe(MOE, 10, tune=Tune(**tune))
 
 
+def test_experts_count_as_far_as_tokens_use_them() -> None:
+    """A token's products with the weights: of attention 12288, of experts 2 times 12288."""
+    e, h, others = MOE.experts, 64, 4096 + 2 * 2048 + 4096 + 4 * 64
+    assert e is not None
+    used = 2 * (others + e.active * 3 * h * 64) + 64 * h
+    for tune, learned in (
+        (Tune(full=("layers.e_*",)), 2 * 2 * 3 * h * 64),
+        (Tune(("layers.e_*",)), 0),
+        (Tune(("layers.wq",), ("layers.e_down", "layers.router")), 2 * (2 * h * 64 + 4 * h)),
+        (Tune(), used),
+    ):
+        assert lora.learned_part(MOE, tune) == pytest.approx(learned / used, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tune", "made"), [(Tune(("layers.e_*",), rank=2), False), (Tune(full=("layers.e_*",)), True)]
+)
+def test_no_gradient_of_frozen_experts_is_computed(tune: Tune, made: bool) -> None:
+    """Nor the product of an adapter's matrices: either is as large as the weight."""
+    sizes = dataclasses.replace(MOE, hidden=32, layers=3, experts=Experts(4, 2, 96))
+    recipe = Recipe(sizes, 10, Plan(attention="dense", block=8), tune=tune, warmup=1)
+    every = model.shapes(sizes, torch.float32)
+    params = lora.trained(every, sizes, tune, lora.abstract(tune))
+    leaf: Any = xf.ShapeDtypeStruct((2, 8), torch.int64)
+    step = xf.jit(lambda p, b, f: train.gradient(p, b, recipe, f))
+    lowered = step.lower(params, model.Batch(leaf, leaf), lora.frozen(every, sizes, tune))
+    text = lowered.compile().as_text()
+    assert text is not None
+    found = re.search(r" = f32\[(4,|1,)?(96,32|32,96)\]\S* dot\(", text)
+    assert bool(found) == made
+
+
 def test_experts_in_files_of_adapters(tmp_path: Path) -> None:
     tune = Tune(("layers.e_*",), rank=4)
     shapes = lora.trained(model.shapes(MOE), MOE, tune, lora.abstract(tune))
     params = xf.tree.map(lambda a: torch.zeros(a.shape), shapes)
     full = dataclasses.replace(tune, lora=("layers.wq",), full=("layers.e_*",))
-    with pytest.raises(FormatError, match=r"layers\.e_gate, .*e_down: trained directly, and PEFT"):
+    with pytest.raises(
+        FormatError, match=r"layers\.e_gate, .*e_down: trained directly, which --adap"
+    ):
         adapters.save(tmp_path / "full", params, MOE, full, "hub")
     adapters.save(tmp_path / "a", params, MOE, tune, "hub")
     dense = dataclasses.replace(MOE, family="qwen3", experts=None)
