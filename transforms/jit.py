@@ -229,8 +229,8 @@ class Jit(Transform[P, R]):
             return self._dynamic.run(args, kwargs, options, divide, wanted)
         if self._limit is None:
             return run_staged(self._staged, args, kwargs, options)
-        override = self._limit.override(args, kwargs, options, self._wanted_by_all(args, kwargs))
-        with ambient.overridden(override):
+        call = limit.Call(args, kwargs, options, self._wanted_by_all(args, kwargs))
+        with ambient.overridden(self._limit.override(call)):
             return run_staged(self._staged, args, kwargs, options)
 
     def _split(
@@ -344,11 +344,11 @@ class Jit(Transform[P, R]):
         if is_symbolic(args, kwargs):
             lowered.refuse_trace(self._staged.name)
         given, named, options = self._split(args, kwargs)
-        wanted = self._wanted_by_all(given, named)
+        call = limit.Call(given, named, options, self._wanted_by_all(given, named))
         if self._limit is None:
-            return stages.trace(self._staged, given, named, wanted, options)
-        with ambient.overridden(self._limit.override(given, named, options, wanted)):
-            return stages.trace(self._staged, given, named, wanted, options)
+            return call.trace(self._staged)
+        with ambient.overridden(self._limit.override(call)):
+            return call.trace(self._staged)
 
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and return the HLO.
@@ -375,7 +375,8 @@ class Jit(Transform[P, R]):
             return found
         if self._limit is not None:
             given, named, options = self._split(args, kwargs)
-            return self._limit.lowered(given, named, options, self._wanted_by_all(given, named))
+            wanted = self._wanted_by_all(given, named)
+            return self._limit.lowered(limit.Call(given, named, options, wanted))
         return self.trace(*args, **kwargs).lower()
 
     def cache_info(self) -> CacheInfo:

@@ -109,6 +109,32 @@ class Planning(NamedTuple):
     note: Callable[[Plans], None]
 
 
+class Call(NamedTuple):
+    """What a function is traced for.
+
+    Attributes:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        options: how it is traced.
+        wanted: the shardings that it requires of flat arguments; some may be None.
+    """
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    options: Options
+    wanted: Sequence[object]
+
+    def trace(self, staged: Staged) -> stages.Traced:
+        """The function traced for it."""
+        return stages.trace(staged, self.args, self.kwargs, self.wanted, self.options)
+
+    def without_data(self) -> Call:
+        """The same for arguments that hold on to no data."""
+        args, kwargs = tree.map(abstract, (self.args, self.kwargs))
+        options = self.options._replace(donated=fixed(self.options))
+        return Call(args, kwargs, options, self.wanted)
+
+
 class Limit:
     """Chooses a plan for each kind of arguments of a function.
 
@@ -121,55 +147,38 @@ class Limit:
         self._staged, self._bytes = staged, bytes
         self._plans: dict[object, Plans] = {}
 
-    def override(
-        self,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        options: Options,
-        wanted: Sequence[object],
-        target: Target | None = None,
-    ) -> Override | None:
+    def override(self, call: Call, target: Target | None = None) -> Override | None:
         """The override of the function's policies for a call, if one is needed.
 
         Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
-            options: how it is traced.
-            wanted: the shardings that it requires of flat arguments; some may be None.
+            call: what it is traced for.
             target: what it is compiled for; None: the running device.
 
         Raises:
             OutOfMemoryError: no plan fits.
         """
-        leaves, structure = tree.flatten((args, kwargs))
+        leaves, structure = tree.flatten((call.args, call.kwargs))
         kinds = tuple([(x.shape, x.dtype) if _is_array(x) else type(x) for x in leaves])
         function = self._staged.function_value()[0]
         where = target and (target.device, str(target.options))
-        key = (function, structure, kinds, options.static, ambient.modes(), where)
+        key = (function, structure, kinds, call.options.static, ambient.modes(), where)
         plans = self._plans.get(key)
         if plans is None:
-            args, kwargs, options = _abstract(leaves, structure, options)
             with lock:
-                plans = self._plans_of(args, kwargs, options, wanted, target)
+                plans = self._plans_of(call.without_data(), target)
                 plans.choose({})
             self._plans[key] = plans
         return plans.choose({}).override
 
-    def lowered(
-        self,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        options: Options,
-        wanted: Sequence[object],
-    ) -> Planned:
-        """The function lowered for arguments; see `override`."""
-        args, kwargs, options = _abstract(*tree.flatten((args, kwargs)), options)
-        stages.trace(self._staged, args, kwargs, wanted, options)  # Its errors are raised now.
+    def lowered(self, call: Call) -> Planned:
+        """The function lowered for a call; see `override`."""
+        call = call.without_data()
+        call.trace(self._staged)  # Its errors are raised now.
 
         @within_here
         def traced(target: Target | None) -> stages.Traced:
-            with ambient.overridden(self.override(args, kwargs, options, wanted, target)):
-                return stages.trace(self._staged, args, kwargs, wanted, options)
+            with ambient.overridden(self.override(call, target)):
+                return call.trace(self._staged)
 
         return Planned(traced)
 
@@ -181,16 +190,9 @@ class Limit:
         """The plans for each kind of arguments."""
         return "\n".join(plans.explain() for plans in self._plans.values())
 
-    def _plans_of(
-        self,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        options: Options,
-        wanted: Sequence[object],
-        target: Target | None,
-    ) -> Plans:
+    def _plans_of(self, call: Call, target: Target | None) -> Plans:
         def lowered(_: Env) -> stages.Lowered:
-            return stages.trace(self._staged, args, kwargs, wanted, options).lower()
+            return call.trace(self._staged).lower()
 
         def measure(env: Env) -> int | None:
             if target is not None:
@@ -284,14 +286,6 @@ def fixed(options: Options) -> Hashable:
     """The arguments to donate, without holding on to the arguments."""
     found = options.donated()
     return lambda: found
-
-
-def _abstract(
-    leaves: Sequence[object], structure: tree.Structure, options: Options
-) -> tuple[tuple[object, ...], dict[str, object], Options]:
-    """Arguments and options that hold on to no data."""
-    args, kwargs = tree.unflatten(structure, [abstract(x) for x in leaves])
-    return args, kwargs, options._replace(donated=fixed(options))
 
 
 def _is_array(x: object) -> bool:

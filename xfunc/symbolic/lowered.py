@@ -282,7 +282,7 @@ def lower(
     cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
     trace = functools.partial(traced_at, staged, structure, leaves, dims, shardings, options)
 
-    def programs(plans: Plans | None) -> Programs:
+    def programs(plans: Plans | None = None) -> Programs:
         found: dict[tuple[int, ...], tuple[Bucket, Traced]] = {}
         used: list[Maker] = []
         for cell in cells:
@@ -301,24 +301,20 @@ def lower(
             used.append(maker)
         return Programs(found, tuple(dict.fromkeys(used)))
 
-    @within_here
-    def by_target(target: Target | None) -> Programs:
-        if planning is None:
-            assert known is not None
-            return known
+    def planned(planning: Planning, target: Target | None) -> Programs:
         plans = _plans(staged, box, planning.bytes, trace, made, cells, target)
         planning.note(plans)
         return programs(plans)
 
-    known = None
-    if planning is None:
-        known = programs(None)
-    else:
-        trace(_top(cells[-1]))  # Its errors are raised now.
     in_avals = tuple(
         Aval(x.shape, x.dtype, s if s is not None else getattr(x, "sharding", None))
         for x, s in zip(leaves, shardings, strict=True)
     )
+    if planning is None:
+        known = programs()
+        return LoweredRange(declared, structure, in_avals, lambda _: known, options)
+    trace(_top(cells[-1]))  # Its errors are raised now.
+    by_target = within_here(functools.partial(planned, planning))
     return LoweredRange(declared, structure, in_avals, by_target, options)
 
 
