@@ -4,10 +4,16 @@ In a computation they share, they wait for each other: if one died, the others w
 time, or for ever, deep within XLA. So a thread of each process exchanges messages with the first
 process, a few times a second. It notices at once if a process has ended, after a while if its host
 is gone or it is stopped, and learns of errors in others.
+
+NOTE [aborts]: JAX connects the processes through a service in the first one. If that is killed,
+JAX's client aborts the others at once, and its message does not tell which process is gone. So an
+abort waits for a few seconds, in which the thread says so and ends the process.
 """
 
 import contextlib
+import ctypes
 import datetime
+import signal
 import threading
 from collections.abc import Callable
 
@@ -42,6 +48,7 @@ class Watch:
         self._said, self._news = _WELL, ""
         self._failing = self._failed = False
         self._heard, self._changed = threading.Event(), threading.Event()
+        _delay_aborts()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -124,6 +131,14 @@ class Watch:
             f"process {k} is gone: it was killed, crashed, or has said nothing for "
             f"{self._silence:.0f} seconds ({str(error).strip().splitlines()[-1]})"
         )
+
+
+def _delay_aborts() -> None:
+    """See NOTE [aborts]; another thread of the process goes on meanwhile."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    # A handler is given the signal's number: 6 seconds. It runs no Python, which may be busy.
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 def _packed(text: str) -> torch.Tensor:

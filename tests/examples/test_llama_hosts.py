@@ -76,6 +76,13 @@ def test_processes_that_end_and_others_that_go_on(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_an_abort_waits_for_the_reason() -> None:
+    with started(2, 1, "abort", module=COMMANDS) as running:
+        (first, _), (second, said) = ends(running)
+    assert (first, second) == (-signal.SIGKILL, hosts.LOST), said
+    assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
+
+
 def arrays(reader: Reader, step: int) -> list[torch.Tensor]:
     return [x for x in reader.batch(step) if x is not None]
 
