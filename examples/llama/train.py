@@ -138,7 +138,7 @@ def train_step(
     else:
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step must find it as this one did.
-        new = xf.with_sharding_constraint(new, shardings(recipe))
+        new = xf.with_sharding_constraint(new, _shardings(_placed(recipe, new)))
     return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms, noise)
 
 
@@ -298,16 +298,22 @@ def eval_loss(
 
 def shardings(recipe: Recipe) -> State:
     """The tree of shardings of `init`."""
-    return xf.tree.map(lambda leaf: leaf.sharding, abstract_state(recipe))
+    return _shardings(abstract_state(recipe))
 
 
 def abstract_state(recipe: Recipe) -> State:
     """The shapes and shardings of a state, which need not fit anywhere, for lowering a step."""
-    every = abstract_params(recipe, recipe.numbers.weights)
-    placed = lora.trained(every, recipe.model, recipe.tune, lora.abstract(recipe.tune))
-    sharding = _sharding(recipe)
-    shapes = xf.tree.map(lambda a: xf.ShapeDtypeStruct(a.shape, a.dtype), placed)
-    made = xf.eval_shape(lambda params: start(recipe, params), shapes)
+    shapes = xf.tree.map(lambda a: xf.ShapeDtypeStruct(a.shape, a.dtype), _trained(recipe))
+    return _placed(recipe, xf.eval_shape(lambda params: start(recipe, params), shapes))
+
+
+def _shardings(state: State) -> State:
+    return xf.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def _placed(recipe: Recipe, made: State) -> State:
+    """The shapes of a state, with their shardings."""
+    placed, sharding = _trained(recipe), _sharding(recipe)
     opt = type(made.opt)(
         *(_beside(name, part, placed, sharding) for name, part in made.opt._asdict().items())
     )
@@ -315,6 +321,12 @@ def abstract_state(recipe: Recipe) -> State:
     average = made.average and xf.tree.map(lambda a, p: _on(a, p.sharding), made.average, placed)
     scaling = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.scaling)
     return State(placed, opt, guard, made.compensation and placed, scaling, average)
+
+
+def _trained(recipe: Recipe) -> Params:
+    """The shapes and shardings of the weights that are trained."""
+    every = abstract_params(recipe, recipe.numbers.weights)
+    return lora.trained(every, recipe.model, recipe.tune, lora.abstract(recipe.tune))
 
 
 def abstract_base(recipe: Recipe) -> Params | None:

@@ -99,5 +99,6 @@ gc.callbacks.append(_sweep)
 
 def forget() -> None:
     """Let all places count by value again."""
-    _changed.clear()
-    end_watches()
+    if _changed:
+        _changed.clear()
+        end_watches()

@@ -8,7 +8,7 @@ from xfunc.hlo.edit import copied
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Module
 from xfunc.hlo.shape import Shape
-from xfunc.hlo.verify import verify
+from xfunc.hlo.verify import Signature, verify
 
 
 class Builder:
@@ -28,6 +28,7 @@ class Builder:
         self.name = name
         self._finished: list[pb.HloComputationProto] = []
         self._embedded: dict[Module, Function] = {}
+        self._checked: dict[int, Signature] = {}  # of what was embedded
         self._last_id = 0
 
     def new_id(self) -> int:
@@ -57,11 +58,12 @@ class Builder:
         The same `Module` is copied once, however often it is embedded.
         """
         if module not in self._embedded:
-            verify(module)
+            signatures = verify(module)
             ids: dict[int, int] = {}
             made = {
                 c.id: self.finish(copied(c, ids, self.new_id)) for c in module.proto.computations
             }
+            self._checked.update({ids[k]: s for k, s in signatures.items()})
             self._embedded[module] = made[module.proto.entry_computation_id]
         return self._embedded[module]
 
@@ -81,5 +83,5 @@ class Builder:
         program_shape = next(c for c in self._finished if c.id == entry.id).program_shape
         proto.host_program_shape.CopyFrom(program_shape)
         module = Module(proto)
-        verify(module)
+        verify(module, self._checked)
         return module

@@ -19,10 +19,11 @@ def entry_of(proto: pb.HloModuleProto) -> pb.HloComputationProto:
 
 
 def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
-    """Ids that are unused in a module."""
-    return count(
-        1 + max(k for c in proto.computations for k in (c.id, *(i.id for i in c.instructions)))
-    )
+    """Ids that are unused in a module; it is read when the first one is asked for."""
+    used = 0
+    for c in proto.computations:
+        used = max(used, c.id, *[i.id for i in c.instructions])
+    yield from count(1 + used)
 
 
 def instruction(

@@ -9,7 +9,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.dependencies import output_dependencies
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.shape import Shape
-from xfunc.hlo.verify import verify
+from xfunc.hlo.verify import Signature, verify
 
 
 class Instruction:
@@ -183,10 +183,12 @@ class Module:
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.
+        signatures: what `verify` found; None if it has not been verified.
     """
 
     def __init__(self, proto: pb.HloModuleProto) -> None:
         self.proto = proto
+        self.signatures: dict[int, Signature] | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Module:

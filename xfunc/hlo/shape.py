@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -98,16 +99,20 @@ class Shape:
         Raises:
             InvalidHloError: an unknown element type, or a dynamic dimension.
         """
-        self = cls.__new__(cls)
         number = proto.element_type
         if number == pb.TUPLE:
-            self._set(number, (), tuple(map(cls.from_proto, proto.tuple_shapes)))
-            return self
+            return cls.of_tuple(map(cls.from_proto, proto.tuple_shapes))
         if number not in _OF_NUMBER:
             raise InvalidHloError(f"unknown element type {number}")
         if any(proto.is_dynamic_dimension):
             raise InvalidHloError("a dimension of dynamic size, which xfunc does not support")
-        self._set(number, tuple(proto.dimensions), ())
+        return cls._of_array(number, tuple(proto.dimensions))
+
+    @classmethod
+    @functools.lru_cache(4096)
+    def _of_array(cls, number: int, dims: tuple[int, ...]) -> Shape:
+        self = cls.__new__(cls)
+        self._set(number, dims, ())
         return self
 
     def to_proto(self) -> pb.ShapeProto:
@@ -118,15 +123,12 @@ class Shape:
 
     def write(self, proto: pb.ShapeProto) -> None:
         """Fill an empty `ShapeProto` with this shape, laid out row-major."""
-        proto.element_type = self.element_type  # pyright: ignore[reportAttributeAccessIssue]
         if self.is_tuple:
+            proto.element_type = pb.TUPLE
             for element in self.elements:
                 element.write(proto.tuple_shapes.add())
-        elif _OF_NUMBER[self.element_type].bits:
-            proto.dimensions.extend(self.dims)
-            proto.is_dynamic_dimension.extend([False] * len(self.dims))
-            proto.layout.minor_to_major.extend(range(len(self.dims) - 1, -1, -1))
-            proto.layout.SetInParent()  # a scalar's layout is empty, but it has one
+        else:
+            proto.MergeFrom(_row_major(self.element_type, self.dims))
 
     @property
     def is_tuple(self) -> bool:
@@ -160,3 +162,15 @@ class Shape:
 
     def __repr__(self) -> str:
         return f"Shape({self})"
+
+
+@functools.lru_cache(4096)
+def _row_major(number: pb.PrimitiveType, dims: tuple[int, ...]) -> pb.ShapeProto:
+    """The `ShapeProto` of an array; to be copied, not changed."""
+    proto = pb.ShapeProto(element_type=number)
+    if _OF_NUMBER[number].bits:
+        proto.dimensions.extend(dims)
+        proto.is_dynamic_dimension.extend([False] * len(dims))
+        proto.layout.minor_to_major.extend(range(len(dims) - 1, -1, -1))
+        proto.layout.SetInParent()  # a scalar's layout is empty, but it has one
+    return proto

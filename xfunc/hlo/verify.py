@@ -7,7 +7,8 @@ some of them abort the process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -23,37 +24,41 @@ if TYPE_CHECKING:
 PRED = Shape(torch.bool)
 S32 = Shape(torch.int32)
 
+Signature = tuple[Sequence[Shape], Shape]
+"""The shapes of a computation's parameters, and of its result."""
+_NONE: Mapping[int, Signature] = MappingProxyType({})
 
-def verify(module: Module) -> None:
-    """Check the structure of a module.
+
+def verify(module: Module, known: Mapping[int, Signature] = _NONE) -> dict[int, Signature]:
+    """Check the structure of a module; returns the signatures of its computations.
 
     Ids and names are unique; operands are defined before they are used; roots and called
     computations exist, callees before their callers; parameters are numbered without gaps; and the
     shapes around tuples, calls, loops, branches and barriers agree, as does the entry's signature.
     Shape inference of other operations is left to XLA.
 
+    Args:
+        module: to check.
+        known: the signatures of computations that were checked before, except for their names.
+
     Raises:
         InvalidHloError: names the instruction and its computation.
     """
+    if module.signatures is not None:
+        return module.signatures
     proto = module.proto
-    _check_unique(proto)
-    _check_calls(proto)
-    signatures: dict[int, Signature] = {}
-    for computation in proto.computations:
-        signatures[computation.id] = _Checker(computation, signatures).check()
-    if proto.entry_computation_id not in signatures:
+    found = _Checker(proto, known).run()
+    if proto.entry_computation_id not in found:
         raise InvalidHloError(
             f"module {proto.name!r}: the entry computation {proto.entry_computation_id} is missing"
         )
     entry = entry_of(proto)
-    _check_program_shape(entry.name, "program shape", entry.program_shape, signatures[entry.id])
+    _check_program_shape(entry.name, "program shape", entry.program_shape, found[entry.id])
     _check_program_shape(
-        entry.name, "host program shape", proto.host_program_shape, signatures[entry.id]
+        entry.name, "host program shape", proto.host_program_shape, found[entry.id]
     )
-
-
-Signature = tuple[Sequence[Shape], Shape]
-"""The shapes of a computation's parameters, and of its result."""
+    module.signatures = found
+    return found
 
 
 def mismatch(
@@ -137,13 +142,49 @@ _ARITY: dict[str, tuple[int | None, int | None]] = {
 
 
 class _Checker:
+    """Checks the computations of a module."""
+
+    def __init__(self, module: pb.HloModuleProto, known: Mapping[int, Signature]) -> None:
+        self.module, self.known = module, known
+        self.signatures: dict[int, Signature] = {}
+        self.ids: set[int] = set()
+        self.names: set[str] = set()
+
+    def run(self) -> dict[int, Signature]:
+        for c in self.module.computations:
+            instructions = list(c.instructions)
+            names = [i.name for i in instructions]
+            n_ids, n_names = len(self.ids) + 1 + len(names), len(self.names) + len(names)
+            self.ids.add(c.id)
+            self.ids.update([i.id for i in instructions])
+            self.names.update(names)
+            if len(self.ids) < n_ids or len(self.names) < n_names:
+                _fail_of_twins(self.module)
+            known = self.known.get(c.id)
+            if known is None:
+                for name in names:
+                    if not _is_numbered(name):
+                        _fail_of_name(name, f"instruction {name!r} in computation {c.name!r}")
+                known = _Computation(c, instructions, self).signature()
+            self.signatures[c.id] = known
+        for name, n in Counter(c.name for c in self.module.computations).items():
+            if n > 1:
+                raise InvalidHloError(f"there are {n} computations of the name {name!r}")
+            if not _is_numbered(name):
+                _fail_of_name(name, f"computation {name!r}")
+        return self.signatures
+
+
+class _Computation:
     """Checks one computation."""
 
     def __init__(
-        self, proto: pb.HloComputationProto, signatures: dict[int, tuple[Sequence[Shape], Shape]]
+        self,
+        proto: pb.HloComputationProto,
+        instructions: Sequence[pb.HloInstructionProto],
+        module: _Checker,
     ) -> None:
-        self.proto = proto
-        self.signatures = signatures
+        self.proto, self.instructions, self.module = proto, instructions, module
         self.defined: dict[int, pb.HloInstructionProto] = {}
         self.shapes: dict[int, Shape] = {}
 
@@ -161,50 +202,78 @@ class _Checker:
                 self.fail(self.defined[id], str(e))
         return found
 
-    def check(self) -> Signature:
+    def signature(self) -> Signature:
         parameters: dict[int, pb.HloInstructionProto] = {}
-        for i in self.proto.instructions:
+        defined, signatures = self.defined, self.module.signatures
+        for i in self.instructions:
             for k in i.operand_ids:
-                if k not in self.defined:
+                if k not in defined:
                     self.fail(i, f"operand {k} is not defined before it in this computation")
-            self.defined[i.id] = i
-            if i.opcode == "parameter":
+            for c in i.called_computation_ids:
+                if c not in signatures:
+                    self.fail_of_call(i, c)
+            defined[i.id] = i
+            opcode = i.opcode
+            if opcode == "parameter":
                 if i.parameter_number in parameters:
                     other = parameters[i.parameter_number].name
                     self.fail(i, f"{other!r} is parameter {i.parameter_number} too")
                 parameters[i.parameter_number] = i
-            elif i.opcode in _ARITY:
-                self.check_shapes(i)
+            elif opcode in _ARITY:
+                self.check_shapes(i, opcode)
         for number, i in parameters.items():
             if not 0 <= number < len(parameters):
                 self.fail(i, f"it is parameter {number} of only {len(parameters)}")
-        if self.proto.root_id not in self.defined:
+        if self.proto.root_id not in defined:
             raise InvalidHloError(
                 f"computation {self.proto.name!r}: the root {self.proto.root_id} is missing"
             )
         shapes = [self.shape(parameters[k].id) for k in range(len(parameters))]
         return shapes, self.shape(self.proto.root_id)
 
-    def check_shapes(self, i: pb.HloInstructionProto) -> None:
-        n_operands, n_called = _ARITY[i.opcode]
-        if n_operands is not None and len(i.operand_ids) != n_operands:
-            self.fail(i, f"it has {len(i.operand_ids)} operands, not {n_operands}")
-        if n_called is not None and len(i.called_computation_ids) != n_called:
-            self.fail(i, f"it calls {len(i.called_computation_ids)} computations, not {n_called}")
-        if i.opcode == "conditional" and not i.operand_ids:
+    def check_shapes(self, i: pb.HloInstructionProto, opcode: str) -> None:
+        n_operands, n_called = _ARITY[opcode]
+        operands, called = i.operand_ids, i.called_computation_ids
+        if n_operands is not None and len(operands) != n_operands:
+            self.fail(i, f"it has {len(operands)} operands, not {n_operands}")
+        if n_called is not None and len(called) != n_called:
+            self.fail(i, f"it calls {len(called)} computations, not {n_called}")
+        if opcode == "conditional" and not operands:
             self.fail(i, "it has no branch index")
         found = mismatch(
-            i.opcode,
-            [self.shape(k) for k in i.operand_ids],
+            opcode,
+            [self.shape(k) for k in operands],
             self.shape(i.id),
-            [self.signatures[c] for c in i.called_computation_ids],
+            [self.module.signatures[c] for c in called],
             i.tuple_index,
         )
         if found:
             self.fail(i, found)
 
+    def fail_of_call(self, i: pb.HloInstructionProto, callee: int) -> NoReturn:
+        """Computations come after those that they call, so there is no recursion."""
+        by_id = {c.id: c for c in self.module.module.computations}
+        if callee not in by_id:
+            self.fail(i, f"it calls computation {callee}, which is missing")
+        name = by_id[callee].name
+        if _reaches(by_id, callee, self.proto.id):
+            self.fail(i, f"it calls {name!r}, which is recursion")
+        self.fail(i, f"it calls {name!r}, which is defined after it")
 
-def _check_unique(module: pb.HloModuleProto) -> None:
+
+def _is_numbered(name: str) -> bool:
+    base, dot, number = name.rpartition(".")
+    return bool(base and dot) and number.isascii() and number.isdigit()
+
+
+def _fail_of_name(name: str, where: str) -> NoReturn:
+    # XLA cuts the number off a name that it wants to make unique, and aborts the process if there
+    # is none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
+    raise InvalidHloError(f"{where}: its name does not end in a number, as in 'add.7'")
+
+
+def _fail_of_twins(module: pb.HloModuleProto) -> NoReturn:
+    """Two instructions or computations have the same id, or the same name."""
     ids: dict[int, str] = {}
     names: set[str] = set()
     for c in module.computations:
@@ -212,56 +281,28 @@ def _check_unique(module: pb.HloModuleProto) -> None:
         if c.id in ids:
             raise InvalidHloError(f"{where}: its id {c.id} is that of {ids[c.id]} too")
         ids[c.id] = where
-        _check_name(c.name, where)
         for i in c.instructions:
-            key, name = i.id, i.name
-            if key in ids or name in names:
-                where = f"instruction {name!r} in {where}"
-                if key in ids:
-                    raise InvalidHloError(f"{where}: its id {key} is that of {ids[key]} too")
-                raise InvalidHloError(f"{where}: there is another instruction of this name")
-            ids[key] = name
-            names.add(name)
-            _check_name(name, f"instruction {name!r} in {where}")
-    for name, n in Counter(c.name for c in module.computations).items():
-        if n > 1:
-            raise InvalidHloError(f"there are {n} computations of the name {name!r}")
+            if i.id in ids:
+                raise InvalidHloError(
+                    f"instruction {i.name!r} in {where}: its id {i.id} is that of {ids[i.id]} too"
+                )
+            if i.name in names:
+                raise InvalidHloError(
+                    f"instruction {i.name!r} in {where}: there is another instruction of this name"
+                )
+            ids[i.id] = i.name
+            names.add(i.name)
+    raise AssertionError("no two are alike")
 
 
-def _check_name(name: str, where: str) -> None:
-    # XLA cuts the number off a name that it wants to make unique, and aborts the process if there
-    # is none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
-    base, dot, number = name.rpartition(".")
-    if not (base and dot and number.isascii() and number.isdigit()):
-        raise InvalidHloError(f"{where}: its name does not end in a number, as in 'add.7'")
-
-
-def _check_calls(module: pb.HloModuleProto) -> None:
-    """Called computations exist and come before their callers, so there is no recursion."""
-    position = {c.id: k for k, c in enumerate(module.computations)}
-    for k, c in enumerate(module.computations):
-        for i in c.instructions:
-            for callee in i.called_computation_ids:
-                where = f"instruction {i.name!r} in computation {c.name!r}"
-                if callee not in position:
-                    raise InvalidHloError(
-                        f"{where}: it calls computation {callee}, which is missing"
-                    )
-                if position[callee] >= k:
-                    name = module.computations[position[callee]].name
-                    if _reaches(module, position, callee, c.id):
-                        raise InvalidHloError(f"{where}: it calls {name!r}, which is recursion")
-                    raise InvalidHloError(f"{where}: it calls {name!r}, which is defined after it")
-
-
-def _reaches(module: pb.HloModuleProto, position: dict[int, int], start: int, goal: int) -> bool:
+def _reaches(by_id: Mapping[int, pb.HloComputationProto], start: int, goal: int) -> bool:
     todo, seen = [start], {start}
     while todo:
         here = todo.pop()
         if here == goal:
             return True
-        for i in module.computations[position[here]].instructions:
-            new = [c for c in i.called_computation_ids if c in position and c not in seen]
+        for i in by_id[here].instructions:
+            new = [c for c in i.called_computation_ids if c in by_id and c not in seen]
             seen.update(new)
             todo += new
     return False

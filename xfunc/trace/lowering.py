@@ -75,6 +75,8 @@ class Lowering:
         data = hlo.to_bytes() if isinstance(hlo, Module) else hlo
         places = range(len(avals) + len(consts)) if inputs is None else inputs
         made = cls(name, data, tuple(places), tuple(avals), tuple(consts), tuple(outputs))
+        if isinstance(hlo, Module):
+            made.__dict__["module"] = hlo  # The cached property need not parse it.
         return made if made.inputs or not outputs else made._with_parameter()
 
     @classmethod

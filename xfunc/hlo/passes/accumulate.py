@@ -34,11 +34,13 @@ def compute_wide(proto: pb.HloModuleProto) -> None:
 
 def _combines(c: pb.HloComputationProto) -> bool:
     """Whether a computation is the sum or product of two narrow numbers."""
+    if len(c.instructions) != 3:
+        return False
     parameters = [i.id for i in c.instructions if i.opcode == "parameter"]
     root = next(i for i in c.instructions if i.id == c.root_id)
     if root.opcode not in ("add", "multiply") or root.shape.element_type not in NARROW:
         return False
-    return len(c.instructions) == 3 and sorted(root.operand_ids) == sorted(parameters)
+    return sorted(root.operand_ids) == sorted(parameters)
 
 
 def _accumulates(i: pb.HloInstructionProto, combiners: set[int]) -> bool:

@@ -20,7 +20,7 @@ from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 
 _PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
 _BITS = {pb.C64: (pb.S32, torch.int32), pb.C128: (pb.S64, torch.int64)}
-_CONJUGATED = frozenset(("sqrt", "rsqrt", "power"))
+_BRANCHED = frozenset(("log", "sqrt", "rsqrt", "power"))
 
 
 def keep_branches(proto: pb.HloModuleProto) -> None:
@@ -29,14 +29,12 @@ def keep_branches(proto: pb.HloModuleProto) -> None:
     for c in proto.computations:
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if i.shape.element_type not in _PARTS:
+            if i.opcode not in _BRANCHED or i.shape.element_type not in _PARTS:
                 made.append(i)
             elif i.opcode == "log":
                 made += _Steps(i, ids).logarithm()
-            elif i.opcode in _CONJUGATED:
-                made += _Steps(i, ids).conjugated()
             else:
-                made.append(i)
+                made += _Steps(i, ids).conjugated()
         if len(made) > len(c.instructions):
             fill(c, made)
 

@@ -17,16 +17,20 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        by_id = {i.id: i for i in c.instructions}
+        masks = {i.id for i in c.instructions if i.shape.element_type == pb.PRED}
+        if not masks:
+            continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if i.opcode == "convert" and i.shape.element_type in _INEXACT:
-                mask = by_id[i.operand_ids[0]]
-                if mask.shape.element_type == pb.PRED:
-                    whole = with_id(i, next(ids))
-                    whole.shape.element_type = pb.S32
-                    made.append(whole)
-                    i.operand_ids[:] = [whole.id]
+            if (
+                i.opcode == "convert"
+                and i.operand_ids[0] in masks
+                and i.shape.element_type in _INEXACT
+            ):
+                whole = with_id(i, next(ids))
+                whole.shape.element_type = pb.S32
+                made.append(whole)
+                i.operand_ids[:] = [whole.id]
             made.append(i)
-        if len(made) > len(by_id):
+        if len(made) > len(c.instructions):
             fill(c, made)

@@ -16,11 +16,13 @@ _NARROW = (pb.BF16, pb.F16)
 def narrow_products(proto: pb.HloModuleProto) -> None:
     """Multiply narrow numbers as such wherever they are widened for it, in place."""
     for c in proto.computations:
+        converts = [i for i in c.instructions if i.opcode == "convert"]
+        roundings = [i for i in converts if i.shape.element_type in _NARROW]
+        if not roundings:
+            continue
         by_id = {i.id: i for i in c.instructions}
         changed = False
-        for i in c.instructions:
-            if i.opcode != "convert" or i.shape.element_type not in _NARROW:
-                continue
+        for i in roundings:
             product = by_id[i.operand_ids[0]]
             if product.opcode != "multiply" or product.shape.element_type != pb.F32:
                 continue
@@ -38,18 +40,12 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
 
 def _drop_unused(c: pb.HloComputationProto) -> None:
     """Remove widenings, and their products, that nothing uses any more."""
-    by_id = {i.id: i for i in c.instructions}
-    uses = dict.fromkeys(by_id, 0)
-    uses[c.root_id] = 1
-    for i in c.instructions:
-        for k in (*i.operand_ids, *i.control_predecessor_ids):
-            uses[k] += 1
-    unused: set[int] = set()
-    for i in reversed(c.instructions):
-        if not uses[i.id] and i.opcode in ("convert", "multiply"):
-            unused.add(i.id)
-            for k in i.operand_ids:
-                uses[k] -= 1
-    kept = [i for i in c.instructions if i.id not in unused]
-    del c.instructions[:]
-    c.instructions.extend(kept)
+    used = {c.root_id}
+    instructions = list(c.instructions)
+    for k in reversed(range(len(instructions))):
+        i = instructions[k]
+        if i.id not in used and i.opcode in ("convert", "multiply"):
+            del c.instructions[k]
+        else:
+            used.update(i.operand_ids)
+            used.update(i.control_predecessor_ids)
