@@ -15,7 +15,7 @@ from xfunc.sharding import NamedSharding, P
 
 
 @pytest.fixture(autouse=True)
-def backend() -> Iterator[None]:
+def backend_of_before() -> Iterator[None]:
     before = active.runtime().name
     yield
     xf.config.set_backend(before)
