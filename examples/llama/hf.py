@@ -23,7 +23,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from . import hosts, model, quantised
+from . import bnb, hosts, model, quantised
 from . import tokenizer as tokenizers
 from .families import NAMES
 from .files import written
@@ -36,7 +36,7 @@ from .quantised import Form
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
-_DTYPES = ("F64", "F32", "BF16", "F16")  # others are codes, whose scales would be lost
+_DTYPES = ("F64", "F32", "BF16", "F16")
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in older files
 
 
@@ -77,7 +77,7 @@ def load(
     config = load_config(folder)
     names, shapes = hub_names(config), model.shapes(config)
     with contextlib.ExitStack() as stack:
-        stored = _open(folder, stack)
+        stored = bnb.whole(_open(folder, stack))
         _check_tensors(folder, stored, names, shapes)
 
         def read(name: str, shape: xf.ShapeDtypeStruct) -> Tensor:
@@ -94,7 +94,8 @@ def load(
 
         def begun(name: str, shape: xf.ShapeDtypeStruct, place: Any, form: Form) -> _Placed:
             parts = _parts(name, shape.shape)
-            kind = dtype or stored[parts[0].name][:0].dtype
+            first = stored[parts[0].name]
+            kind = dtype or (first.dtype if isinstance(first, bnb.Codes) else first[:0].dtype)
             whole = xf.ShapeDtypeStruct(shape.shape, kind, place)
             return _Placed(parts, form, xf.tree.map(_Array, quantised.abstract(whole, form)))
 
@@ -152,14 +153,21 @@ def _filled(place: xf.NamedSharding) -> Any:
 def _fill(folder: Path, placed: list[_Placed]) -> None:
     """Fill weights one tensor after another, so that only one is in memory at a time."""
     wanted = {part.name: (weight, part.at) for weight in placed for part in weight.parts}
+    where: dict[str, Path] = {}
     for path in files(folder):
         with safe_open(path, framework="pt") as file:
-            found = [name for name in file.keys() if name in wanted]  # noqa: SIM118
-        for name in found:
-            weight, at = wanted[name]
-            # All that was read of a file is kept in memory while it is open.
-            with safe_open(path, framework="pt") as file:
-                weight.fill(file.get_tensor(name), at)
+            where |= dict.fromkeys(file.keys(), path)
+    codes = bnb.beside(where)
+
+    def tensor(name: str) -> Tensor:
+        # All that was read of a file is kept in memory while it is open.
+        with safe_open(where[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    for name in filter(wanted.__contains__, where):
+        weight, at = wanted[name]
+        in_codes = name in codes
+        weight.fill(bnb.Codes(name, codes[name], tensor).plain() if in_codes else tensor(name), at)
 
 
 class _Part(NamedTuple):

@@ -68,7 +68,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
     (
         lambda x: isinstance(x, dict),
         "an object",
-        "rope_scaling rope_parameters full_attention sliding_attention",
+        "rope_scaling rope_parameters full_attention sliding_attention quantization_config",
     ),
     (_is_list_of_texts, "a list of texts", "layer_types"),
 ]

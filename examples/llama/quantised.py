@@ -98,23 +98,23 @@ def nf4(weight: Float[Tensor, "*stack out in"]) -> Quantised:
     """The nearest weight in NF4, by bitsandbytes; rows are multiples of `BLOCK`."""
     rows = weight.shape[:-1]
     wide = weight.float().contiguous()
-    codes, about = _library().quantize_4bit(wide, blocksize=BLOCK, quant_type="nf4")
+    codes, about = library().quantize_4bit(wide, blocksize=BLOCK, quant_type="nf4")
     arrays = codes.view(*rows, -1), about.absmax.view(*rows, -1)
     return Quantised(*(a.mT.contiguous() for a in arrays))
 
 
 def levels() -> tuple[float, ...]:
     """What the 16 codes of NF4 stand for."""
-    return tuple(_library().get_4bit_type("nf4", device="cpu").tolist())
+    return tuple(library().get_4bit_type("nf4", device="cpu").tolist())
 
 
-def _library() -> Any:
+def library(why: str = "train.tune.base is nf4", other: str = "use int8") -> Any:
+    """bitsandbytes; for an error, `why` it is needed, and what `other` way there is."""
     try:
         from bitsandbytes import functional
     except ImportError as error:
         raise ValueError(
-            f"train.tune.base is nf4, which needs bitsandbytes ({error}): pip install "
-            "'xfunc[nf4]', or use int8"
+            f"{why}, which needs bitsandbytes ({error}): pip install 'xfunc[nf4]', or {other}"
         ) from error
     return functional
 

@@ -526,7 +526,7 @@ WRONG = {
     ),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
-        r"has quantization_config \{'quant_method': 'fp8'\}, but the model only supports null",
+        r"has quantization_config \{'quant_method': 'fp8'\}, but only codes of bitsandbytes are",
     ),
     "rotary angles": (
         lambda f: edit_config(f, rope_scaling={"type": "longrope", "factor": 2.0}),

@@ -248,5 +248,7 @@ def test_nf4_needs_whole_blocks_and_its_library(
     with pytest.raises(ValueError, match=message):
         Recipe(sizes, 10, tune=lora.Tune(("layers.wq",), base="nf4"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match=r"needs bitsandbytes .*: pip install 'xfunc\[nf4\]', or"):
+    with pytest.raises(
+        ValueError, match=r"needs bitsandbytes .*: pip install 'xfunc\[nf4\]', or use"
+    ):
         tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=nf4")
