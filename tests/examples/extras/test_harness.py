@@ -154,7 +154,8 @@ def test_each_kind_of_task(run: Path, hub: Path, tasks: Path) -> None:
 
 def test_perplexities(run: Path, hub: Path, tasks: Path) -> None:
     """Theirs begins a text twice, and scores the second beginning, unless it is told not to."""
-    kind = "loglikelihood_rolling"
+    kind, usual = "loglikelihood_rolling", theirs(hub)
+    assert usual.tok_encode("yes")[0] == usual.prefix_token_id
     found = evaluated(ours(run), tasks, kind)
     assert_same(found, evaluated(theirs(hub, add_bos_token=False), tasks, kind), kind)
 
