@@ -74,10 +74,11 @@ def set_backend(name: str) -> None:
 def set_compilation_cache_dir(folder: str | os.PathLike[str]) -> None:
     """Keep compiled programs in a folder, for other processes.
 
-    A program is found by its HLO, its options, the devices, and the versions of JAX and XLA.
-    Functions are traced anew in each process. The folder may be shared and deleted at any time;
-    nothing else deletes anything from it. The environment variable ``JAX_COMPILATION_CACHE_DIR``
-    means the same, but only for programs that take a second or longer to compile. On a TPU,
+    A program is found by its HLO, its options, the devices, the CPU's instructions, and the
+    versions of JAX and XLA. Functions are traced anew in each process. The folder may be shared and
+    deleted at any time; nothing else deletes anything from it. Other users must not be able to
+    write to it: programs are code. The environment variable ``JAX_COMPILATION_CACHE_DIR`` selects
+    JAX's own cache instead, of programs that take a second or longer to compile. On a TPU,
     torch_xla keeps programs there too (its ``XLA_PERSISTENT_CACHE_PATH``) if this comes before its
     first use; on the CPU, only the backend ``"pjrt"`` can.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -283,21 +282,39 @@ def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
     import jax
 
-    hits = []
-    jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
-    config: Any = jax.config
-    before = config.jax_compilation_cache_dir
-    xf.config.set_compilation_cache_dir(tmp_path)
+    compiled: list[str] = []
+    listen = jax.monitoring.register_event_duration_secs_listener
+    listen(lambda event, *_, **__: compiled.append(event))
+
+    def run(donate: int | None = None) -> int:
+        """How often XLA compiles."""
+        compiled.clear()
+        x = xf.device_put(torch.ones(3))
+        double = xf.jit(lambda x: (x.sin() * 0.125, x.sum()), donate_argnums=donate)
+        close(double(x), (torch.ones(3).sin() * 0.125, torch.tensor(3.0)))
+        stage = double.lower(torch.ones(3)).compile()
+        assert stage.memory_analysis().argument_size_in_bytes == 12
+        jax.clear_caches()
+        xf.clear_caches()
+        return compiled.count("/jax/core/compile/backend_compile_duration")
+
+    assert run() == 1
+    xf.config.set_compilation_cache_dir(tmp_path / "programs")
     try:
-        for times in (0, 1):
-            close(xf.jit(lambda x: x.sin() * 0.125)(torch.ones(3)), torch.ones(3).sin() * 0.125)
-            jax.clear_caches()
-            xf.clear_caches()
-            assert hits.count("/jax/compilation_cache/cache_hits") == times
-        assert [path.name for path in tmp_path.iterdir()]
+        assert [run(), run(), run()] == [1, 0, 0]
+        assert [run(0), run(0)] == [1, 0], "Another program."
+        first, _ = sorted((tmp_path / "programs").iterdir())
+        first.write_bytes(first.read_bytes()[:-1])
+        first.with_name("other").touch()
+        assert sorted([run() + run(0), run() + run(0)]) == [0, 1], "A damaged file is written anew."
+        xf.config.set_compilation_cache_dir(tmp_path / "programs" / "other")
+        message = "compiled programs cannot be kept in .*other: .*exists"
+        with pytest.warns(UserWarning, match=message):
+            assert run() == 1
+        assert run() == 1
     finally:
-        xf.config.set_compilation_cache_dir(before or "")
-        del os.environ["JAX_COMPILATION_CACHE_DIR"]
+        xf.config.set_compilation_cache_dir("")
+    assert run() == 1
 
 
 FAST = {"xla_cpu_enable_fast_min_max": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,3 +231,35 @@ def test_effects_happen_once(backend: str, shardy: bool, monkeypatch: pytest.Mon
     assert len(seen) == 3
     for wanted in (x, *given):
         assert any(torch.allclose(wanted, s, rtol=1e-4) for s in seen)
+
+
+def test_programs_of_several_devices_are_kept(tmp_path: Path) -> None:
+    import jax
+
+    def moved(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+        return xf.tree.map(lambda w, g: w - g, p, xf.grad(loss)(p, x))
+
+    compiled: list[str] = []
+    listen = jax.monitoring.register_event_duration_secs_listener
+    listen(lambda event, *_, **__: compiled.append(event))
+    xf.config.set_backend("pjrt")
+    xf.config.set_compilation_cache_dir(tmp_path)
+    found = []
+    try:
+        for _ in range(2):
+            p, x = params(), rows()
+            compiled.clear()
+            new = xf.jit(moved, donate_argnums=0)(p, x)
+            count = compiled.count("/jax/core/compile/backend_compile_duration")
+            lies = [xf.sharding.sharding_of(w) for w in new.values()]
+            assert [s and s.spec for s in lies] == [P("x", "y"), P("y", "x"), P(None, "x", "y")]
+            with pytest.raises(RuntimeError, match="donated"):
+                _ = p["up"] + 1
+            found.append((count, xf.device_get(new)))
+            jax.clear_caches()
+            xf.clear_caches()
+    finally:
+        xf.config.set_compilation_cache_dir("")
+    (first, a), (second, b) = found
+    assert (first, second) == (1, 0)
+    assert all(torch.equal(a[k], b[k]) for k in a)

@@ -12,6 +12,9 @@ import os
 # once the previous one has ended (`_run_alone` in `xfunc.backends.torch_xla.executable`).
 THREADS_PER_DEVICE = 4
 
+compiled_programs: str | None = None
+"""The folder in which `xfunc.config.set_compilation_cache_dir` keeps compiled programs."""
+
 
 def set_flags() -> None:
     """Set the flags that XLA reads when it starts."""

@@ -9,11 +9,27 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import tempfile
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 
 SUMS = "checksums.json"
 _MOST = 1032  # DEFLATE's largest compression ratio
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file at once: other processes see all of it, or what was there before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with open(handle, "wb") as opened:
+            opened.write(data)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def packed(parts: Mapping[str, bytes]) -> bytes:

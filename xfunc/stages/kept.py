@@ -19,7 +19,6 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 import types
 import warnings
 import zipfile
@@ -40,7 +39,7 @@ from xfunc.cache.globals import Globals, Guards, Reached
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
 from xfunc.core import ambient
-from xfunc.core.archive import check_names, packed, unpacked
+from xfunc.core.archive import check_names, packed, unpacked, write_whole
 from xfunc.core.avals import Aval
 from xfunc.export.loaded import read_avals, write_avals
 from xfunc.hlo import InvalidHloError, Module, verify
@@ -170,7 +169,7 @@ class Place:
                 links = seen.links(self._modules.values())
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 data = _written(program, captures, out_tree, found)
-                _replace(self._file, data)
+                write_whole(self._file, data)
         except (Unknown, pickle.PicklingError, TypeError, AttributeError):
             return
         except OSError as error:
@@ -341,19 +340,6 @@ def _tensor_of(data: bytes, aval: Aval) -> torch.Tensor:
     if not data:
         return torch.empty(aval.shape, dtype=aval.dtype)
     return torch.frombuffer(bytearray(data), dtype=aval.dtype).reshape(aval.shape)
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Write a file at once: other processes see all of it, or what was there before."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    try:
-        with open(handle, "wb") as opened:
-            opened.write(data)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from xfunc.backends import flags
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
@@ -122,18 +124,35 @@ def join(
 
 def keep_programs_in(folder: str) -> None:
     """See `xfunc.config.set_compilation_cache_dir`."""
-    settings = {
-        "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    for name, value in settings.items():
-        os.environ[name.upper()] = str(value)  # JAX may be imported later.
+    flags.compiled_programs = folder or None
+    os.environ.pop(_CACHE.upper(), None)
     if "jax" in sys.modules:
-        from jax.experimental.compilation_cache import compilation_cache
+        _use_cache(None)
 
-        for name, value in settings.items():
-            _library().config.update(name, value)
-        compilation_cache.reset_cache()  # It only looks for a folder at the first program.
+
+def folder_of_programs() -> Path | None:
+    """Where programs are kept for other processes; None: nowhere, or JAX's own cache keeps them."""
+    folder = flags.compiled_programs
+    if folder is None or getattr(jax().config, _CACHE):
+        return None
+    if jax().process_count() > 1:
+        _use_cache(folder)
+        return None
+    return Path(folder)
+
+
+_CACHE = "jax_compilation_cache_dir"
+
+
+def _use_cache(folder: str | None) -> None:
+    """Let JAX's own cache of compiled programs be in a folder, or be none."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    config: Any = _library().config
+    config.update(_CACHE, folder)
+    if folder is not None:
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()  # It only looks for a folder at the first program.
 
 
 def leave() -> None:

@@ -22,7 +22,7 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt import client, stored
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
@@ -95,19 +95,26 @@ class Executable:
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
         with warnings.catch_warnings(), around, client.flags_of_start():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            returned = [_shaped(a) for a in outputs]
+            place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
+            run: Any = stored.load(place, shapes, returned)
+            found: Any = run
             try:
-                exported = _exported(name, module, shapes, [_shaped(a) for a in outputs])
-                run = client.jax().jit(
-                    exported.call,
-                    donate_argnums=tuple(donated),
-                    keep_unused=True,
-                    compiler_options=dict(options or {}) or None,
-                    **only,
-                )
-                self._compiled = run.lower(*shapes).compile()
+                if found is None:
+                    exported = _exported(name, module, shapes, returned)
+                    run = client.jax().jit(
+                        exported.call,
+                        donate_argnums=tuple(donated),
+                        keep_unused=True,
+                        compiler_options=dict(options or {}) or None,
+                        **only,
+                    )
+                    found = run.lower(*shapes).compile()
+                    stored.keep(place, found)
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
-        self._run = self._compiled if placements else run
+        self._compiled = found
+        self._run = found if placements else run
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1
         self._calls_host, self._waits = calls_host, calls_host or one_by_one

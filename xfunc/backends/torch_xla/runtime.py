@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from xfunc.backends import maps
+from xfunc.backends import flags, maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
@@ -76,7 +76,7 @@ def environment() -> dict[str, str]:
 
 def _keep_programs() -> None:
     """Keep compiled programs where JAX does; on the CPU, torch_xla 2.9 cannot read them again."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = flags.compiled_programs or os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if folder and os.environ["PJRT_DEVICE"] != "CPU":
         os.environ.setdefault("XLA_PERSISTENT_CACHE_PATH", os.path.join(folder, "torch_xla"))
 

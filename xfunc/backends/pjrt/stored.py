@@ -1,0 +1,108 @@
+"""Compiled programs on disk, found by their HLO.
+
+JAX's own cache is asked for what JAX has lowered, which takes longer than to load what it finds. So
+a program is stored under a digest of its HLO and of everything else that it was compiled for, and
+the process that finds it there need not pass it through JAX at all. Programs of several processes
+are left to JAX's cache, which knows which of them writes.
+
+A program that comes from JAX's cache must not be stored: what XLA (jaxlib 0.7.1) makes of it loads,
+but does not run. So only one of the two caches is in use: see `client.folder_of_programs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import platform
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xfunc.backends.pjrt import client
+from xfunc.core.archive import write_whole
+from xfunc.hlo import Module
+
+if TYPE_CHECKING:
+    import jax
+
+_SUM = hashlib.sha256().digest_size
+
+
+def place_of(module: Module, *parts: object) -> Path | None:
+    """Where the program of a module is stored; None if programs are not.
+
+    Args:
+        module: its HLO, as it is compiled.
+        parts: what else the program depends on, but for the machine and what is installed.
+    """
+    folder = client.folder_of_programs()
+    if folder is None:
+        return None
+    found = hashlib.sha256(module.to_bytes())
+    found.update(repr((parts, os.environ.get("XLA_FLAGS"), _machine())).encode())
+    return folder / f"{found.hexdigest()}.compiled"
+
+
+def load(
+    place: Path | None,
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> jax.stages.Compiled | None:
+    """The program that is stored there, or None; a damaged file counts as none."""
+    if place is None:
+        return None
+    from jax.experimental import serialize_executable
+
+    structure = client.jax().tree.structure
+    try:
+        data = place.read_bytes()
+        if hashlib.sha256(data[_SUM:]).digest() != data[:_SUM]:
+            return None
+        trees = structure((tuple(arguments), {})), structure(list(outputs))
+        return serialize_executable.deserialize_and_load(data[_SUM:], *trees)
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError):
+        return None
+    except (ImportError, pickle.UnpicklingError):
+        return None
+
+
+def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
+    """Store a program there, if JAX can."""
+    if place is None:
+        return
+    from jax.experimental import serialize_executable
+
+    try:
+        data, _, _ = serialize_executable.serialize(compiled)
+        write_whole(place, hashlib.sha256(data).digest() + data)
+    except OSError as error:
+        _warn(str(place.parent), str(error))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return
+
+
+@functools.cache
+def _warn(folder: str, why: str) -> None:
+    """Once per folder and reason."""
+    warnings.warn(f"compiled programs cannot be kept in {folder}: {why}", stacklevel=2)
+
+
+@functools.cache
+def _machine() -> tuple[Any, ...]:
+    """What machine code is made for, and by what."""
+    jax = client.jax()
+    backend = jax.devices()[0].client
+    versions = jax.__version__, jax.lib.__version__, backend.platform_version
+    devices = [(d.id, d.device_kind) for d in jax.devices()]
+    return (*versions, backend.platform, devices, platform.machine(), _cpu())
+
+
+def _cpu() -> str:
+    """The instructions that the CPU knows."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next((line for line in file if line.startswith(("flags", "Features"))), "")
+    return ""
