@@ -198,20 +198,23 @@ def test_adapters_of_peft_make_the_same_logits(
 
 def older(hub: Path, folder: Path, targets: list[str]) -> None:
     """Adapters with a pair of matrices for each expert, as with transformers 4."""
-    e, hidden, inner = 5, SIZES["hidden_size"], SIZES["intermediate_size"]
+    is_mixtral = "gate_proj" not in targets
+    e, hidden, inner = (5, 24, 20) if is_mixtral else (6, 24, 12)
+    into = ("w1", "w3") if is_mixtral else ("gate_proj", "up_proj")
+    out_of, part = ("w2", "block_sparse_moe") if is_mixtral else ("down_proj", "mlp")
     generator = torch.Generator().manual_seed(0)
     found = {}
     for layer in range(2):
-        block = f"base_model.model.model.layers.{layer}.block_sparse_moe"
+        block = f"base_model.model.model.layers.{layer}.{part}"
         sizes = {"gate": (e, hidden)}
         for i in range(e):
-            sizes |= {f"experts.{i}.w{n}": (inner, hidden) for n in (1, 3)}
-            sizes |= {f"experts.{i}.w2": (hidden, inner)}
-        for name, (out, into) in sizes.items():
+            sizes |= {f"experts.{i}.{name}": (inner, hidden) for name in into}
+            sizes |= {f"experts.{i}.{out_of}": (hidden, inner)}
+        for name, (rows, columns) in sizes.items():
             if name.rpartition(".")[2] in targets:
-                for part, shape in (("A", (3, into)), ("B", (out, 3))):
+                for one, shape in (("A", (3, columns)), ("B", (rows, 3))):
                     noise = torch.randn(shape, generator=generator) * 0.2
-                    found[f"{block}.{name}.lora_{part}.weight"] = noise
+                    found[f"{block}.{name}.lora_{one}.weight"] = noise
     about = {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "target_modules": targets}
     about |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(hub)}
     folder.mkdir()
@@ -219,13 +222,22 @@ def older(hub: Path, folder: Path, targets: list[str]) -> None:
     save_file(found, folder / adapters.TENSORS)
 
 
-@pytest.mark.parametrize("targets", [["w1", "w2", "w3", "gate"], ["w1", "w3"], ["w2"]], ids=str)
-def test_older_files_of_mixtral(hubs: Any, tmp_path: Path, targets: list[str]) -> None:
-    hub, folder = hubs("mixtral"), tmp_path / "older"
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("mixtral", ["w1", "w2", "w3", "gate"]),
+        ("mixtral", ["w1", "w3"]),
+        ("mixtral", ["w2"]),
+        ("qwen3-moe", ["gate_proj", "up_proj", "down_proj", "gate"]),
+    ],
+    ids=str,
+)
+def test_older_files(hubs: Any, tmp_path: Path, family: str, targets: list[str]) -> None:
+    hub, folder = hubs(family), tmp_path / "older"
     older(hub, folder, targets)
     sizes, every = hf.load(hub)
     tune, params = adapters.load(folder, sizes)
-    both = ("layers.e_gate=6", "layers.e_up=6") if "w1" in targets else ()
+    both = ("layers.e_gate=6", "layers.e_up=6") if len(targets) > 1 else ()
     assert tune.ranks == both
     check = tokens(7)
     with xf.disable_jit(), torch.no_grad():
