@@ -1,6 +1,8 @@
 """Policies of checkpoint and scan: what is kept, what is computed again, and equal gradients."""
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -258,3 +260,40 @@ def test_nested_scans(name):
         policy = cp.min_cut(10_000)
     got = xf.grad(lambda x: f(x, policy))(X)
     assert torch.equal(got, xf.grad(lambda x: f(x, cp.everything_saveable))(X))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_arguments_that_a_rule_keeps_are_not_kept_again(nested: bool) -> None:
+    """In a loop they would be stacked beside what they are slices of."""
+
+    @xf.custom_vjp
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    product.defvjp(
+        lambda x, w: (x @ w, (x, w)),
+        lambda kept, ct: (ct @ kept[1].mT, kept[0].mT @ ct),
+    )
+
+    def loss(
+        multiply: Callable[..., torch.Tensor], weights: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        return xf.scan(lambda h, w: (torch.tanh(multiply(h, w)), None), x, weights)[0].sum()
+
+    g = torch.Generator().manual_seed(0)
+    weights, x = (torch.randn(s, dtype=torch.float64, generator=g) for s in ((7, 64, 64), (2, 64)))
+    rule = xf.jit(product) if nested else product
+    found, plain = (
+        xf.jit(xf.grad(functools.partial(loss, f))).lower(weights, x) for f in (rule, torch.matmul)
+    )
+    assert found.as_text().count("f64[7,64,64]") == plain.as_text().count("f64[7,64,64]")
+    sizes: list[Any] = [c.compile().memory_analysis().temp_size_in_bytes for c in (found, plain)]
+    assert sizes[0] <= sizes[1] < weights.nbytes
+
+    def eager(weights: torch.Tensor) -> torch.Tensor:
+        h = x
+        for w in weights:
+            h = torch.tanh(h @ w)
+        return h.sum()
+
+    torch.testing.assert_close(found.compile()(weights, x).cpu(), torch.func.grad(eager)(weights))

@@ -16,6 +16,7 @@ from xfunc.hlo.instances import holding
 from xfunc.hlo.passes.common import reachable
 from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.names import fold_names
+from xfunc.hlo.passes.passed_on import skip_passed_on
 from xfunc.hlo.passes.simplify import simplify
 from xfunc.hlo.spmd.annotations import is_tie
 from xfunc.hlo.spmd.groups import calls_automatic_tie, without_ties
@@ -106,9 +107,8 @@ def joint_graph(
     """
     n_avals = len(joint.avals)
 
-    module = joint.module
-    if flat:
-        module = fold_names(simplify(inline_calls(module)))
+    whole = joint.module
+    module = fold_names(simplify(inline_calls(whole))) if flat else skip_passed_on(whole)
     params: dict[int, int] = {}
     backward: set[int] = set()
     varies: set[int] = set()
