@@ -145,7 +145,11 @@ def _ours(case: Case, params: Any) -> Callable[[], Tensor]:
 def _divided(params: Any, recipe: Recipe) -> tuple[Any, Any]:
     """What is trained, and what is not: the same adapters for everybody."""
     adapt = lora.adapters(recipe.model, recipe.tune, xf.random.key(0))
-    found = lora.trained(params, recipe.model, recipe.tune, lambda leaf: xf.device_get(adapt(leaf)))
+
+    def made(name: str, leaf: Any) -> lora.Adapter:
+        return xf.device_get(adapt(name, leaf))
+
+    found = lora.trained(params, recipe.model, recipe.tune, made)
     return found, lora.frozen(params, recipe.model, recipe.tune)
 
 
@@ -219,6 +223,7 @@ def _unbound(stack: Tensor | Adapted) -> Sequence[Any]:
     if isinstance(stack, Tensor):
         return stack.unbind()
     assert isinstance(stack.base, Tensor)
+    assert stack.down is not None
     parts = stack.base.unbind(), stack.down.unbind(), stack.up.unbind()
     return [Adapted(*part) for part in zip(*parts, strict=True)]
 
