@@ -223,3 +223,16 @@ def test_what_torch_xla_lowers_passes():
         return [torch.softmax(x @ y, -1), *torch.sort(x, 0), torch.cumsum(y, 0), y[:, 1:].amax()]
 
     verify(xf.jit(fun).lower(torch.zeros(3, 4), torch.zeros(4, 3)).traced.parts.lowering.module)
+
+
+def test_what_is_broken_after_it_was_checked(good: pb.HloModuleProto):
+    b = Builder("outer")
+    module = Module(copy.deepcopy(good))
+    assert "conditional" in str(module)
+    b.embed(module)
+    module.proto.computations[-1].instructions[0].name = "x"
+    message = "instruction 'x' in .* its name does not end in a number"
+    with pytest.raises(InvalidHloError, match=message):
+        str(module)
+    with pytest.raises(InvalidHloError, match=message):
+        Builder("another").embed(module)

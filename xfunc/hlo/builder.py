@@ -58,7 +58,7 @@ class Builder:
         The same `Module` is copied once, however often it is embedded.
         """
         if module not in self._embedded:
-            signatures = verify(module)
+            signatures = module.signatures or verify(module)
             ids: dict[int, int] = {}
             made = {
                 c.id: self.finish(copied(c, ids, self.new_id)) for c in module.proto.computations

@@ -183,7 +183,7 @@ class Module:
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.
-        signatures: what `verify` found; None if it has not been verified.
+        signatures: what `verify` found, if nobody can have changed the protobuf since.
     """
 
     def __init__(self, proto: pb.HloModuleProto) -> None:

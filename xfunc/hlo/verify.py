@@ -44,8 +44,6 @@ def verify(module: Module, known: Mapping[int, Signature] = _NONE) -> dict[int, 
     Raises:
         InvalidHloError: names the instruction and its computation.
     """
-    if module.signatures is not None:
-        return module.signatures
     proto = module.proto
     found = _Checker(proto, known).run()
     if proto.entry_computation_id not in found:
@@ -57,7 +55,6 @@ def verify(module: Module, known: Mapping[int, Signature] = _NONE) -> dict[int, 
     _check_program_shape(
         entry.name, "host program shape", proto.host_program_shape, found[entry.id]
     )
-    module.signatures = found
     return found
 
 

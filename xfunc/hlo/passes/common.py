@@ -94,7 +94,7 @@ def extract(
     new.program_shape.result.CopyFrom(root.shape)
     proto.host_program_shape.CopyFrom(new.program_shape)
     found = Module(proto)
-    verify(found)
+    found.signatures = verify(found)
     return found
 
 
