@@ -61,8 +61,7 @@ def tensors(tree: Params, config: Config) -> Iterator[tuple[str, Tensor]]:
         for inner, paths in _wrapped(every).items():
             downs, ups = zip(*(every[path] for path in paths), strict=True)
             up = torch.cat([up[layer] for up in ups], -2)
-            yield module + inner + A, downs[0][layer].flatten(0, 1)
-            yield module + inner + B, up.permute(1, 2, 0).flatten(1).contiguous()
+            yield from zip(_keys(module + inner, True), _of_all(downs[0][layer], up), strict=True)
 
 
 def put_together(
@@ -81,11 +80,8 @@ def put_together(
     known = names(config)
     for path, leaf in every.items():
         adapted = isinstance(leaf, Adapter)
-        if path in where:
-            module = PREFIX + MODULE + where[path]
-            keys = [(f"{m}{A}", f"{m}{B}") for m in of_layers(module, config.layers)]
-        else:
-            keys = [_keys(one, adapted) for one in of_layers(PREFIX + known[path], config.layers)]
+        name = MODULE + where[path] if path in where else known[path]
+        keys = [_keys(one, adapted) for one in of_layers(PREFIX + name, config.layers)]
         layers = [[stored[key].float() for key in column] for column in zip(*keys, strict=True)]
         whole = [torch.stack(parts) if "{}" in known[path] else parts[0] for parts in layers]
         if not adapted:
@@ -99,6 +95,11 @@ def put_together(
             None if leaf.down is None else down, up * (factor if "{}" in known[path] else factor[0])
         )
     return lora.nested(found)
+
+
+def _of_all(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The adapters of all experts in a layer, from those of each."""
+    return down.flatten(0, 1), up.permute(1, 2, 0).flatten(1).contiguous()
 
 
 def _of_experts(down: Tensor, up: Tensor, config: Config, path: str) -> tuple[Tensor, Tensor]:
@@ -167,8 +168,8 @@ def modern(
             downs, ups = ([taken(part, ab) for part in _FUSED[name]] for ab in (A, B))
             up = torch.stack([torch.block_diag(*each) for each in zip(*ups, strict=True)])
             inner = ".base_layer" if name != wanted[-1] else ""
-            found[module + inner + A] = torch.cat(downs, 1).flatten(0, 1)
-            found[module + inner + B] = up.permute(1, 2, 0).flatten(1).contiguous()
+            whole = _of_all(torch.cat(downs, 1), up)
+            found.update(zip(_keys(module + inner, True), whole, strict=True))
     both = "mlp.experts.gate_up_proj"
     twice = math.sqrt(2) if about.get("use_rslora") else 2
     about["target_parameters"] = [f"mlp.experts.{name}" for name in wanted]

@@ -72,9 +72,8 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     vocab, hidden, intermediate, layers, heads = fields.all_of(_SIZES)
     for key in ("attention_dropout", "router_jitter_noise"):
         fields.only(key, 0)
-    if (codes := fields.some("quantization_config", {})).get(
-        "quant_method"
-    ) != "bitsandbytes" and codes:
+    codes = fields.some("quantization_config", {})
+    if codes and codes.get("quant_method") != "bitsandbytes":
         why = "but only codes of bitsandbytes are read: give weights in those, or plain ones"
         fields.refuse("quantization_config", why)
     fields.only("use_bidirectional_attention", False)

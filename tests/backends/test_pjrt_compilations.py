@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Iterator
 
-import jax
 import pytest
 import torch
 
 import xfunc as xf
+from tests.support.compilations import compilations
 
 
 @pytest.fixture
 def compiled(pjrt: None) -> Iterator[Callable[[], int]]:
     """How many programs JAX has compiled since the test began."""
     xf.jit(lambda: torch.zeros(1))()  # What is compiled once for all programs is compiled now.
-    seen: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
-    yield lambda: sum("backend_compile" in event for event in seen)
-    jax.monitoring.clear_event_listeners()
+    with compilations() as count:
+        yield count
 
 
 def test_once_for_each_program(compiled: Callable[[], int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.compilations import compilations
 from xfunc.backends import active
 from xfunc.backends.prepare import prepare_to_run
 from xfunc.sharding import NamedSharding, P
@@ -239,18 +240,15 @@ def test_programs_of_several_devices_are_kept(tmp_path: Path) -> None:
     def moved(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
         return xf.tree.map(lambda w, g: w - g, p, xf.grad(loss)(p, x))
 
-    compiled: list[str] = []
-    listen = jax.monitoring.register_event_duration_secs_listener
-    listen(lambda event, *_, **__: compiled.append(event))
     xf.config.set_backend("pjrt")
     xf.config.set_compilation_cache_dir(tmp_path)
     found = []
     try:
         for _ in range(2):
             p, x = params(), rows()
-            compiled.clear()
-            new = xf.jit(moved, donate_argnums=0)(p, x)
-            count = compiled.count("/jax/core/compile/backend_compile_duration")
+            with compilations() as compiled:
+                new = xf.jit(moved, donate_argnums=0)(p, x)
+                count = compiled()
             lies = [xf.sharding.sharding_of(w) for w in new.values()]
             assert [s and s.spec for s in lies] == [P("x", "y"), P("y", "x"), P(None, "x", "y")]
             with pytest.raises(RuntimeError, match="donated"):

@@ -6,11 +6,13 @@ never used. Nothing is pickled: reading a file never runs code from it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import os
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,21 @@ SUMS = "checksums.json"
 _MOST = 1032  # DEFLATE's largest compression ratio
 
 
-def write_whole(file: Path, data: bytes) -> None:
+def keep(file: Path, data: bytes, what: str) -> None:
+    """Write a file for other processes, or warn, once, that `what` cannot be kept in its folder."""
+    try:
+        _write_whole(file, data)
+    except OSError as error:
+        _warn(what, str(file.parent), str(error))
+
+
+@functools.cache
+def _warn(what: str, folder: str, why: str) -> None:
+    """Once per folder and reason."""
+    warnings.warn(f"{what} cannot be kept in {folder}: {why}", stacklevel=2)
+
+
+def _write_whole(file: Path, data: bytes) -> None:
     """Write a file at once: other processes see all of it, or what was there before."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent)

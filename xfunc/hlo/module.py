@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.dependencies import output_dependencies
+from xfunc.hlo.edit import bypass, entry_of
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import Signature, verify
@@ -235,6 +236,15 @@ class Module:
     def entry(self) -> Computation:
         """The computation that running the module runs."""
         return self.computation(self.proto.entry_computation_id)
+
+    def bypassing(self, stands_for: Mapping[int, int]) -> Module:
+        """The module without some instructions of its entry: see `edit.bypass`."""
+        if not stands_for:
+            return self
+        proto = pb.HloModuleProto()
+        proto.CopyFrom(self.proto)
+        bypass(entry_of(proto), stands_for)
+        return Module(proto)
 
     def output_dependencies(self) -> tuple[frozenset[int], ...]:
         """For each output, the numbers of the entry parameters that it is computed from.

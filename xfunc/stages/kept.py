@@ -20,7 +20,6 @@ import os
 import pickle
 import sys
 import types
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +37,8 @@ from xfunc.cache.digest import Digest, Unknown, is_library
 from xfunc.cache.globals import Globals, Guards, Reached
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
-from xfunc.core import ambient
-from xfunc.core.archive import check_names, packed, unpacked, write_whole
+from xfunc.core import ambient, archive
+from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.export.loaded import read_avals, write_avals
 from xfunc.hlo import InvalidHloError, Module, verify
@@ -169,11 +168,9 @@ class Place:
                 links = seen.links(self._modules.values())
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 data = _written(program, captures, out_tree, found)
-                write_whole(self._file, data)
+                archive.keep(self._file, data, "traced programs")
         except (Unknown, pickle.PicklingError, TypeError, AttributeError):
             return
-        except OSError as error:
-            _warn(str(self._file.parent), str(error))
 
     def _why_not(
         self,
@@ -340,9 +337,3 @@ def _tensor_of(data: bytes, aval: Aval) -> torch.Tensor:
     if not data:
         return torch.empty(aval.shape, dtype=aval.dtype)
     return torch.frombuffer(bytearray(data), dtype=aval.dtype).reshape(aval.shape)
-
-
-@functools.cache
-def _warn(folder: str, why: str) -> None:
-    """Once per folder and reason."""
-    warnings.warn(f"traced programs cannot be kept in {folder}: {why}", stacklevel=2)

@@ -17,19 +17,22 @@ import hashlib
 import os
 import pickle
 import platform
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xfunc.backends.pjrt import client
-from xfunc.core.archive import write_whole
+from xfunc.core import archive
 from xfunc.hlo import Module
 
 if TYPE_CHECKING:
     import jax
 
 _SUM = hashlib.sha256().digest_size
+_WHAT_LOADING_RAISES = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    *(EOFError, ImportError, pickle.UnpicklingError),
+)
 
 
 def place_of(module: Module, *parts: object) -> Path | None:
@@ -64,9 +67,7 @@ def load(
             return None
         trees = structure((tuple(arguments), {})), structure(list(outputs))
         return serialize_executable.deserialize_and_load(data[_SUM:], *trees)
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError):
-        return None
-    except (ImportError, pickle.UnpicklingError):
+    except _WHAT_LOADING_RAISES:
         return None
 
 
@@ -78,17 +79,9 @@ def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
 
     try:
         data, _, _ = serialize_executable.serialize(compiled)
-        write_whole(place, hashlib.sha256(data).digest() + data)
-    except OSError as error:
-        _warn(str(place.parent), str(error))
     except (RuntimeError, ValueError, NotImplementedError):
         return
-
-
-@functools.cache
-def _warn(folder: str, why: str) -> None:
-    """Once per folder and reason."""
-    warnings.warn(f"compiled programs cannot be kept in {folder}: {why}", stacklevel=2)
+    archive.keep(place, hashlib.sha256(data).digest() + data, "compiled programs")
 
 
 @functools.cache

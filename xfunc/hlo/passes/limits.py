@@ -25,10 +25,9 @@ _ENDS = {
 
 def reach_limits(proto: pb.HloModuleProto) -> None:
     """Replace such functions by ``x < -end ? -1 : x > end ? 1 : f(x)``, in place."""
-    ids: Iterator[int] | None = None
+    ids = fresh_ids(proto)
     for c in proto.computations:
         if any((i.opcode, i.shape.element_type) in _ENDS for i in c.instructions):
-            ids = ids or fresh_ids(proto)
             fill(c, [made for i in c.instructions for made in _limited(i, ids)])
 
 

@@ -19,7 +19,7 @@ def orient_products(proto: pb.HloModuleProto) -> None:
     ``(x.mT @ g).mT`` has the same terms and packs the smaller operand that way. The barrier keeps
     XLA from folding the outer transposition back into the product.
     """
-    ids: Iterator[int] | None = None
+    ids = fresh_ids(proto)
     for c in proto.computations:
         by_id = {i.id: i for i in c.instructions}
         left = {i.id: _left(i, by_id) for i in c.instructions if i.opcode == "dot"}
@@ -27,7 +27,6 @@ def orient_products(proto: pb.HloModuleProto) -> None:
         if not transposed:
             continue
         undone = {k for i in c.instructions if i.opcode == "transpose" for k in i.operand_ids}
-        ids = ids or fresh_ids(proto)
         new: dict[int, list[pb.HloInstructionProto]] = {}
         for k, of in transposed.items():
             m, n = by_id[k].shape.dimensions[-2:]

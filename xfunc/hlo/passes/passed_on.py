@@ -6,23 +6,14 @@ would keep a copy of a weight that it has at hand at each step.
 
 from __future__ import annotations
 
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, entry_of
 from xfunc.hlo.module import Computation, Instruction, Module
 
 
 def skip_passed_on(module: Module) -> Module:
     """The module without the elements of calls in its entry that are arguments of these calls."""
     passed = _Passed()
-    stands_for = {
-        i.id: origin.id for i in module.entry.instructions if (origin := passed.origin(i)) is not i
-    }
-    if not stands_for:
-        return module
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    bypass(entry_of(proto), stands_for)
-    return Module(proto)
+    origins = {i.id: passed.origin(i).id for i in module.entry.instructions}
+    return module.bypassing({k: origin for k, origin in origins.items() if k != origin})
 
 
 class _Passed:

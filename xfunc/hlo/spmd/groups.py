@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, entry_of
+from xfunc.hlo.edit import bypass
 from xfunc.hlo.instances import holding, separate
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
@@ -60,12 +60,7 @@ def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Mo
             (call,) = i.operands
             if calls_automatic_tie(call) and leave_out(call):
                 stands_for[i.id] = call.operands[0].id
-    if not stands_for:
-        return module
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    bypass(entry_of(proto), stands_for)
-    return Module(proto)
+    return module.bypassing(stands_for)
 
 
 def calls_automatic_tie(i: Instruction) -> bool:
