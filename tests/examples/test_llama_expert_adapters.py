@@ -10,7 +10,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +20,7 @@ from examples.llama.lora import Tune
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sizes import Experts
+from tests.examples.beside_peft import assert_equal, train_beside
 from tests.examples.test_llama_families import CASES, reference_of
 from tests.examples.test_llama_families import SIZES as PLAIN
 
@@ -73,15 +73,6 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES["vocab_size"], (4, 13), generator=generator)
 
 
-def assert_equal(a: Any, b: Any) -> None:
-    """Bit for bit."""
-    xf.tree.map(
-        lambda x, y: torch.testing.assert_close(x, y, rtol=0.0, atol=0.0),
-        xf.device_get(a),
-        xf.device_get(b),
-    )
-
-
 @pytest.mark.parametrize(
     ("family", "options", "expected"),
     [
@@ -125,18 +116,8 @@ def test_training_is_that_of_peft(
     assert sum(leaf.numel() for leaf in xf.tree.leaves(found.params)) == sum(
         weight.numel() for weight in learned
     )
-    optimizer = torch.optim.AdamW(learned, lr=3e-3, betas=(0.9, 0.95), weight_decay=0)
-    losses = []
-    for step in range(30):
-        batch = model.batch_of(tokens(step % 4))
-        state, metrics = train.train_step(state, batch, found.base, recipe=recipe)
-        logits = theirs(batch.tokens).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(metrics.loss.cpu(), loss.detach(), rtol=0.0, atol=1e-4)
-        losses.append(loss.item())
+    rows = (tokens(step % 4) for step in range(30))
+    state, losses = train_beside(theirs, state, found.base, recipe, rows, lr=3e-3)
     assert losses[-1] < losses[0] - 0.5
     assert_equal(found.base, before)
 

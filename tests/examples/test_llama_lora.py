@@ -10,7 +10,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
@@ -25,6 +24,7 @@ from examples.llama.options import SettingError
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sharding import Sharding
+from tests.examples.beside_peft import assert_equal, train_beside
 from xfunc import P
 
 pytestmark = [  # of peft 0.21 with transformers 5.23
@@ -86,15 +86,6 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES.vocab, (4, 17), generator=generator)
 
 
-def assert_equal(a: Any, b: Any) -> None:
-    """Bit for bit."""
-    xf.tree.map(
-        lambda x, y: torch.testing.assert_close(x, y, rtol=0.0, atol=0.0),
-        xf.device_get(a),
-        xf.device_get(b),
-    )
-
-
 @pytest.mark.parametrize("form", ["null", "nf4"])
 def test_training_is_that_of_peft(hub: Path, tmp_path: Path, form: str) -> None:
     """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
@@ -118,17 +109,8 @@ def test_training_is_that_of_peft(hub: Path, tmp_path: Path, form: str) -> None:
     assert sorted(lora.named(state.opt.mean)) == sorted([*names, "norm"])
     assert found.base is not None
     assert sorted(lora.named(found.base)) == sorted({*lora.named(model.shapes(SIZES))} - {"norm"})
-    learned = [weight for weight in theirs.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=1e-2, betas=(0.9, 0.95), weight_decay=0)
-    for step in range(50):
-        batch = model.batch_of(tokens(step))
-        state, metrics = train.train_step(state, batch, found.base, recipe=recipe)
-        logits = theirs(batch.tokens).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(metrics.loss.cpu(), loss.detach(), rtol=0.0, atol=1e-4)
+    rows = map(tokens, range(50))
+    state, _ = train_beside(theirs, state, found.base, recipe, rows, lr=1e-2)
     assert_equal(found.base, before)
     after = found._replace(params=state.params)
     trained.export_adapters(after, tmp_path / "ours")
