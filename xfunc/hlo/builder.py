@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Function
-from xfunc.hlo.edit import copied
+from xfunc.hlo.edit import copied, last_number
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import Signature, verify
+
+_MOST = 2**31  # ids that may be taken over
 
 
 class Builder:
@@ -28,7 +30,7 @@ class Builder:
         self.name = name
         self._finished: list[pb.HloComputationProto] = []
         self._embedded: dict[Module, Function] = {}
-        self._checked: dict[int, Signature] = {}  # of what was embedded
+        self._checked: dict[int, Signature] = {}  # of what is known to be well formed
         self._last_id = 0
 
     def new_id(self) -> int:
@@ -40,30 +42,39 @@ class Builder:
         """Begin a computation."""
         return ComputationBuilder(self, name)
 
-    def finish(self, proto: pb.HloComputationProto) -> Function:
-        """Add a computation whose ids are from `new_id`."""
+    def finish(self, proto: pb.HloComputationProto, checked: Signature | None = None) -> Function:
+        """Add a computation whose ids are from `new_id`.
+
+        Args:
+            proto: of the computation.
+            checked: its signature, if it is known to be well formed.
+        """
         self._finished.append(proto)
-        signature = proto.program_shape
-        return Function(
-            proto.id,
-            proto.name,
-            tuple(map(Shape.from_proto, signature.parameters)),
-            Shape.from_proto(signature.result),
-            self,
-        )
+        if checked is None:
+            stated = proto.program_shape
+            parameters = [Shape.from_proto(p) for p in stated.parameters]
+            result = Shape.from_proto(stated.result)
+        else:
+            self._checked[proto.id] = parameters, result = checked
+        return Function(proto.id, proto.name, tuple(parameters), result, self)
 
     def embed(self, module: Module) -> Function:
-        """Copy the computations of another module; returns the function of its entry.
+        """Add the computations of another module; returns the function of its entry.
 
-        The same `Module` is copied once, however often it is embedded.
+        The same `Module` is added once, however often it is embedded.
         """
         if module not in self._embedded:
             signatures = module.signatures or verify(module)
-            ids: dict[int, int] = {}
+            computations = list(module.proto.computations)
+            last, ids = last_number(module.proto), dict[int, int]()
+            if self._last_id or last > _MOST:
+                computations = [copied(c, ids, self.new_id) for c in computations]
+            else:  # Nothing is added yet, so that all of its ids and names are free.
+                self._last_id = last
             made = {
-                c.id: self.finish(copied(c, ids, self.new_id)) for c in module.proto.computations
+                k: self.finish(c, s)
+                for c, (k, s) in zip(computations, signatures.items(), strict=True)
             }
-            self._checked.update({ids[k]: s for k, s in signatures.items()})
             self._embedded[module] = made[module.proto.entry_computation_id]
         return self._embedded[module]
 
@@ -83,5 +94,8 @@ class Builder:
         program_shape = next(c for c in self._finished if c.id == entry.id).program_shape
         proto.host_program_shape.CopyFrom(program_shape)
         module = Module(proto)
-        verify(module, self._checked)
+        if len(self._checked) < len(self._finished):
+            verify(module, self._checked)
+        else:
+            module.signatures = self._checked
         return module

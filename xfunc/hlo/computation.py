@@ -73,15 +73,14 @@ class ComputationBuilder:
         self._id = module.new_id()
         self.name = f"{name}.{self._id}"
         self.proto = pb.HloComputationProto(id=self._id, name=self.name)
-        self._parameters = 0
+        self._parameters: list[Shape] = []
         self._finished = False
 
     def parameter(self, shape: Shape) -> Value:
         """The next parameter: the first is number 0."""
-        number = self._parameters
         value, proto = self.instruction("parameter", shape)
-        proto.parameter_number = number
-        self._parameters += 1
+        proto.parameter_number = len(self._parameters)
+        self._parameters.append(shape)
         self.proto.program_shape.parameters.append(proto.shape)
         self.proto.program_shape.parameter_names.append(proto.name)
         return value
@@ -282,7 +281,7 @@ class ComputationBuilder:
         self._finished = True
         self.proto.root_id = root.id
         root.shape.write(self.proto.program_shape.result)
-        return self.module.finish(self.proto)
+        return self.module.finish(self.proto, (self._parameters, root.shape))
 
     def _checked(
         self,

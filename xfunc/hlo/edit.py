@@ -26,6 +26,12 @@ def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
     yield from count(1 + used)
 
 
+def last_number(proto: pb.HloModuleProto) -> int:
+    """The largest of a module's ids and of the numbers that its names end in."""
+    every = [x for c in proto.computations for x in (c, *c.instructions)]
+    return max(max(x.id, int(x.name.rpartition(".")[2])) for x in every)
+
+
 def instruction(
     opcode: str,
     id: int,

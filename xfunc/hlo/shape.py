@@ -124,11 +124,16 @@ class Shape:
     def write(self, proto: pb.ShapeProto) -> None:
         """Fill an empty `ShapeProto` with this shape, laid out row-major."""
         if self.is_tuple:
-            proto.element_type = pb.TUPLE
-            for element in self.elements:
-                element.write(proto.tuple_shapes.add())
+            proto.MergeFrom(self._as_tuple)
         else:
             proto.MergeFrom(_row_major(self.element_type, self.dims))
+
+    @functools.cached_property
+    def _as_tuple(self) -> pb.ShapeProto:
+        proto = pb.ShapeProto(element_type=pb.TUPLE)
+        for element in self.elements:
+            element.write(proto.tuple_shapes.add())
+        return proto
 
     @property
     def is_tuple(self) -> bool:
