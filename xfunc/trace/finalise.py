@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from xfunc import config
 from xfunc.hlo import Module
+from xfunc.hlo.edit import entry_of
 from xfunc.hlo.passes.accumulate import accumulate_wide
 from xfunc.hlo.passes.branches import keep_branches
 from xfunc.hlo.passes.masks import convert_masks
@@ -29,10 +30,9 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
     """
     whole = scopes.resolve(module, lines)  # a copy
     if any(tiles):
-        for parameter in whole.entry.parameters:
-            divided = tiles[parameter.parameter_number]
-            if divided is not None:
-                divided.write(parameter.proto.sharding)
+        for i in entry_of(whole.proto).instructions:
+            if i.opcode == "parameter" and (divided := tiles[i.parameter_number]) is not None:
+                divided.write(i.sharding)
     strip_names(whole.proto)
     narrow_products(whole.proto)
     convert_masks(whole.proto)

@@ -192,26 +192,27 @@ def resolve(module: Module, lines: bool = True) -> Module:
     """The module with its stamps replaced by the scope and, if requested, file and line."""
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
-    known: dict[str, tuple[str, str, int]] = {}
+    known: dict[str, tuple[str, str, int] | None] = {}
     for computation in proto.computations:
-        for i in computation.instructions:
-            stamp, bar, operation = i.metadata.op_name.partition("|")
-            if not bar or not stamp.removeprefix("-").isdecimal():  # a scope's own bar
+        for metadata in [i.metadata for i in computation.instructions]:
+            name = metadata.op_name
+            if name not in known:
+                stamp, bar, operation = name.partition("|")
+                is_stamped = bar and stamp.removeprefix("-").isdecimal()  # or a scope's own bar
+                known[name] = _meaning(stamp, operation) if is_stamped else None
+            if (found := known[name]) is None:
                 continue
-            if stamp not in known:
-                known[stamp] = _meaning(stamp)
-            prefix, file, line = known[stamp]
-            i.metadata.op_name = prefix + operation
+            metadata.op_name, file, line = found
             if lines:
-                i.metadata.source_file, i.metadata.source_line = file, line
+                metadata.source_file, metadata.source_line = file, line
     return Module(proto)
 
 
-def _meaning(stamp: str) -> tuple[str, str, int]:
-    """The prefix of the name of an operation, file and line."""
+def _meaning(stamp: str, operation: str) -> tuple[str, str, int]:
+    """The name of an operation, its file and line."""
     origin = _origins.get(abs(int(stamp)))
     if origin is None:  # forgotten since the program was traced
-        return "", "", 0
+        return operation, "", 0
     code, instruction, scope = origin
     prefix = f"transpose({scope.rstrip('/')})/" if stamp.startswith("-") else scope
-    return prefix, code.co_filename, line_of(code, instruction)
+    return prefix + operation, code.co_filename, line_of(code, instruction)

@@ -7,7 +7,7 @@ conversion into the reduction; there is no wide copy of the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
@@ -20,7 +20,7 @@ def accumulate_wide(proto: pb.HloModuleProto) -> None:
     """Make sums and products of many narrow numbers accumulate in float32, in place."""
     combiners = {c.id for c in proto.computations if _combines(c)}
     if combiners:
-        _widen(proto, lambda i: _accumulates(i, combiners))
+        _widen(proto, opcodes.ACCUMULATING, NARROW, combiners)
 
 
 def compute_wide(proto: pb.HloModuleProto) -> None:
@@ -29,7 +29,7 @@ def compute_wide(proto: pb.HloModuleProto) -> None:
     On the CPU, XLA accumulates float16 dots in float16, and computes functions in several steps. It
     widens all of bfloat16 by itself.
     """
-    _widen(proto, _is_coarse)
+    _widen(proto, opcodes.COARSE, (pb.F16,))
 
 
 def _combines(c: pb.HloComputationProto) -> bool:
@@ -43,23 +43,32 @@ def _combines(c: pb.HloComputationProto) -> bool:
     return sorted(root.operand_ids) == sorted(parameters)
 
 
-def _accumulates(i: pb.HloInstructionProto, combiners: set[int]) -> bool:
-    if i.opcode not in opcodes.ACCUMULATING or i.shape.element_type not in NARROW:
-        return False
-    return i.called_computation_ids[-1] in combiners
+def _widen(
+    proto: pb.HloModuleProto,
+    which: frozenset[str],
+    types: Collection[int],
+    combiners: set[int] | None = None,
+) -> None:
+    """Give some instructions wide operands, and round their results.
 
-
-def _is_coarse(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in opcodes.COARSE and i.shape.element_type == pb.F16
-
-
-def _widen(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
-    """Give some instructions wide operands, and round their results."""
+    Args:
+        proto: of the module; it is changed.
+        which: their opcodes.
+        types: their element types.
+        combiners: which computations they call.
+    """
     widening: _Widening | None = None
     for c in proto.computations:
-        if any(map(which, c.instructions)):
+        found = [i for i in c.instructions if i.opcode in which]
+        chosen = {
+            i.id
+            for i in found
+            if i.shape.element_type in types
+            and (combiners is None or i.called_computation_ids[-1] in combiners)
+        }
+        if chosen:
             widening = widening or _Widening(proto)
-            fill(c, list(widening.instructions(c, which)))
+            fill(c, list(widening.instructions(c, chosen)))
     if widening is not None and widening.combiners:
         called = {
             k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
@@ -86,13 +95,13 @@ class _Widening:
         self._computations = {c.id: c for c in proto.computations}
 
     def instructions(
-        self, c: pb.HloComputationProto, which: Callable[[pb.HloInstructionProto], bool]
+        self, c: pb.HloComputationProto, chosen: set[int]
     ) -> Iterator[pb.HloInstructionProto]:
         """The instructions of a computation, widened."""
         by_id = {i.id: i for i in c.instructions}
         wide: dict[int, pb.HloInstructionProto] = {}
         for i in c.instructions:
-            if not which(i):
+            if i.id not in chosen:
                 yield i
                 continue
             for k in i.operand_ids:

@@ -27,6 +27,9 @@ def keep_branches(proto: pb.HloModuleProto) -> None:
     """Keep complex logarithms, roots and powers on their branch, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
+        branched = [i for i in c.instructions if i.opcode in _BRANCHED]
+        if not any(i.shape.element_type in _PARTS for i in branched):
+            continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
             if i.opcode not in _BRANCHED or i.shape.element_type not in _PARTS:
@@ -35,8 +38,7 @@ def keep_branches(proto: pb.HloModuleProto) -> None:
                 made += _Steps(i, ids).logarithm()
             else:
                 made += _Steps(i, ids).conjugated()
-        if len(made) > len(c.instructions):
-            fill(c, made)
+        fill(c, made)
 
 
 class _Steps:

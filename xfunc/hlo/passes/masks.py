@@ -17,7 +17,13 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        masks = {i.id for i in c.instructions if i.shape.element_type == pb.PRED}
+        converts = [i for i in c.instructions if i.opcode == "convert"]
+        sources = {i.operand_ids[0] for i in converts if i.shape.element_type in _INEXACT}
+        if not sources:
+            continue
+        masks = {
+            i.id for i in c.instructions if i.shape.element_type == pb.PRED and i.id in sources
+        }
         if not masks:
             continue
         made: list[pb.HloInstructionProto] = []
@@ -32,5 +38,4 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
                 made.append(whole)
                 i.operand_ids[:] = [whole.id]
             made.append(i)
-        if len(made) > len(c.instructions):
-            fill(c, made)
+        fill(c, made)

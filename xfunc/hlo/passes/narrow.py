@@ -8,6 +8,9 @@ twice the memory.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
+
 from xfunc.hlo import hlo_pb2 as pb
 
 _NARROW = (pb.BF16, pb.F16)
@@ -21,7 +24,7 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
         if not roundings:
             continue
         by_id = {i.id: i for i in c.instructions}
-        changed = False
+        replaced: dict[int, pb.HloInstructionProto] = {}
         for i in roundings:
             product = by_id[i.operand_ids[0]]
             if product.opcode != "multiply" or product.shape.element_type != pb.F32:
@@ -33,19 +36,20 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
                     i.opcode = "multiply"
                     i.operand_ids[:] = [s.id for s in sources]
                     i.metadata.CopyFrom(product.metadata)
-                    changed = True
-        if changed:
-            _drop_unused(c)
+                    replaced |= {product.id: product, **{w.id: w for w in widened}}
+        if replaced:
+            _drop_unused(c, replaced)
 
 
-def _drop_unused(c: pb.HloComputationProto) -> None:
-    """Remove widenings, and their products, that nothing uses any more."""
-    used = {c.root_id}
+def _drop_unused(c: pb.HloComputationProto, replaced: dict[int, pb.HloInstructionProto]) -> None:
+    """Remove those of the products and widenings that nothing uses any more."""
     instructions = list(c.instructions)
+    uses = Counter(chain.from_iterable([i.operand_ids for i in instructions]))
+    uses.update(chain.from_iterable([i.control_predecessor_ids for i in instructions]))
+    uses[c.root_id] += 1
     for k in reversed(range(len(instructions))):
-        i = instructions[k]
-        if i.id not in used and i.opcode in ("convert", "multiply"):
+        key = instructions[k].id
+        if key in replaced and not uses[key]:
+            uses.subtract(replaced[key].operand_ids)
+            uses.subtract(replaced[key].control_predecessor_ids)
             del c.instructions[k]
-        else:
-            used.update(i.operand_ids)
-            used.update(i.control_predecessor_ids)
