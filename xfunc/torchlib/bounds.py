@@ -66,10 +66,10 @@ class Known:
         out: Tensor,
     ) -> None:
         """Keep the value of a result if the arguments of the call are known."""
-        if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
-            return
         made = func in _FACTORIES
-        if not made and (kind not in _COMPUTED or not self):
+        if not made and (not self._values or kind not in _COMPUTED):
+            return
+        if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
             return
         try:
             args, tensors = self._replaced(args)

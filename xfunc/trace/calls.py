@@ -75,6 +75,9 @@ class Mode(TorchFunctionMode):
         elif kind is Kind.SIZED:
             args = (args[0], *rules.check_sizes(trace, func, args[1:]))
             kwargs = dict(zip(kwargs, rules.check_sizes(trace, func, kwargs.values()), strict=True))
+        elif kind is Kind.MOVE and _only_converts(args, kwargs):
+            if type(args[0]) is torch.Tensor and args[0].dtype is args[1]:
+                return self.lift_all(args, kwargs)[0][0]
         elif kind is not Kind.PLAIN and (
             kind is not Kind.INDEX or torch_functions.has_mask(args[1])
         ):
@@ -179,6 +182,11 @@ class Mode(TorchFunctionMode):
 
 # If traced code uses torch.compile, dynamo must not compile the tracer or the functions it calls.
 functorch.never_compile(Mode.__torch_function__)
+
+
+def _only_converts(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Whether a `.to(...)` or `.type(...)` call gives a dtype and nothing else."""
+    return len(args) == 2 and type(args[1]) is torch.dtype and not kwargs
 
 
 def _like(func: Callable[..., object]) -> bool:

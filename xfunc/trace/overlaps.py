@@ -21,6 +21,8 @@ from xfunc.torchlib.values import tensors_in
 
 _STRIDED = frozenset({torch.as_strided, torch.Tensor.as_strided})
 
+_VIEWS = frozenset((*EXPANDING, torch.Tensor.unfold))  # noted even if wrapped
+
 _COPYING = frozenset(
     {
         torch.Tensor.contiguous,
@@ -46,6 +48,8 @@ class Overlaps:
         self, func: object, args: Sequence[Any], kwargs: Mapping[str, Any], outs: object
     ) -> None:
         """Note a call's results: views with more elements than their base, and views of these."""
+        if isinstance(outs, torch.Tensor) and func not in _VIEWS and not outs._is_view():
+            return  # as for most calls
         sources = list(tensors_in(args[:1], {})) if func not in ONE_FOR_EACH else []
         sources = sources or list(tensors_in(args, kwargs))
         for i, out in enumerate(outs if isinstance(outs, (tuple, list)) else (outs,)):
