@@ -154,8 +154,7 @@ def begin(
                 "create it with import-hf"
             )
         seed = run.seed  # The program is the same in every folder.
-        init = xf.jit(lambda: train.init(recipe, seed), out_shardings=train.shardings(recipe))
-        return 0, init(), ""
+        return 0, xf.jit(lambda: train.init(recipe, seed))(), ""
     told = ""
 
     def check(extra: dict[str, Any]) -> None:

@@ -100,11 +100,11 @@ class Log:
         values |= self._noise(values.pop("noise"))
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used
-        self._write(step, values)
         text = "  ".join(form.format(values[k]) for k, form in _SHOWN.items() if k in values)
         self._progress.update(self._task, completed=step, description=text)
         if not self._console.is_terminal and step % math.ceil(self._recipe.steps / _LINES) == 0:
             self.say(f"step {step}: {text}")
+        self._write(step, values)
         return found
 
     def held_out(self, step: int, loss: float) -> None:

@@ -1,8 +1,8 @@
 """Where the curves of a run are shown besides the files in its folder."""
 
 import contextlib
-import functools
 import html
+import importlib.util
 import json
 import os
 import time
@@ -65,37 +65,42 @@ def begin(
 
 
 class TensorBoard:
-    """Files in ``tensorboard``."""
+    """Files in ``tensorboard``; opened when there is something to write."""
 
     def __init__(self, folder: Path, first: int, settings: Mapping[str, Any]):
-        from torch.utils.tensorboard import SummaryWriter  # It takes a while to import.
-
-        self._open = functools.partial(SummaryWriter, str(folder / "tensorboard"))
-        self._board = self._open(purge_step=first + 1)
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError("No module named 'tensorboard'")
+        self._folder, self._purged, self._board = str(folder / "tensorboard"), first + 1, None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step."""
-        with self._reopened():
+        with self._opened() as board:
             for key, value in values.items():
-                self._board.add_scalar(key, value, step)
+                board.add_scalar(key, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
         """A text, verbatim rather than as Markdown."""
-        with self._reopened():
-            self._board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
+        with self._opened() as board:
+            board.add_text(name, f"<pre>{html.escape(text)}</pre>", step)
 
     @contextlib.contextmanager
-    def _reopened(self) -> Iterator[None]:
-        """Begin a new file after an error: the old one's thread has ended, and so has its file."""
+    def _opened(self) -> Iterator[Any]:
+        """The writer; after an error a new file: the old one's thread has ended."""
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter  # The device works while this loads.
+
+            self._board = SummaryWriter(self._folder, purge_step=self._purged)
+            self._purged = None
         try:
-            yield
+            yield self._board
         except OSError:
-            self._board = self._open()
+            self._board = None
             raise
 
     def close(self) -> None:
         """Nothing more comes."""
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
 
 
 class WandB:

@@ -198,10 +198,6 @@ def import_published(
 
 
 def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
-    start = xf.jit(
-        lambda params: train.start(trained.recipe, params),
-        out_shardings=train.shardings(trained.recipe),
-    )
     settings = folder / "config.yaml"
     with Checkpoints(folder / "checkpoints") as checkpoints:
         if hosts.is_first() and not settings.exists() and checkpoints.steps() == [0]:
@@ -209,7 +205,8 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         hosts.agree(False)  # The others wait for this.
         run = options.plain(trained.run)
         extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
-        checkpoints.save(0, start(trained.params), extra, at_once=True)
+        start = train.start(trained.recipe, trained.params)
+        checkpoints.save(0, start, extra, at_once=True)
     if not hosts.is_first():
         return
     if (source / "tokenizer.json").exists():
