@@ -3,12 +3,12 @@
 Loss, gradient, clipping and AdamW, 126 layers in one scan, batch 1024 of 4096 tokens, parameters,
 moments and batch sharded over an abstract mesh; each in its own process. The limits are 0.35 s,
 0.6 MB of HLO, 300 MB of growth of the process, and 0.25 of JAX's time for the same step, once
-everything is imported. JAX's (`jax_pods`) has no guard against steps that are not finite, and ties
-no shardings together.
+everything is imported. JAX's (`jax_pods`) has the same parts, but ties no shardings together.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -20,7 +20,6 @@ import xfunc as xf
 from benchmarks.peers import answer_of, find_jax
 from examples.llama import model, train
 from examples.llama.plan import Plan
-from examples.llama.precision import PRECISIONS
 from examples.llama.sharding import AXES, Sharding
 from xfunc.backends.torch_xla import runtime
 
@@ -46,51 +45,45 @@ def main(jax_python: str | None) -> None:
         first, again, size, grown = answer_of(sys.executable, "benchmarks.pods", name)
         row = f"| {name} | {first:.2f} | {again:.2f} | {size / 1e6:.3f} | {grown / 1e6:.0f} |"
         if python is not None:
-            given = json.dumps(_axes(name)), json.dumps(_sizes())
-            theirs = answer_of(python, "benchmarks.jax_pods", *given)
+            given = json.dumps(sizes(_recipe(name), BATCH, SEQ))
+            theirs = answer_of(python, "benchmarks.jax_pods", given)
             row += f" {theirs[0]:.2f} | {theirs[1]:.2f} | {again / theirs[1]:.2f} |"
         print(row)
 
 
-def _axes(name: str) -> dict[str, int]:
-    return dict(zip(AXES, MESHES[name], strict=False))
-
-
-def _sizes() -> dict[str, Any]:
+def sizes(recipe: train.Recipe, rows: int, seq: int) -> dict[str, Any]:
     """What `benchmarks.jax_pods` needs to know of the step."""
-    c, n = CONFIG, CONFIG.layers
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    into = {"wq": q, "wk": kv, "wv": kv, "gate": c.intermediate, "up": c.intermediate}
-    layers = {
-        **{name: [n, c.hidden, size] for name, size in into.items()},
-        "wo": [n, q, c.hidden],
-        "down": [n, c.intermediate, c.hidden],
-        "norm1": [n, c.hidden],
-        "norm2": [n, c.hidden],
-    }
-    shapes = {"embed": [c.vocab, c.hidden], "head": [c.hidden, c.vocab], "norm": [c.hidden]}
-    numbers = PRECISIONS[PRECISION]
-    dtypes = {"weights": numbers.weights, "arithmetic": numbers.arithmetic}
+    c, where = recipe.model, recipe.plan.sharding
+    weights = model.weights(c)
+    settings = "steps warmup peak_lr floor beta1 beta2 eps clip".split()
+    wide = model.decayed(c, recipe.decay_norms, recipe.decay_embeddings)
+    kinds = "batch activations heads features logits".split()
     return {
-        "shapes": {**shapes, "layers": layers},
-        "batch": BATCH,
-        "seq": SEQ,
-        "hidden": c.hidden,
-        "heads": c.heads,
-        "kv_heads": c.kv_heads,
+        "axes": None if where is None else dict(where.mesh.shape),
+        "shapes": xf.tree.map(lambda w: [*w.shape], weights),
+        "specs": xf.tree.map(lambda w: [*getattr(where or Sharding, w.lies)], weights),
+        "lies": {kind: [*getattr(where or Sharding, kind)] for kind in kinds},
+        "decay": xf.tree.map(lambda yes: recipe.weight_decay if yes else 0.0, wide),
+        "rope_scaling": dataclasses.asdict(c.rope_scaling) if c.rope_scaling else None,
         "head_dim": c.head_dim,
-        **{name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()},
-        "clip": 1.0,
-        "rate": 3e-4,
+        "rows": rows,
+        "seq": seq,
+        "dtype": str(recipe.numbers.weights).removeprefix("torch."),
+        **{name: getattr(recipe, name) for name in settings},
+        **{name: getattr(c, name) for name in "vocab heads kv_heads norm_eps rope_theta".split()},
     }
+
+
+def _recipe(name: str) -> train.Recipe:
+    where = Sharding.of(dict(zip(AXES, MESHES[name], strict=False)), abstract=True)
+    # The plain program; the one that fits is printed by `python -m examples.llama.aot`.
+    plan = Plan(policy="everything", attention="dense", loss_chunk=SEQ, sharding=where)
+    return train.Recipe(CONFIG, steps=1000, plan=plan, precision=PRECISION)
 
 
 def measure(name: str) -> list[float]:
     """Seconds to lower, and to lower again; bytes of HLO; bytes by which the process grew."""
-    where = Sharding.of(_axes(name), abstract=True)
-    # The plain program; the one that fits is printed by `python -m examples.llama.aot`.
-    plan = Plan(policy="everything", attention="dense", loss_chunk=SEQ, sharding=where)
-    recipe = train.Recipe(CONFIG, steps=1000, plan=plan, precision=PRECISION)
+    recipe = _recipe(name)
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, BATCH, SEQ)
     runtime.xla()
     xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # imports everything

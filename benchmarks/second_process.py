@@ -138,9 +138,10 @@ def fit(programs: str, folder: str, begin: float) -> None:
 
 
 def _started(name: str, how: str, folder: str, backend: str) -> Any:
-    """The measurements of a fresh process."""
+    """The measurements of a fresh process, with bytecode on disk as an installed package has it."""
     given = name, how, folder, str(time.time())
-    return answer_of(sys.executable, "benchmarks.second_process", *given, XFUNC_BACKEND=backend)
+    settings = {"XFUNC_BACKEND": backend, "PYTHONDONTWRITEBYTECODE": ""}
+    return answer_of(sys.executable, "benchmarks.second_process", *given, **settings)
 
 
 def child(name: str, how: str, folder: str, begin: float) -> None:
