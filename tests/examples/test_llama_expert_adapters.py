@@ -229,7 +229,7 @@ def test_older_files(hubs: Any, tmp_path: Path, family: str, targets: list[str])
         in_files = [tmp_path / "ours"] + ([folder] if len(targets) == 4 else [])
         for one in in_files:  # PEFT 0.21 reads older files only if all of an expert's have some.
             theirs: Any = peft.PeftModel.from_pretrained(loaded(hub), one)
-            torch.testing.assert_close(actual, theirs(check).logits, rtol=0.0, atol=1e-5)
+            torch.testing.assert_close(actual, theirs(check).logits, rtol=0.0, atol=5e-5)
 
 
 # -- what is refused ------------------------------------------------------------------------------
