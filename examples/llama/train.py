@@ -81,8 +81,9 @@ class Gradient(NamedTuple):
 def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
     """The state before the first step, on the device: the same weights in every precision.
 
-    On a mesh, let each device create its shard: ``xf.jit(lambda: init(recipe))()``. If some weights
-    are frozen, none are drawn: use `lora.trained` and `start`.
+    On a mesh, let each device create its shard: ``xf.jit(lambda: init(recipe),
+    out_shardings=shardings(recipe))()``. If some weights are frozen, none are drawn: use
+    `lora.trained` and `start`.
     """
     return start(recipe, model.init(recipe.model, seed))
 
@@ -97,8 +98,7 @@ def start(recipe: Recipe, params: Params) -> State:
     wide = numbers.wide(params, None)
     scaling = _scaling(recipe, params)
     params, compensation = numbers.kept(wide, opt.step)
-    average = None if recipe.ema is None else wide
-    return _in_place(recipe, State(params, opt, guard, compensation, scaling, average))
+    return State(params, opt, guard, compensation, scaling, None if recipe.ema is None else wide)
 
 
 def _scaling(recipe: Recipe, params: Params) -> Params | None:
@@ -137,8 +137,9 @@ def train_step(
         new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
     else:
         bad = torch.zeros_like(bad)
-    metrics = Metrics(mean, norm, lr, model.target_count(batch), bad, norms, noise)
-    return _in_place(recipe, new), metrics
+    if recipe.plan.sharding is not None:  # The next step must find it as this one did.
+        new = xf.with_sharding_constraint(new, _shardings(_placed(recipe, new)))
+    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms, noise)
 
 
 def averaged(
@@ -308,13 +309,6 @@ def abstract_state(recipe: Recipe) -> State:
 
 def _shardings(state: State) -> State:
     return xf.tree.map(lambda leaf: leaf.sharding, state)
-
-
-def _in_place(recipe: Recipe, state: State) -> State:
-    """The state with its shardings: a step must find it as the one before did."""
-    if recipe.plan.sharding is None:
-        return state
-    return xf.with_sharding_constraint(state, _shardings(_placed(recipe, state)))
 
 
 def _placed(recipe: Recipe, made: State) -> State:

@@ -198,6 +198,10 @@ def import_published(
 
 
 def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
+    start = xf.jit(
+        lambda params: train.start(trained.recipe, params),
+        out_shardings=train.shardings(trained.recipe),
+    )
     settings = folder / "config.yaml"
     with Checkpoints(folder / "checkpoints") as checkpoints:
         if hosts.is_first() and not settings.exists() and checkpoints.steps() == [0]:
@@ -205,8 +209,7 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
         hosts.agree(False)  # The others wait for this.
         run = options.plain(trained.run)
         extra = {"data": None, "run": run, "base": base.about(trained.run, trained.recipe)}
-        start = train.start(trained.recipe, trained.params)
-        checkpoints.save(0, start, extra, at_once=True)
+        checkpoints.save(0, start(trained.params), extra, at_once=True)
     if not hosts.is_first():
         return
     if (source / "tokenizer.json").exists():

@@ -73,7 +73,7 @@ def test_50_steps(way):
     plan = dataclasses.replace(RECIPE.plan, sharding=sharding, microbatches=parts)
     recipe = dataclasses.replace(RECIPE, plan=plan)
     shardings = train.shardings(recipe)
-    state = xf.jit(lambda: train.init(recipe))()
+    state = xf.jit(lambda: train.init(recipe), out_shardings=shardings)()
     assert xf.tree.map(xf.sharding_of, state) == shardings
     compiles = train.train_step.cache_info().compiles
     losses = []
