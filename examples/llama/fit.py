@@ -154,8 +154,8 @@ def begin(
                 "create it with import-hf"
             )
         seed = run.seed  # The program is the same in every folder.
-        init = xf.jit(lambda: train.init(recipe, seed), out_shardings=train.shardings(recipe))
-        return 0, init(), ""
+        where = None if recipe.plan.sharding is None else train.shardings(recipe)
+        return 0, xf.jit(lambda: train.init(recipe, seed), out_shardings=where)(), ""
     told = ""
 
     def check(extra: dict[str, Any]) -> None:
