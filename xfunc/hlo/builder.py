@@ -66,11 +66,11 @@ class Builder:
         if module not in self._embedded:
             signatures = module.signatures or verify(module)
             computations = list(module.proto.computations)
-            last, ids = last_number(module.proto), dict[int, int]()
-            if self._last_id or last > _MOST:
+            if not self._last_id and (last := last_number(module.proto)) <= _MOST:
+                self._last_id = last  # Nothing was added yet: all of its ids and names are free.
+            else:
+                ids: dict[int, int] = {}
                 computations = [copied(c, ids, self.new_id) for c in computations]
-            else:  # Nothing is added yet, so that all of its ids and names are free.
-                self._last_id = last
             made = {
                 k: self.finish(c, s)
                 for c, (k, s) in zip(computations, signatures.items(), strict=True)

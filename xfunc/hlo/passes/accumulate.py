@@ -59,11 +59,11 @@ def _widen(
     """
     widening: _Widening | None = None
     for c in proto.computations:
-        found = [i for i in c.instructions if i.opcode in which]
         chosen = {
             i.id
-            for i in found
-            if i.shape.element_type in types
+            for i in c.instructions
+            if i.opcode in which
+            and i.shape.element_type in types
             and (combiners is None or i.called_computation_ids[-1] in combiners)
         }
         if chosen:

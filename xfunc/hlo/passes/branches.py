@@ -27,18 +27,21 @@ def keep_branches(proto: pb.HloModuleProto) -> None:
     """Keep complex logarithms, roots and powers on their branch, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        branched = [i for i in c.instructions if i.opcode in _BRANCHED]
-        if not any(i.shape.element_type in _PARTS for i in branched):
+        if not any(map(_is_branched, c.instructions)):
             continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if i.opcode not in _BRANCHED or i.shape.element_type not in _PARTS:
+            if not _is_branched(i):
                 made.append(i)
             elif i.opcode == "log":
                 made += _Steps(i, ids).logarithm()
             else:
                 made += _Steps(i, ids).conjugated()
         fill(c, made)
+
+
+def _is_branched(i: pb.HloInstructionProto) -> bool:
+    return i.opcode in _BRANCHED and i.shape.element_type in _PARTS
 
 
 class _Steps:

@@ -17,25 +17,22 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        converts = [i for i in c.instructions if i.opcode == "convert"]
-        sources = {i.operand_ids[0] for i in converts if i.shape.element_type in _INEXACT}
-        if not sources:
+        converts = {i.id: i.operand_ids[0] for i in c.instructions if _is_inexact_convert(i)}
+        if not converts:
             continue
-        masks = {
-            i.id for i in c.instructions if i.shape.element_type == pb.PRED and i.id in sources
-        }
-        if not masks:
+        masks = {i.id for i in c.instructions if i.shape.element_type == pb.PRED}
+        if masks.isdisjoint(converts.values()):
             continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if (
-                i.opcode == "convert"
-                and i.operand_ids[0] in masks
-                and i.shape.element_type in _INEXACT
-            ):
+            if converts.get(i.id) in masks:
                 whole = with_id(i, next(ids))
                 whole.shape.element_type = pb.S32
                 made.append(whole)
                 i.operand_ids[:] = [whole.id]
             made.append(i)
         fill(c, made)
+
+
+def _is_inexact_convert(i: pb.HloInstructionProto) -> bool:
+    return i.opcode == "convert" and i.shape.element_type in _INEXACT
