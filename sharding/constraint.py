@@ -19,7 +19,8 @@ from xfunc.core.eager import is_eager
 from xfunc.core.types import AutogradContext
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo.spmd.annotations import constrain
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.spmd.annotations import SHARDING, constrain, recorded, unspecified
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
 from xfunc.sharding.mapped import mapped_axes, with_axis
@@ -73,9 +74,21 @@ class Constraint(Annotation):
     sharding: NamedSharding
 
     def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        sharding, ndim = self.sharding, self.avals[0].ndim
-        free = [d for d, e in enumerate(sharding.spec) if e is PartitionSpec.UNCONSTRAINED]
-        return [constrain(body, values[0], sharding.tiles(ndim).to_proto(), tuple(free))]
+        tiles, free = self._tiles_and_free
+        return [constrain(body, values[0], tiles, free)]
+
+    @property
+    def _tiles_and_free(self) -> tuple[pb.OpSharding, list[int]]:
+        """The sharding, and the dimensions whose sharding XLA chooses."""
+        tiles = self.sharding.tiles(self.avals[0].ndim).to_proto()
+        spec = enumerate(self.sharding.spec)
+        return tiles, [d for d, e in spec if e is PartitionSpec.UNCONSTRAINED]
+
+    def emit(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if tracing.current() is None:
+            return super().emit(args)
+        (x,), (tiles, free) = args, self._tiles_and_free
+        return [tracer().custom_call(x, SHARDING, unspecified(free), recorded(tiles))]
 
     def batched(self, n: int) -> Constraint:
         mesh, spec = self.sharding.mesh, self.sharding.spec

@@ -86,6 +86,19 @@ class Tracer(Protocol):
         """Record the application of a computation to at least one input, as one operation."""
         ...
 
+    def custom_call(
+        self, x: torch.Tensor, target: str, config: str, attributes: dict[str, str]
+    ) -> torch.Tensor:
+        """Record a custom call of one value that returns another of the same shape and dtype.
+
+        Args:
+            x: the value.
+            target: a name that the compiler knows.
+            config: its configuration, in a form that depends on the target.
+            attributes: frontend attributes of the instruction.
+        """
+        ...
+
     def recorded(
         self,
         name: str,

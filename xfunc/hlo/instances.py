@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import copied, fresh_ids
+from xfunc.hlo.edit import called, copied, fresh_ids
 
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
     """Ids of the computations that contain a wanted instruction, directly or through calls."""
     found: set[int] = set()
     for c in proto.computations:  # callees come first
-        if any(map(wanted, c.instructions)) or (
-            found and any(k in found for i in c.instructions for k in i.called_computation_ids)
-        ):
+        if any(map(wanted, c.instructions)) or (found and not found.isdisjoint(called(c))):
             found.add(c.id)
     return found
 
@@ -34,7 +32,7 @@ def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
 
     def visit(c: pb.HloComputationProto) -> None:
         for i in c.instructions:
-            for k, callee in enumerate(i.called_computation_ids):
+            for k, callee in enumerate(i.called_computation_ids[:]):
                 if callee not in which:
                     continue
                 target = by_id[callee]

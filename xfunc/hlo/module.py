@@ -132,7 +132,7 @@ class Computation:
         for proto in self.proto.instructions:
             key = proto.id
             try:
-                operands = tuple([found[k] for k in proto.operand_ids])
+                operands = tuple([found[k] for k in proto.operand_ids[:]])
             except KeyError as e:
                 raise InvalidHloError(
                     f"instruction {proto.name!r} in computation {self.name!r}: "

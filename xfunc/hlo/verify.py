@@ -203,10 +203,10 @@ class _Computation:
         parameters: dict[int, pb.HloInstructionProto] = {}
         defined, signatures = self.defined, self.module.signatures
         for i in self.instructions:
-            for k in i.operand_ids:
+            for k in i.operand_ids[:]:  # See NOTE [slices of fields].
                 if k not in defined:
                     self.fail(i, f"operand {k} is not defined before it in this computation")
-            for c in i.called_computation_ids:
+            for c in i.called_computation_ids[:]:
                 if c not in signatures:
                     self.fail_of_call(i, c)
             defined[i.id] = i

@@ -71,6 +71,7 @@ def _table() -> dict[object, Kind]:
             *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
             *_functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),
             *_functions("is_inference", "is_signed", "is_neg", "result_type"),
+            *_functions("promote_types", "can_cast"),
         ],
     )
     put(

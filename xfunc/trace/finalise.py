@@ -33,6 +33,7 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
         for i in entry_of(whole.proto).instructions:
             if i.opcode == "parameter" and (divided := tiles[i.parameter_number]) is not None:
                 divided.write(i.sharding)
+    held = [[*c.instructions] for c in whole.proto.computations]  # so that no pass makes them anew
     strip_names(whole.proto)
     narrow_products(whole.proto)
     convert_masks(whole.proto)
@@ -40,4 +41,5 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
     accumulate_wide(whole.proto)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
+    del held
     return Module(whole.proto)

@@ -21,6 +21,7 @@ from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.passes.absent import drop_absent
+from xfunc.hlo.spmd import annotations
 from xfunc.torchlib import torch_functions
 from xfunc.trace import tracing
 from xfunc.trace.finalise import finished
@@ -97,7 +98,7 @@ class Lowering:
     @functools.cached_property
     def module(self) -> Module:
         """The HLO, parsed."""
-        return Module.from_bytes(self.hlo)
+        return annotations.read(self.hlo)
 
     @functools.cached_property
     def computation(self) -> Computation:
@@ -174,7 +175,7 @@ class Lowering:
             )
 
             def made() -> Module:  # anew each time: the backend may change what it is given
-                return finished(Module.from_bytes(self.hlo), tiles=tiles)
+                return finished(annotations.read(self.hlo), tiles=tiles)
 
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
 

@@ -337,10 +337,12 @@ class Trace:
     def register(self, outputs: Iterable[torch.Tensor]) -> None:
         """Remember values made in this trace without passing the mode."""
         frame = sys._getframe(1)
-        for t in outputs:
-            self.stamps.stamp(t, frame)
-            self.made.remember(t, None, frame)
-            self.has_float8 |= t.dtype in FLOAT8
+        with torch._C.DisableTorchFunction():
+            for t in outputs:
+                if t not in self.made:
+                    self.stamps.stamp(t, frame)
+                    self.made.remember(t, None, frame)
+                    self.has_float8 |= t.dtype in FLOAT8
 
     def is_input(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is an argument or a capture."""

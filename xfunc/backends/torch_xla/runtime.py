@@ -227,6 +227,17 @@ def user_computation(
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
 
 
+def custom_call(
+    x: torch.Tensor, target: str, config: str, attributes: dict[str, str]
+) -> torch.Tensor:
+    """One lazy node that is a custom call of one value."""
+    original = 1  # the version of the interface
+    (made,) = xla()._xla_custom_call(
+        [x], target, [list(x.shape)], [x.dtype], False, config, original, attributes
+    )
+    return made
+
+
 def settle(tensors: Sequence[torch.Tensor]) -> None:
     """Give data to lazy tensors whose computation is still pending."""
     wait()

@@ -31,6 +31,7 @@ class LazyTensors:
     placeholder = staticmethod(runtime.placeholder)
     computation = staticmethod(runtime.computation)
     apply = staticmethod(runtime.user_computation)
+    custom_call = staticmethod(runtime.custom_call)
     to_device = staticmethod(uploads.to_device)
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -92,14 +93,12 @@ class LazyTensors:
 
     def as_said(self, tensor: torch.Tensor) -> torch.Tensor:
         """A plain traced tensor, converted if torch_xla stores it in another dtype than its own."""
-        if tensor.device.type != "xla":
-            return tensor
-        said = tensor.dtype
-        held = _HELD.get(runtime.xla()._get_xla_tensor_shape_type(tensor), said)
-        if held == said:
-            return tensor
         with torch._C.DisableTorchFunction():
-            return tensor.to(held).to(said)
+            if tensor.device.type != "xla":
+                return tensor
+            said = tensor.dtype
+            held = _HELD.get(runtime.xla()._get_xla_tensor_shape_type(tensor), said)
+            return tensor if held == said else tensor.to(held).to(said)
 
     def is_recorded(self, tensors: Sequence[torch.Tensor]) -> bool:
         """See `xfunc.backends.tracer.Tracer.is_recorded`."""

@@ -7,11 +7,12 @@ conversion into the reduction; there is no wide copy of the input.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
+from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
-from xfunc.hlo.edit import copied, fill, fresh_ids, instruction, with_id
+from xfunc.hlo.edit import called, copied, fresh_ids, instruction, with_id
 
 NARROW = (pb.BF16, pb.F16)
 
@@ -57,23 +58,20 @@ def _widen(
         types: their element types.
         combiners: which computations they call.
     """
-    widening: _Widening | None = None
+    widening = _Widening(proto)
     for c in proto.computations:
-        chosen = {
-            i.id
-            for i in c.instructions
+        chosen = [
+            (k, i)
+            for k, i in enumerate(c.instructions)
             if i.opcode in which
             and i.shape.element_type in types
             and (combiners is None or i.called_computation_ids[-1] in combiners)
-        }
+        ]
         if chosen:
-            widening = widening or _Widening(proto)
-            fill(c, list(widening.instructions(c, chosen)))
-    if widening is not None and widening.combiners:
-        called = {
-            k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
-        }
-        unused = widening.combiners.keys() - called
+            widening.run(c, chosen)
+    if widening.combiners:
+        used = set(chain.from_iterable(map(called, proto.computations)))
+        unused = widening.combiners.keys() - used
         for k in reversed(range(len(proto.computations))):
             if proto.computations[k].id in unused:
                 del proto.computations[k]
@@ -94,28 +92,30 @@ class _Widening:
         self._ids = fresh_ids(proto)
         self._computations = {c.id: c for c in proto.computations}
 
-    def instructions(
-        self, c: pb.HloComputationProto, chosen: set[int]
-    ) -> Iterator[pb.HloInstructionProto]:
-        """The instructions of a computation, widened."""
-        by_id = {i.id: i for i in c.instructions}
-        wide: dict[int, pb.HloInstructionProto] = {}
-        for i in c.instructions:
-            if i.id not in chosen:
-                yield i
-                continue
+    def run(
+        self, c: pb.HloComputationProto, chosen: Sequence[tuple[int, pb.HloInstructionProto]]
+    ) -> None:
+        """Widen some instructions of a computation, given with their places."""
+        operands = {k for _, i in chosen for k in i.operand_ids}
+        arguments = {i.id: i for i in c.instructions if i.id in operands}
+        wide: dict[int, int] = {}
+        made: list[pb.HloInstructionProto] = []
+        for place, i in chosen:
+            start = len(made)
             for k in i.operand_ids:
-                if k not in wide and by_id[k].shape.element_type in NARROW:
-                    wide[k] = self._convert(by_id[k], pb.F32)
-                    yield wide[k]
-            made = with_id(i, next(self._ids))
-            made.shape.element_type = pb.F32
-            made.operand_ids[:] = [wide[k].id if k in wide else k for k in i.operand_ids]
-            made.called_computation_ids[:] = [self._combiner(k) for k in i.called_computation_ids]
-            yield made
-            rounded = self._convert(made, i.shape.element_type)
+                if k not in wide and arguments[k].shape.element_type in NARROW:
+                    made.append(self._convert(arguments[k], pb.F32))
+                    wide[k] = made[-1].id
+            reduced = with_id(i, next(self._ids))
+            reduced.shape.element_type = pb.F32
+            reduced.operand_ids[:] = [wide.get(k, k) for k in i.operand_ids]
+            reduced.called_computation_ids[:] = map(self._combiner, i.called_computation_ids)
+            made.append(reduced)
+            for k in range(start, len(made)):
+                c.instructions.insert(place + k, made[k])
+            rounded = self._convert(reduced, i.shape.element_type)
             rounded.id, rounded.name = i.id, i.name
-            yield rounded
+            i.CopyFrom(rounded)
 
     def _convert(
         self, of: pb.HloInstructionProto, element_type: pb.PrimitiveType

@@ -97,9 +97,9 @@ class _Caller:
             if key in known:
                 continue  # an argument
             opcode = i.opcode
-            operands = [known[k] for k in i.operand_ids]
+            operands = [known[k] for k in i.operand_ids[:]]  # See NOTE [slices of fields].
             waits = [*after]
-            for k in i.control_predecessor_ids:
+            for k in i.control_predecessor_ids[:]:
                 waits += insides.get(k) or [known[k]]
             if opcode == "call" and not _stays(self._computations[i.called_computation_ids[0]]):
                 start = len(self._made)
@@ -136,7 +136,7 @@ class _Caller:
         kept: list[pb.HloInstructionProto] = []
         for i in reversed(self._made):
             if i.id in used or i.id not in self._taken_apart:
-                used.update(i.operand_ids)
-                used.update(i.control_predecessor_ids)
+                used.update(i.operand_ids[:])
+                used.update(i.control_predecessor_ids[:])
                 kept.append(i)
         return kept[::-1]

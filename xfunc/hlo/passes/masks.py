@@ -17,15 +17,17 @@ def convert_masks(proto: pb.HloModuleProto) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        converts = {i.id: i.operand_ids[0] for i in c.instructions if _is_inexact_convert(i)}
-        if not converts:
+        sources = {i.operand_ids[0] for i in c.instructions if _is_inexact_convert(i)}
+        if not sources:
             continue
-        masks = {i.id for i in c.instructions if i.shape.element_type == pb.PRED}
-        if masks.isdisjoint(converts.values()):
+        masks = {
+            i.id for i in c.instructions if i.id in sources and i.shape.element_type == pb.PRED
+        }
+        if not masks:
             continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if converts.get(i.id) in masks:
+            if _is_inexact_convert(i) and i.operand_ids[0] in masks:
                 whole = with_id(i, next(ids))
                 whole.shape.element_type = pb.S32
                 made.append(whole)

@@ -8,7 +8,7 @@ twice the memory.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
@@ -19,12 +19,13 @@ _NARROW = (pb.BF16, pb.F16)
 def narrow_products(proto: pb.HloModuleProto) -> None:
     """Multiply narrow numbers as such wherever they are widened for it, in place."""
     for c in proto.computations:
-        converts = [i for i in c.instructions if i.opcode == "convert"]
-        roundings = [i for i in converts if i.shape.element_type in _NARROW]
+        roundings = [
+            i for i in c.instructions if i.opcode == "convert" and i.shape.element_type in _NARROW
+        ]
         if not roundings:
             continue
         by_id = {i.id: i for i in c.instructions}
-        replaced: dict[int, pb.HloInstructionProto] = {}
+        replaced: set[int] = set()
         for i in roundings:
             product = by_id[i.operand_ids[0]]
             if product.opcode != "multiply" or product.shape.element_type != pb.F32:
@@ -36,20 +37,23 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
                     i.opcode = "multiply"
                     i.operand_ids[:] = [s.id for s in sources]
                     i.metadata.CopyFrom(product.metadata)
-                    replaced |= {product.id: product, **{w.id: w for w in widened}}
+                    replaced.update((product.id, *product.operand_ids))
         if replaced:
             _drop_unused(c, replaced)
 
 
-def _drop_unused(c: pb.HloComputationProto, replaced: dict[int, pb.HloInstructionProto]) -> None:
+def _drop_unused(c: pb.HloComputationProto, replaced: set[int]) -> None:
     """Remove those of the products and widenings that nothing uses any more."""
-    instructions = list(c.instructions)
-    uses = Counter(chain.from_iterable([i.operand_ids for i in instructions]))
-    uses.update(chain.from_iterable([i.control_predecessor_ids for i in instructions]))
-    uses[c.root_id] += 1
-    for k in reversed(range(len(instructions))):
-        key = instructions[k].id
-        if key in replaced and not uses[key]:
-            uses.subtract(replaced[key].operand_ids)
-            uses.subtract(replaced[key].control_predecessor_ids)
+    own = [(k, i) for k, i in enumerate(c.instructions) if i.id in replaced]
+    used = {c.root_id, *_uses([i for i in c.instructions if i.id not in replaced])}
+    for k, i in reversed(own):  # users before what they use
+        if i.id in used:
+            used.update(_uses([i]))
+        else:
             del c.instructions[k]
+
+
+def _uses(instructions: Sequence[pb.HloInstructionProto]) -> Iterator[int]:
+    """The ids that they mention."""  # See NOTE [slices of fields].
+    yield from chain.from_iterable([i.operand_ids[:] for i in instructions])
+    yield from chain.from_iterable([i.control_predecessor_ids[:] for i in instructions])

@@ -12,6 +12,10 @@ partitioner removes them when it is done.
 NOTE [ties come in pairs]: xfunc's passes keep only what results are computed from, and would take a
 pair apart. So both members of a group are in a separate computation that takes two values and
 returns them, and is called.
+
+NOTE [recorded constraints]: a tracer records a custom call as one operation, but cannot give it a
+sharding. (It can record the call of a computation with a constraint, which costs five times as
+much and makes larger modules.) So the sharding is an attribute until the module is read.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import instruction
 from xfunc.hlo.errors import InvalidHloError
+from xfunc.hlo.module import Module
 
 SHARDING = "Sharding"
 MANUAL_BODY = "xla.sdy.manual_computation_body"
 """How the name of one device's program begins, where it is written for Shardy."""
 _AUTOMATIC = "xfunc_automatic"
+_RECORDED = "xfunc_sharding"
 
 
 def constrain(
@@ -34,6 +40,24 @@ def constrain(
 ) -> Value:
     """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
     return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
+
+
+def recorded(sharding: pb.OpSharding) -> dict[str, str]:
+    """The attributes with which a tracer records a constraint; see NOTE [recorded constraints]."""
+    return {_RECORDED: sharding.SerializeToString(deterministic=True).hex()}
+
+
+def read(hlo: bytes) -> Module:
+    """A serialised module, in which recorded constraints have become real ones."""
+    module = Module.from_bytes(hlo)
+    if _RECORDED.encode() in hlo:
+        for c in module.proto.computations:
+            for i in c.instructions:
+                if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
+                    i.sharding.ParseFromString(
+                        bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
+                    )
+    return module
 
 
 def run_on_one_device(i: pb.HloInstructionProto) -> None:

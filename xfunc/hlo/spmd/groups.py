@@ -9,10 +9,10 @@ differed in dimensions, it would abort the process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass
+from xfunc.hlo.edit import bypass, called
 from xfunc.hlo.instances import holding, separate
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
@@ -100,10 +100,8 @@ def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], 
         }
         if calls:
             _skip_calls(c, calls)
-    called = {
-        k for c in proto.computations for i in c.instructions for k in i.called_computation_ids
-    }
-    unused = gone - called - {proto.entry_computation_id}
+    used = set(chain.from_iterable(map(called, proto.computations)))
+    unused = gone - used - {proto.entry_computation_id}
     for k in reversed(range(len(proto.computations))):
         if proto.computations[k].id in unused:
             del proto.computations[k]
