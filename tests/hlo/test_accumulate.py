@@ -7,6 +7,7 @@ import xfunc as xf
 from xfunc.hlo import Builder, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import ops as hlo
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.accumulate import accumulate_wide, compute_wide
 
 from .conftest import Lower, Run
@@ -18,7 +19,7 @@ NARROW = pytest.mark.parametrize("dtype", [BF16, F16])
 def widened(module: Module, change=accumulate_wide) -> Module:
     """A copy of the module after the pass."""
     found = Module.from_bytes(module.to_bytes())
-    change(found.proto)
+    change(Contents(found.proto))
     found = Module(found.proto)
     verify(found)
     return found

@@ -6,6 +6,7 @@ import torch
 
 import xfunc as xf
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.narrow import narrow_products
 
 from .conftest import Lower, Run
@@ -55,7 +56,7 @@ def made(make: Make, dtype: torch.dtype = BF16) -> Module:
 def narrowed(module: Module) -> Module:
     """A copy of the module after the pass."""
     found = Module.from_bytes(module.to_bytes())
-    narrow_products(found.proto)
+    narrow_products(Contents(found.proto))
     found = Module(found.proto)
     verify(found)
     return found

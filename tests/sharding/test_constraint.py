@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import xfunc as xf
 from tests.support.divided import MESH, is_divided, on
 from tests.support.table import TABLE, base
 from xfunc.errors import ShardingError, TreeMismatchError
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.sharding import (
     AbstractMesh,
     NamedSharding,
@@ -21,6 +23,7 @@ from xfunc.sharding import (
     use_mesh,
     with_sharding_constraint,
 )
+from xfunc.torchlib.values import SUPPORTED
 
 X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
 
@@ -118,6 +121,23 @@ def test_second_order(twice: Any) -> None:
     torch.testing.assert_close(got.cpu(), want)
     if got.ndim == 1:
         assert is_divided(got, "fsdp")
+
+
+@pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 4), (8,), (4, 2, 8)], ids=str)
+def test_one_instruction(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """It is no call of another computation, has the name of no other, and changes nothing."""
+    x = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    f = xf.jit(lambda x: with_sharding_constraint(x, on(*("fsdp",) * (len(shape) == 1))))
+    (computation,) = f.lower(x).module.computations
+    (call,) = [i for i in computation.instructions if i.opcode == "custom-call"]
+    assert call.proto.custom_call_target == "Sharding"
+    assert not call.proto.frontend_attributes.map
+    kind = pb.OpSharding.OTHER if len(shape) == 1 else pb.OpSharding.REPLICATED
+    assert call.proto.sharding.type == kind
+    made = f(x)
+    assert (made.dtype, made.shape) == (dtype, x.shape)
+    assert torch.equal(made.cpu().to(torch.complex128), x.to(torch.complex128))
 
 
 def test_trees_and_prefixes() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.accumulate import compute_wide
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.limits import reach_limits
@@ -28,7 +29,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     """
     if on_cpu:
         strip_offload(proto)  # It has one memory.
-        compute_wide(proto)
+        compute_wide(Contents(proto))
         reach_limits(proto)
         if count == 1:
             hold_barriers(proto)  # After the partitioner, XLA heeds barriers.

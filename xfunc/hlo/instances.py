@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import called, copied, fresh_ids
@@ -10,9 +10,16 @@ from xfunc.hlo.edit import called, copied, fresh_ids
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
     """Ids of the computations that contain a wanted instruction, directly or through calls."""
-    found: set[int] = set()
-    for c in proto.computations:  # callees come first
-        if any(map(wanted, c.instructions)) or (found and not found.isdisjoint(called(c))):
+    return with_callers(
+        proto, [c.id for c in proto.computations if any(map(wanted, c.instructions))]
+    )
+
+
+def with_callers(proto: pb.HloModuleProto, computations: Iterable[int]) -> set[int]:
+    """Ids of computations, and of those that call them, directly or not."""
+    found = set(computations)
+    for c in proto.computations if found else ():  # callees come first
+        if c.id not in found and not found.isdisjoint(called(c)):
             found.add(c.id)
     return found
 

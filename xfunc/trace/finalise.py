@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from xfunc import config
 from xfunc.hlo import Module
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of
 from xfunc.hlo.passes.accumulate import accumulate_wide
 from xfunc.hlo.passes.branches import keep_branches
@@ -33,13 +34,12 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
         for i in entry_of(whole.proto).instructions:
             if i.opcode == "parameter" and (divided := tiles[i.parameter_number]) is not None:
                 divided.write(i.sharding)
-    held = [[*c.instructions] for c in whole.proto.computations]  # so that no pass makes them anew
     strip_names(whole.proto)
-    narrow_products(whole.proto)
-    convert_masks(whole.proto)
-    keep_branches(whole.proto)
-    accumulate_wide(whole.proto)
+    contents = Contents(whole.proto)
+    narrow_products(contents)
+    convert_masks(contents)
+    keep_branches(contents)
+    accumulate_wide(contents)
     settle_groups(whole.proto, config.shard_as_in_scan)
     renumber_channels(whole.proto)
-    del held
     return Module(whole.proto)

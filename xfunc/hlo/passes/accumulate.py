@@ -7,30 +7,31 @@ conversion into the reduction; there is no wide copy of the input.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import called, copied, fresh_ids, instruction, with_id
 
 NARROW = (pb.BF16, pb.F16)
 
 
-def accumulate_wide(proto: pb.HloModuleProto) -> None:
+def accumulate_wide(contents: Contents) -> None:
     """Make sums and products of many narrow numbers accumulate in float32, in place."""
-    combiners = {c.id for c in proto.computations if _combines(c)}
+    combiners = {c.id for c in contents.proto.computations if _combines(c)}
     if combiners:
-        _widen(proto, opcodes.ACCUMULATING, NARROW, combiners)
+        _widen(contents, opcodes.ACCUMULATING, NARROW, combiners)
 
 
-def compute_wide(proto: pb.HloModuleProto) -> None:
+def compute_wide(contents: Contents) -> None:
     """Make operations that would round more than once in float16 use float32, in place.
 
     On the CPU, XLA accumulates float16 dots in float16, and computes functions in several steps. It
     widens all of bfloat16 by itself.
     """
-    _widen(proto, opcodes.COARSE, (pb.F16,))
+    _widen(contents, opcodes.COARSE, (pb.F16,))
 
 
 def _combines(c: pb.HloComputationProto) -> bool:
@@ -45,7 +46,7 @@ def _combines(c: pb.HloComputationProto) -> bool:
 
 
 def _widen(
-    proto: pb.HloModuleProto,
+    contents: Contents,
     which: frozenset[str],
     types: Collection[int],
     combiners: set[int] | None = None,
@@ -53,22 +54,23 @@ def _widen(
     """Give some instructions wide operands, and round their results.
 
     Args:
-        proto: of the module; it is changed.
+        contents: of the module; it is changed.
         which: their opcodes.
         types: their element types.
         combiners: which computations they call.
     """
+    proto = contents.proto
     widening = _Widening(proto)
-    for c in proto.computations:
-        chosen = [
-            (k, i)
-            for k, i in enumerate(c.instructions)
-            if i.opcode in which
-            and i.shape.element_type in types
+    for c, found in contents.everywhere(which):
+        chosen = {
+            i.id
+            for i in found
+            if i.shape.element_type in types
             and (combiners is None or i.called_computation_ids[-1] in combiners)
-        ]
+        }
         if chosen:
-            widening.run(c, chosen)
+            widening.run(c, chosen, contents.by_id(c))
+            contents.changed(c)
     if widening.combiners:
         used = set(chain.from_iterable(map(called, proto.computations)))
         unused = widening.combiners.keys() - used
@@ -93,18 +95,20 @@ class _Widening:
         self._computations = {c.id: c for c in proto.computations}
 
     def run(
-        self, c: pb.HloComputationProto, chosen: Sequence[tuple[int, pb.HloInstructionProto]]
+        self,
+        c: pb.HloComputationProto,
+        chosen: Collection[int],
+        by_id: Mapping[int, pb.HloInstructionProto],
     ) -> None:
-        """Widen some instructions of a computation, given with their places."""
-        operands = {k for _, i in chosen for k in i.operand_ids}
-        arguments = {i.id: i for i in c.instructions if i.id in operands}
+        """Widen some instructions of a computation, given with all of them by id."""
+        places = [(k, i) for k, i in enumerate(c.instructions) if i.id in chosen]
         wide: dict[int, int] = {}
         made: list[pb.HloInstructionProto] = []
-        for place, i in chosen:
+        for place, i in places:
             start = len(made)
             for k in i.operand_ids:
-                if k not in wide and arguments[k].shape.element_type in NARROW:
-                    made.append(self._convert(arguments[k], pb.F32))
+                if k not in wide and by_id[k].shape.element_type in NARROW:
+                    made.append(self._convert(by_id[k], pb.F32))
                     wide[k] = made[-1].id
             reduced = with_id(i, next(self._ids))
             reduced.shape.element_type = pb.F32

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 
 _PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
@@ -23,25 +24,23 @@ _BITS = {pb.C64: (pb.S32, torch.int32), pb.C128: (pb.S64, torch.int64)}
 _BRANCHED = frozenset(("log", "sqrt", "rsqrt", "power"))
 
 
-def keep_branches(proto: pb.HloModuleProto) -> None:
+def keep_branches(contents: Contents) -> None:
     """Keep complex logarithms, roots and powers on their branch, in place."""
-    ids = fresh_ids(proto)
-    for c in proto.computations:
-        if not any(map(_is_branched, c.instructions)):
+    ids = fresh_ids(contents.proto)
+    for c, branched in contents.everywhere(_BRANCHED):
+        chosen = {i.id for i in branched if i.shape.element_type in _PARTS}
+        if not chosen:
             continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if not _is_branched(i):
+            if i.id not in chosen:
                 made.append(i)
             elif i.opcode == "log":
                 made += _Steps(i, ids).logarithm()
             else:
                 made += _Steps(i, ids).conjugated()
         fill(c, made)
-
-
-def _is_branched(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in _BRANCHED and i.shape.element_type in _PARTS
+        contents.changed(c)
 
 
 class _Steps:

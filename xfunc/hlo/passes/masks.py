@@ -8,33 +8,32 @@ nothing: it is computed where it is used.
 from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import fill, fresh_ids, with_id
 
 _INEXACT = frozenset((pb.F16, pb.BF16, pb.F32, pb.F64, pb.C64, pb.C128))
 
 
-def convert_masks(proto: pb.HloModuleProto) -> None:
+def convert_masks(contents: Contents) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
-    ids = fresh_ids(proto)
-    for c in proto.computations:
-        sources = {i.operand_ids[0] for i in c.instructions if _is_inexact_convert(i)}
-        if not sources:
-            continue
-        masks = {
-            i.id for i in c.instructions if i.id in sources and i.shape.element_type == pb.PRED
+    ids = fresh_ids(contents.proto)
+    for c, converts in contents.everywhere(("convert",)):
+        by_id = contents.by_id(c)
+        chosen = {
+            i.id
+            for i in converts
+            if i.shape.element_type in _INEXACT
+            and by_id[i.operand_ids[0]].shape.element_type == pb.PRED
         }
-        if not masks:
+        if not chosen:
             continue
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            if _is_inexact_convert(i) and i.operand_ids[0] in masks:
+            if i.id in chosen:
                 whole = with_id(i, next(ids))
                 whole.shape.element_type = pb.S32
                 made.append(whole)
                 i.operand_ids[:] = [whole.id]
             made.append(i)
         fill(c, made)
-
-
-def _is_inexact_convert(i: pb.HloInstructionProto) -> bool:
-    return i.opcode == "convert" and i.shape.element_type in _INEXACT
+        contents.changed(c)

@@ -12,19 +12,18 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 
 _NARROW = (pb.BF16, pb.F16)
 
 
-def narrow_products(proto: pb.HloModuleProto) -> None:
+def narrow_products(contents: Contents) -> None:
     """Multiply narrow numbers as such wherever they are widened for it, in place."""
-    for c in proto.computations:
-        roundings = [
-            i for i in c.instructions if i.opcode == "convert" and i.shape.element_type in _NARROW
-        ]
+    for c, converts in contents.everywhere(("convert",)):
+        roundings = [i for i in converts if i.shape.element_type in _NARROW]
         if not roundings:
             continue
-        by_id = {i.id: i for i in c.instructions}
+        by_id = contents.by_id(c)
         replaced: set[int] = set()
         for i in roundings:
             product = by_id[i.operand_ids[0]]
@@ -40,6 +39,7 @@ def narrow_products(proto: pb.HloModuleProto) -> None:
                     replaced.update((product.id, *product.operand_ids))
         if replaced:
             _drop_unused(c, replaced)
+            contents.changed(c)
 
 
 def _drop_unused(c: pb.HloComputationProto, replaced: set[int]) -> None:

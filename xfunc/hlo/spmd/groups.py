@@ -13,7 +13,7 @@ from itertools import chain, count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import bypass, called
-from xfunc.hlo.instances import holding, separate
+from xfunc.hlo.instances import separate, with_callers
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
 
@@ -33,7 +33,7 @@ def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
         strip_groups(proto)
     elif not automatic:
         _remove(proto, is_automatic)
-    separate(proto, holding(proto, is_tie))
+    separate(proto, with_callers(proto, [c.id for c in proto.computations if is_pair(c)]))
     numbers = count(1)
     for c in filter(is_pair, proto.computations):
         number = next(numbers)
