@@ -246,7 +246,7 @@ class _Reach:
             return
         self._codes[code, id(namespace)] = None
         names = names_in(code)
-        self._mentioned.update(dict.fromkeys(names.mentioned))
+        self._mentioned.update(names.mentioned)
         direct: list[object] = []
         for name in names.looked_up:
             value = namespace.get(name, MISSING)
@@ -263,7 +263,7 @@ class _Reach:
         # A module may gain an attribute that it lacks now.
         for module in direct:
             if isinstance(module, types.ModuleType) and _is_of_user(module):
-                for name in (*names.attributes, *names.by_text):
+                for name in names.mentioned:
                     self._add(vars(module), name)
 
     def _visit_modules(self) -> None:
@@ -319,15 +319,13 @@ class Names(NamedTuple):
         looked_up: as globals.
         attributes: of anything.
         by_text: strings that the code may look up as names, if it uses a function for that.
+        mentioned: all of those but the globals, each once.
     """
 
     looked_up: tuple[str, ...]
     attributes: tuple[str, ...]
     by_text: tuple[str, ...]
-
-    @property
-    def mentioned(self) -> tuple[str, ...]:
-        return (*self.attributes, *self.by_text)
+    mentioned: dict[str, None]
 
 
 _BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattribute__".split())
@@ -354,4 +352,4 @@ def names_in(code: types.CodeType) -> Names:
             texts[const] = None
     if _BY_TEXT.isdisjoint((*looked_up, *attributes)):
         texts.clear()
-    return Names(tuple(looked_up), tuple(attributes), tuple(texts))
+    return Names(tuple(looked_up), tuple(attributes), tuple(texts), attributes | texts)

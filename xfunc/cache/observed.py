@@ -105,7 +105,7 @@ class Observer:
             if is_of_xfunc(code.co_filename):
                 continue
             names = names_in(code)
-            mentioned.update(dict.fromkeys(names.mentioned))
+            mentioned.update(names.mentioned)
             module = _library_of(namespace)
             if module is None:
                 continue

@@ -80,6 +80,8 @@ def _promoting(func: Function, condition: int | None = None) -> Function:
     @functools.wraps(func)
     def call(*args: object, **kwargs: object) -> Tensor:
         placed = {i: a for i, a in enumerate(args) if isinstance(a, Tensor) and i != condition}
+        if not kwargs and len({a.dtype for a in placed.values()}) <= 1:
+            return func(*args)  # as in most calls
         others = ("out", "condition", *_FACTORS)
         named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k not in others}
         tensors = [*placed.values(), *named.values()]
