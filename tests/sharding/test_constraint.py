@@ -132,6 +132,7 @@ def test_one_instruction(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     (computation,) = f.lower(x).module.computations
     (call,) = [i for i in computation.instructions if i.opcode == "custom-call"]
     assert call.proto.custom_call_target == "Sharding"
+    assert call.proto.metadata.op_name == "xfunc__constraint"
     assert not call.proto.frontend_attributes.map
     kind = pb.OpSharding.OTHER if len(shape) == 1 else pb.OpSharding.REPLICATED
     assert call.proto.sharding.type == kind

@@ -54,9 +54,10 @@ def read(hlo: bytes) -> Module:
         for c in module.proto.computations:
             for i in c.instructions:
                 if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
-                    i.sharding.ParseFromString(
-                        bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
-                    )
+                    sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
+                    i.sharding.ParseFromString(sharding)
+                    called, i.metadata.op_type = i.metadata.op_type, "xfunc__constraint"
+                    i.metadata.op_name = i.metadata.op_name.replace(called, i.metadata.op_type)
     return module
 
 
