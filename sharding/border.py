@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import chain
 
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.core.locations import Location
@@ -11,6 +12,7 @@ from xfunc.errors import ShardingError, fail, report
 from xfunc.hlo import Builder, ComputationBuilder, Module, Value, opcodes
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd import marks, vma
+from xfunc.hlo.spmd.annotations import is_pair
 from xfunc.hlo.spmd.collectives import all_reduce, without_sums
 from xfunc.hlo.spmd.groups import strip_groups
 from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
@@ -145,11 +147,12 @@ def _times(body: ComputationBuilder, x: Value, k: float) -> Value:
 
 def _without_ties(local: Lowering) -> Module:
     """The HLO; one device's shards are not sharded any further."""
-    if b"Sharding" not in local.hlo:
+    if not any(map(is_pair, local.module.proto.computations)):
         return local.module
-    module = Module.from_bytes(local.hlo)
-    strip_groups(module.proto)
-    return module
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(local.module.proto)
+    strip_groups(proto)
+    return Module(proto)
 
 
 _BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -205,7 +208,8 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
     Raises:
         ShardingError: a cotangent does not fit its value.
     """
-    if marks.TARGET.encode() not in local.hlo:
+    whole = chain.from_iterable([c.instructions for c in local.module.proto.computations])
+    if not any(map(marks.mark_of, whole)):
         return local
     sizes = {n: region.mesh.shape[n] for n in region.own}
 
@@ -227,7 +231,7 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
         )
         at = Location(file, int(line), function)
         raise ShardingError(report(problem, hint, at=at)) from None
-    return dataclasses.replace(local, hlo=module.to_bytes())
+    return dataclasses.replace(local, module=module)
 
 
 def _types(local: Lowering, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:

@@ -6,7 +6,7 @@ NOTE [slices of fields]: where every instruction of a module is read, its lists 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
 import torch
@@ -94,6 +94,30 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
                 ids[:] = [origin(k, stands_for) for k in ids]
     c.root_id = origin(c.root_id, stands_for)
     fill(c, (i for i in c.instructions if i.id not in stands_for))
+
+
+def drop_unused(c: pb.HloComputationProto, candidates: Collection[int]) -> None:
+    """Remove those of some instructions that nothing uses.
+
+    Args:
+        c: the computation.
+        candidates: the ids of the instructions, which have no effects.
+    """
+    if not candidates:
+        return
+    own = [(k, i) for k, i in enumerate(c.instructions) if i.id in candidates]
+    used = {c.root_id, *_uses([i for i in c.instructions if i.id not in candidates])}
+    for k, i in reversed(own):  # users before what they use
+        if i.id in used:
+            used.update(_uses([i]))
+        else:
+            del c.instructions[k]
+
+
+def _uses(instructions: Sequence[pb.HloInstructionProto]) -> Iterator[int]:
+    """The ids that they mention."""  # See NOTE [slices of fields].
+    yield from chain.from_iterable([i.operand_ids[:] for i in instructions])
+    yield from chain.from_iterable([i.control_predecessor_ids[:] for i in instructions])
 
 
 def origin(k: int, stands_for: Mapping[int, int]) -> int:

@@ -235,8 +235,8 @@ class Program:
 
     def settle(self) -> None:
         """Resolve the stamps of scopes, so that XLA's cache finds the module of `restore`."""
-        resolved = scopes.resolve(self.lowering.module).to_bytes()
-        self._lowering = dataclasses.replace(self.lowering, hlo=resolved)
+        resolved = scopes.resolve(self.lowering.module)
+        self._lowering = dataclasses.replace(self.lowering, module=resolved)
 
     def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
         """The joint program for gradients with respect to the inputs marked in `wrt`.

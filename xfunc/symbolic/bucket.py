@@ -226,7 +226,7 @@ def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
     inputs = [i if i < n else i + symbols for i in lowering.inputs]
     padded_lowering = Lowering(
         lowering.name,
-        module.to_bytes(),
+        module,
         (*inputs, *range(n, n + symbols)),
         (*lowering.avals, *[Aval((), torch.int64)] * symbols),
         lowering.consts,

@@ -20,7 +20,9 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.absent import drop_absent
+from xfunc.hlo.passes.trivial import drop_trivial
 from xfunc.hlo.spmd import annotations
 from xfunc.torchlib import torch_functions
 from xfunc.trace import tracing
@@ -33,7 +35,7 @@ class Lowering:
 
     Attributes:
         name: of the function.
-        hlo: the module, serialised; it returns a tuple.
+        module: the HLO, which returns a tuple; not to be changed.
         inputs: parameter k of the module is flat input ``inputs[k]``; inputs from ``len(avals)``
             on are `consts`.
         avals: of the flat inputs.
@@ -43,7 +45,7 @@ class Lowering:
     """
 
     name: str
-    hlo: bytes
+    module: Module
     inputs: tuple[int, ...]
     avals: tuple[Aval, ...]
     consts: tuple[torch.Tensor, ...]
@@ -73,17 +75,15 @@ class Lowering:
 
         Without `inputs`, the parameters are the flat inputs and `consts` in their order.
         """
-        data = hlo.to_bytes() if isinstance(hlo, Module) else hlo
+        module = hlo if isinstance(hlo, Module) else Module.from_bytes(hlo)
         places = range(len(avals) + len(consts)) if inputs is None else inputs
-        made = cls(name, data, tuple(places), tuple(avals), tuple(consts), tuple(outputs))
-        if isinstance(hlo, Module):
-            made.__dict__["module"] = hlo  # The cached property need not parse it.
+        made = cls(name, module, tuple(places), tuple(avals), tuple(consts), tuple(outputs))
         return made if made.inputs or not outputs else made._with_parameter()
 
     @classmethod
     def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
         """The `Lowering` of a function without results."""
-        return cls(name, b"", (), tuple(avals), (), ())
+        return cls(name, Module(pb.HloModuleProto()), (), tuple(avals), (), ())
 
     def _with_parameter(self) -> Lowering:
         b = Builder(self.name)
@@ -93,12 +93,12 @@ class Lowering:
         outputs = [body.get_tuple_element(found, k) for k in range(len(self.outputs))]
         module = b.build(body.build(body.tuple(outputs)))
         unused = len(self.avals) + len(self.consts)
-        return dataclasses.replace(self, hlo=module.to_bytes(), inputs=(unused,))
+        return dataclasses.replace(self, module=module, inputs=(unused,))
 
     @functools.cached_property
-    def module(self) -> Module:
-        """The HLO, parsed."""
-        return annotations.read(self.hlo)
+    def hlo(self) -> bytes:
+        """The HLO, serialised."""
+        return self.module.to_bytes()
 
     @functools.cached_property
     def computation(self) -> Computation:
@@ -175,7 +175,7 @@ class Lowering:
             )
 
             def made() -> Module:  # anew each time: the backend may change what it is given
-                return finished(annotations.read(self.hlo), tiles=tiles)
+                return finished(self.module, tiles=tiles)
 
             avals = [*self.avals, *(aval_of(t) for t in self.held())]
 
@@ -235,9 +235,10 @@ def lower(
     consts = [tracing.as_constant(p) for p in parameters if isinstance(p, torch.Tensor)]
     places = itertools.count(len(raw_inputs))
     inputs = [p if isinstance(p, int) else next(places) for p in parameters]
-    hlo = drop_absent(hlo)
     _refuse_generator(name, hlo)
-    return Lowering.of(name, hlo, avals, out_avals, consts, inputs)
+    proto = annotations.read(hlo)
+    drop_trivial(proto)
+    return Lowering.of(name, drop_absent(proto), avals, out_avals, consts, inputs)
 
 
 def _refuse_generator(name: str, hlo: bytes) -> None:

@@ -39,19 +39,23 @@ def absent_tangent(
     return body.zeros(Shape(dtype, dims))
 
 
-_NAME = absent_tangent.__name__.encode()
+def _is_mark(c: pb.HloComputationProto) -> bool:
+    return c.name.startswith(absent_tangent.__name__)
 
 
-def drop_absent(hlo: bytes) -> bytes:
-    """A module in which marked zeros spread through products and are left out of sums."""
-    if _NAME not in hlo:
-        return hlo
-    proto = pb.HloModuleProto.FromString(hlo)
+def drop_absent(proto: pb.HloModuleProto) -> Module:
+    """A module in which marked zeros spread through products and are left out of sums.
+
+    Args:
+        proto: of the module; it is changed.
+    """
+    if not any(map(_is_mark, proto.computations)):
+        return Module(proto)
     spread = _Spread(proto)
     for c in proto.computations:
         spread.over(c, {})
     _add(proto, spread.made)
-    return dead_code_elimination(Module(proto)).to_bytes()
+    return dead_code_elimination(Module(proto))
 
 
 def without(
@@ -212,7 +216,7 @@ class _Absent:
                 return known[0]
             case "call":
                 callee = self._spread.computations[i.called_computation_ids[0]]
-                if callee.name.startswith(absent_tangent.__name__):
+                if _is_mark(callee):
                     return True
                 return tuple(known) if is_pair(callee) else self._call(i, known)
             case "while":

@@ -8,11 +8,9 @@ twice the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
-
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import drop_unused
 
 _NARROW = (pb.BF16, pb.F16)
 
@@ -38,22 +36,5 @@ def narrow_products(contents: Contents) -> None:
                     i.metadata.CopyFrom(product.metadata)
                     replaced.update((product.id, *product.operand_ids))
         if replaced:
-            _drop_unused(c, replaced)
+            drop_unused(c, replaced)
             contents.changed(c)
-
-
-def _drop_unused(c: pb.HloComputationProto, replaced: set[int]) -> None:
-    """Remove those of the products and widenings that nothing uses any more."""
-    own = [(k, i) for k, i in enumerate(c.instructions) if i.id in replaced]
-    used = {c.root_id, *_uses([i for i in c.instructions if i.id not in replaced])}
-    for k, i in reversed(own):  # users before what they use
-        if i.id in used:
-            used.update(_uses([i]))
-        else:
-            del c.instructions[k]
-
-
-def _uses(instructions: Sequence[pb.HloInstructionProto]) -> Iterator[int]:
-    """The ids that they mention."""  # See NOTE [slices of fields].
-    yield from chain.from_iterable([i.operand_ids[:] for i in instructions])
-    yield from chain.from_iterable([i.control_predecessor_ids[:] for i in instructions])

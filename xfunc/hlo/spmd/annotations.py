@@ -26,7 +26,6 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.edit import instruction
 from xfunc.hlo.errors import InvalidHloError
-from xfunc.hlo.module import Module
 
 SHARDING = "Sharding"
 MANUAL_BODY = "xla.sdy.manual_computation_body"
@@ -47,18 +46,18 @@ def recorded(sharding: pb.OpSharding) -> dict[str, str]:
     return {_RECORDED: sharding.SerializeToString(deterministic=True).hex()}
 
 
-def read(hlo: bytes) -> Module:
+def read(hlo: bytes) -> pb.HloModuleProto:
     """A serialised module, in which recorded constraints have become real ones."""
-    module = Module.from_bytes(hlo)
+    proto = pb.HloModuleProto.FromString(hlo)
     if _RECORDED.encode() in hlo:
-        for c in module.proto.computations:
+        for c in proto.computations:
             for i in c.instructions:
                 if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
                     sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
                     i.sharding.ParseFromString(sharding)
                     called, i.metadata.op_type = i.metadata.op_type, "xfunc__constraint"
                     i.metadata.op_name = i.metadata.op_name.replace(called, i.metadata.op_type)
-    return module
+    return proto
 
 
 def run_on_one_device(i: pb.HloInstructionProto) -> None:

@@ -1,0 +1,82 @@
+"""Instructions that change nothing, left out of what torch_xla records.
+
+torch_xla 2.9 multiplies the second term of every sum by its `alpha`, also if that is 1, and expands
+values in up to four steps, of which most give the shape that there was. That is a fifth of all
+instructions of a train step: each pass would read them, and XLA would remove them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import bypass, drop_unused, entry_of, origin
+from xfunc.hlo.literal import write_literal
+from xfunc.hlo.plain import plain_tensors
+from xfunc.hlo.shape import Shape
+
+_SHAPES = frozenset(("broadcast", "reshape", "transpose"))
+
+
+def drop_trivial(proto: pb.HloModuleProto) -> None:
+    """Leave out such instructions of a module's entry, in place."""
+    c = entry_of(proto)
+    by_id: dict[int, pb.HloInstructionProto] = {}
+    stands_for: dict[int, int] = {}
+    unused: set[int] = set()
+    for i in c.instructions:
+        by_id[i.id] = i
+        opcode = i.opcode
+        if opcode == "multiply":
+            term, factor = i.operand_ids
+            if _is_one(by_id[factor], by_id):
+                stands_for[i.id] = term
+                unused.update((factor, *by_id[factor].operand_ids))
+        elif opcode in _SHAPES:
+            operand = origin(i.operand_ids[0], stands_for)
+            x = by_id[operand]
+            if _is_same(i, x):
+                stands_for[i.id] = operand
+            elif opcode == x.opcode == "reshape":
+                (whole,) = x.operand_ids
+                unused.add(operand)
+                if _is_same(i, by_id[whole]):
+                    stands_for[i.id] = whole
+                else:
+                    i.operand_ids[0] = whole
+    bypass(c, stands_for)
+    drop_unused(c, unused)
+
+
+def _is_same(i: pb.HloInstructionProto, x: pb.HloInstructionProto) -> bool:
+    """Whether a reshape, broadcast or transpose of a value is that value."""
+    dims = i.shape.dimensions[:]
+    if dims != x.shape.dimensions[:]:
+        return False
+    return i.opcode == "reshape" or i.dimensions[:] == [*range(len(dims))]
+
+
+def _is_one(x: pb.HloInstructionProto, by_id: Mapping[int, pb.HloInstructionProto]) -> bool:
+    """Whether a value is a constant 1, or is filled with it."""
+    if x.opcode == "broadcast":
+        x = by_id[x.operand_ids[0]]
+    if x.opcode != "constant" or x.shape.dimensions:
+        return False
+    data = pb.LiteralProto()
+    data.CopyFrom(x.literal)
+    data.ClearField("shape")
+    return data == _one(x.shape.element_type)
+
+
+@functools.cache
+def _one(element_type: pb.PrimitiveType) -> pb.LiteralProto:
+    """The data of a constant 1."""
+    dtype = Shape.from_proto(pb.ShapeProto(element_type=element_type)).dtype
+    data = pb.LiteralProto()
+    with plain_tensors():
+        write_literal(torch.ones((), dtype=dtype, device="cpu"), data)
+    data.ClearField("shape")
+    return data
