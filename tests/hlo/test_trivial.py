@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from xfunc.backends.torch_xla import runtime
 from xfunc.hlo import Module, verify
 from xfunc.hlo.passes.trivial import drop_trivial
 from xfunc.torchlib.values import FLOAT8, SUPPORTED
@@ -31,7 +32,8 @@ def opcodes(module: Module) -> Counter[str]:
 
 def check(lower: Lower, run: Run, function, *args: torch.Tensor) -> tuple[Module, Module]:
     """The module before and after the pass, which both give what eager torch gives."""
-    module = lower(lambda *args: [function(*args)], list(args))
+    with runtime.switched("ir_debug", True):  # which names the operations, as in a trace
+        module = lower(lambda *args: [function(*args)], list(args))
     after = left(module)
     for m in (module, after):
         (found,) = run(m, list(args))
@@ -75,13 +77,13 @@ def test_choices_expand_what_differs(lower: Lower, run: Run, shape, dtype) -> No
     ("function", "kept"),
     [
         (lambda x: x.expand(2, 3), {}),
-        (lambda x: x.reshape(6).reshape(2, 3), {}),
+        (lambda x: x.reshape(6).reshape(2, 3), {"reshape": 2}),
         (lambda x: x.permute(0, 1), {}),
         (lambda x: x.permute(1, 0).permute(1, 0), {"transpose": 2}),
         (lambda x: x.reshape(3, 2), {"reshape": 1}),
         (lambda x: x.T, {"transpose": 1}),
-        (lambda x: x.reshape(2, 3, 1).expand(2, 3, 3), {"broadcast": 1}),
-        (lambda x: x.reshape(6).reshape(3, 2).reshape(1, 6), {"reshape": 1}),
+        (lambda x: x.reshape(2, 3, 1).expand(2, 3, 3), {"reshape": 2, "broadcast": 1}),
+        (lambda x: x[:, :1].expand(2, 3), {"slice": 1, "reshape": 1, "broadcast": 1}),
     ],
 )
 def test_shapes(lower: Lower, run: Run, function, kept: dict[str, int]) -> None:
@@ -92,6 +94,26 @@ def test_shapes(lower: Lower, run: Run, function, kept: dict[str, int]) -> None:
 def test_a_square_is_not_its_transpose(lower: Lower, run: Run) -> None:
     _, after = check(lower, run, lambda x: x.T, torch.arange(4.0).reshape(2, 2))
     assert opcodes(after)["transpose"] == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (x.shape[0] - 7),
+        lambda x: x / (x.shape[0] / 8),
+        lambda x: x.reshape(-1).reshape(8, -1),
+        lambda x: x[:1].expand(x.shape[0], 8) + x,
+        lambda x: torch.where(x[0, 0] > 0, x, -x),
+    ],
+)
+def test_coincidences_stay(function) -> None:
+    """At size 8 some change nothing: see NOTE [trivial at any size]."""
+    S = xf.Dim("S", max=64)
+    f = xf.jit(function, dynamic_shapes=((S, None),), buckets=[8, 16])
+    for n in (2, 7, 8, 9):
+        x = torch.arange(8.0 * n).reshape(n, 8)
+        torch.testing.assert_close(f(x).cpu(), function(x))
+    assert "bucket S<=8: 3 calls, one program" in f.explain()
 
 
 def test_an_argument_that_is_returned_through_nothing() -> None:

@@ -3,6 +3,11 @@
 torch_xla 2.9 multiplies the second term of every sum by its `alpha`, also if that is 1, and expands
 values in up to four steps, of which most give the shape that there was. That is a fifth of all
 instructions of a train step: each pass would read them, and XLA would remove them.
+
+NOTE [trivial at any size]: a product or a reshape of the user's may change nothing by coincidence,
+at one size of its arguments. It stays: programs of dynamic shapes are made from traces at several
+sizes, which must have the same instructions. (An `alpha` of the user's that is 1 at one size goes:
+nothing tells it from torch_xla's.)
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from xfunc.hlo.literal import write_literal
 from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
 
-_SHAPES = frozenset(("broadcast", "reshape", "transpose"))
+# See NOTE [trivial at any size]. These are trivial at all sizes or at none.
+_SHAPES = frozenset(("broadcast", "transpose"))
+_SUMS, _EXPANSION = frozenset(("aten__add", "aten__sub")), "aten__expand"
 
 
 def drop_trivial(proto: pb.HloModuleProto) -> None:
@@ -30,17 +37,17 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
     for i in c.instructions:
         by_id[i.id] = i
         opcode = i.opcode
-        if opcode == "multiply":
+        if opcode == "multiply" and i.metadata.op_type in _SUMS:
             term, factor = i.operand_ids
             if _is_one(by_id[factor], by_id):
                 stands_for[i.id] = term
                 unused.update((factor, *by_id[factor].operand_ids))
-        elif opcode in _SHAPES:
+        elif opcode in _SHAPES or (opcode == "reshape" and i.metadata.op_type == _EXPANSION):
             operand = origin(i.operand_ids[0], stands_for)
             x = by_id[operand]
             if _is_same(i, x):
                 stands_for[i.id] = operand
-            elif opcode == x.opcode == "reshape":
+            elif opcode == x.opcode == "reshape" and x.metadata.op_type == _EXPANSION:
                 (whole,) = x.operand_ids
                 unused.add(operand)
                 if _is_same(i, by_id[whole]):
