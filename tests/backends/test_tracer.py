@@ -12,6 +12,7 @@ from xfunc.backends import active
 from xfunc.backends.torch_xla import printer, tracer
 from xfunc.backends.tracer import Printer, Tracer
 from xfunc.ops import emit
+from xfunc.sharding import AbstractMesh, NamedSharding, P
 
 
 def names(protocol: type) -> set[str]:
@@ -55,7 +56,10 @@ def _programs() -> list[str]:
     def step(c: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.linalg.inv(torch.outer(c, x) + 4 * torch.eye(3))[0], c.sin()
 
+    third = NamedSharding(AbstractMesh((3,), ("x",)), P("x"))
+
     def loss(c: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        c = xf.with_sharding_constraint(c, third)
         c, ys = xf.scan(step, c, x)
         return ys.sum() * c.sort()[0].cumsum(0)[-1] * torch.tensor([1, 2]).sum()
 
