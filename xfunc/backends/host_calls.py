@@ -248,7 +248,7 @@ def add_end(proto: pb.HloModuleProto, count: int) -> None:
     end = constant(True, next(ids), torch.bool)
     made = [end]
     if count > 1:
-        shape = Shape(torch.bool, (count,)).to_proto()
+        shape = Shape(torch.bool, (count,)).proto
         spread = instruction("broadcast", next(ids), shape, [end.id])
         end = instruction("custom-call", next(ids), shape, [spread.id])
         made += [spread, end]

@@ -11,8 +11,7 @@ import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.errors import InvalidHloError
-from xfunc.hlo.literal import write_literal
-from xfunc.hlo.plain import plain_tensors
+from xfunc.hlo.literal import scalar_literal, write_literal
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import PRED, mismatch
 
@@ -39,7 +38,7 @@ class Function:
     owner: Builder = dataclasses.field(repr=False)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """The result of an instruction.
 
@@ -87,9 +86,9 @@ class ComputationBuilder:
 
     def constant(self, value: bool | int | float | complex, dtype: torch.dtype) -> Value:
         """A scalar."""
-        # Inside grad, jvp or functionalize even a new tensor is wrapped, and cannot be read.
-        with plain_tensors():
-            return self.literal(torch.tensor(value, dtype=dtype, device="cpu"))
+        made, proto = self.instruction("constant", Shape(dtype))
+        proto.literal.CopyFrom(scalar_literal(value, dtype))
+        return made
 
     def literal(self, tensor: torch.Tensor) -> Value:
         """The values of a CPU tensor."""
@@ -263,11 +262,11 @@ class ComputationBuilder:
         if self._finished:
             self._fail(opcode, "the computation is finished")
         id = self.module.new_id()
+        name, ids = f"{opcode}.{id}", [o.id for o in operands]
         proto = self.proto.instructions.add(
-            name=f"{opcode}.{id}", opcode=opcode, id=id, operand_ids=[o.id for o in operands]
+            name=name, opcode=opcode, id=id, operand_ids=ids, shape=shape.proto
         )
-        shape.write(proto.shape)
-        return Value(id, proto.name, shape, self), proto
+        return Value(id, name, shape, self), proto
 
     def build(self, root: Value) -> Function:
         """Finish: the computation returns `root`."""
@@ -280,7 +279,7 @@ class ComputationBuilder:
             raise InvalidHloError(f"computation {self.name!r}: {what}")
         self._finished = True
         self.proto.root_id = root.id
-        root.shape.write(self.proto.program_shape.result)
+        self.proto.program_shape.result.CopyFrom(root.shape.proto)
         return self.module.finish(self.proto, (self._parameters, root.shape))
 
     def _checked(

@@ -12,8 +12,7 @@ from itertools import chain, count
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.literal import write_literal
-from xfunc.hlo.plain import plain_tensors
+from xfunc.hlo.literal import scalar_literal
 from xfunc.hlo.shape import Shape
 
 
@@ -63,9 +62,8 @@ def constant(
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
     """A new scalar; see `instruction`."""
-    made = instruction("constant", id, Shape(dtype).to_proto(), of=of)
-    with plain_tensors():
-        write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made.literal)
+    made = instruction("constant", id, Shape(dtype).proto, of=of)
+    made.literal.CopyFrom(scalar_literal(value, dtype))
     return made
 
 

@@ -4,11 +4,13 @@
 # torch declares no elements of `tolist`.
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
 
 _REPEATED = {
@@ -39,7 +41,7 @@ _BYTES = {
 
 def write_literal(tensor: torch.Tensor, literal: pb.LiteralProto) -> None:
     """Fill an empty `LiteralProto` with the values of a CPU tensor."""
-    Shape(tensor.dtype, tensor.shape).write(literal.shape)
+    literal.shape.CopyFrom(Shape(tensor.dtype, tensor.shape).proto)
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
     if flat.dtype in _BYTES:
         assert sys.byteorder == "little"  # as the literal is
@@ -49,3 +51,21 @@ def write_literal(tensor: torch.Tensor, literal: pb.LiteralProto) -> None:
         getattr(literal, _REPEATED[flat.dtype]).extend(torch.view_as_real(flat).flatten().tolist())
         return
     getattr(literal, _REPEATED[flat.dtype]).extend(flat.tolist())
+
+
+def scalar_literal(value: bool | int | float | complex, dtype: torch.dtype) -> pb.LiteralProto:
+    """The literal of a number; to be copied, not changed."""
+    return _scalar_literal(value, dtype, repr(value))
+
+
+@functools.lru_cache(1024)
+def _scalar_literal(
+    value: bool | int | float | complex,
+    dtype: torch.dtype,
+    _: str,  # 0.0 == -0.0
+) -> pb.LiteralProto:
+    made = pb.LiteralProto()
+    # Inside grad, jvp or functionalize even a new tensor is wrapped, and cannot be read.
+    with plain_tensors():
+        write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made)
+    return made

@@ -116,23 +116,18 @@ class Shape:
         return self
 
     def to_proto(self) -> pb.ShapeProto:
-        """The `ShapeProto`, laid out row-major."""
+        """A new `ShapeProto`, laid out row-major."""
         proto = pb.ShapeProto()
-        self.write(proto)
+        proto.CopyFrom(self.proto)
         return proto
 
-    def write(self, proto: pb.ShapeProto) -> None:
-        """Fill an empty `ShapeProto` with this shape, laid out row-major."""
-        if self.is_tuple:
-            proto.MergeFrom(self._as_tuple)
-        else:
-            proto.MergeFrom(_row_major(self.element_type, self.dims))
-
     @functools.cached_property
-    def _as_tuple(self) -> pb.ShapeProto:
+    def proto(self) -> pb.ShapeProto:
+        """The `ShapeProto`, laid out row-major; to be copied, not changed."""
+        if self.element_type != pb.TUPLE:
+            return _row_major(self.element_type, self.dims)
         proto = pb.ShapeProto(element_type=pb.TUPLE)
-        for element in self.elements:
-            element.write(proto.tuple_shapes.add())
+        proto.tuple_shapes.extend([e.proto for e in self.elements])
         return proto
 
     @property

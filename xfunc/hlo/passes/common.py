@@ -193,7 +193,7 @@ def _parameter(of: Instruction, number: int) -> pb.HloInstructionProto:
         proto.CopyFrom(of.proto)
         proto.ClearField("control_predecessor_ids")
     else:
-        proto = instruction("parameter", of.id, of.shape.to_proto())
+        proto = instruction("parameter", of.id, of.shape.proto)
         # Its sharding holds for a parameter too; but a tie to the sharding of another value is
         # between the two instructions that carry it.
         if of.proto.HasField("sharding") and not of.proto.sharding.is_shard_group:
@@ -223,4 +223,4 @@ def _barrier(
 
 
 def _tuple(shapes: Iterable[Shape]) -> pb.ShapeProto:
-    return Shape.of_tuple(shapes).to_proto()
+    return Shape.of_tuple(shapes).proto

@@ -110,7 +110,7 @@ def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, It
 
 
 def _place(id: int, operand: int, shape: Shape, memory: str) -> pb.HloInstructionProto:
-    proto = instruction("custom-call", id, shape.to_proto(), [operand])
+    proto = instruction("custom-call", id, shape.proto, [operand])
     proto.custom_call_target, proto.custom_call_api_version = _TARGET, 1
     proto.custom_call_has_side_effect = True
     proto.frontend_attributes.map[_BUFFER] = memory

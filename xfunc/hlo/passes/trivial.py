@@ -13,14 +13,13 @@ nothing tells it from torch_xla's.)
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
-
-import torch
+from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, drop_unused, entry_of, origin
-from xfunc.hlo.literal import write_literal
-from xfunc.hlo.plain import plain_tensors
+from xfunc.hlo.edit import entry_of, origin
+from xfunc.hlo.literal import scalar_literal
 from xfunc.hlo.shape import Shape
 
 # See NOTE [trivial at any size]. These are trivial at all sizes or at none.
@@ -32,30 +31,41 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
     """Leave out such instructions of a module's entry, in place."""
     c = entry_of(proto)
     by_id: dict[int, pb.HloInstructionProto] = {}
+    operands: dict[int, list[int]] = {}
     stands_for: dict[int, int] = {}
     unused: set[int] = set()
     for i in c.instructions:
-        by_id[i.id] = i
-        opcode = i.opcode
-        if opcode == "multiply" and i.metadata.op_type in _SUMS:
-            term, factor = i.operand_ids
-            if _is_one(by_id[factor], by_id):
-                stands_for[i.id] = term
-                unused.update((factor, *by_id[factor].operand_ids))
+        k, opcode = i.id, i.opcode
+        ids = i.operand_ids[:]  # See NOTE [slices of fields].
+        if not stands_for.keys().isdisjoint(ids):
+            i.operand_ids[:] = ids = [origin(j, stands_for) for j in ids]
+        if opcode == "multiply":
+            if i.metadata.op_type in _SUMS and _is_one(by_id[ids[1]], by_id):
+                stands_for[k] = ids[0]
+                unused.update((ids[1], *operands[ids[1]]))
         elif opcode in _SHAPES or (opcode == "reshape" and i.metadata.op_type == _EXPANSION):
-            operand = origin(i.operand_ids[0], stands_for)
-            x = by_id[operand]
+            x = by_id[ids[0]]
             if _is_same(i, x):
-                stands_for[i.id] = operand
+                stands_for[k] = ids[0]
             elif opcode == x.opcode == "reshape" and x.metadata.op_type == _EXPANSION:
-                (whole,) = x.operand_ids
-                unused.add(operand)
+                unused.add(ids[0])
+                (whole,) = operands[ids[0]]
                 if _is_same(i, by_id[whole]):
-                    stands_for[i.id] = whole
+                    stands_for[k] = whole
                 else:
-                    i.operand_ids[0] = whole
-    bypass(c, stands_for)
-    drop_unused(c, unused)
+                    i.operand_ids[:] = ids = [whole]
+        by_id[k], operands[k] = i, ids
+    c.root_id = origin(c.root_id, stands_for)
+
+    for k in stands_for:
+        del operands[k]
+    uses = Counter(chain((c.root_id,), *operands.values()))
+    for k in reversed(by_id):  # users before what they use
+        if k in unused and k in operands and not uses[k]:
+            uses.subtract(operands.pop(k))
+    if dropped := len(by_id) - len(operands):
+        c.instructions.sort(key=lambda i: i.id not in operands)
+        del c.instructions[-dropped:]
 
 
 def _is_same(i: pb.HloInstructionProto, x: pb.HloInstructionProto) -> bool:
@@ -74,7 +84,7 @@ def _is_one(x: pb.HloInstructionProto, by_id: Mapping[int, pb.HloInstructionProt
         return False
     data = pb.LiteralProto()
     data.CopyFrom(x.literal)
-    data.ClearField("shape")
+    data.ClearField("shape")  # whose layout may be written in several ways
     return data == _one(x.shape.element_type)
 
 
@@ -83,7 +93,6 @@ def _one(element_type: pb.PrimitiveType) -> pb.LiteralProto:
     """The data of a constant 1."""
     dtype = Shape.from_proto(pb.ShapeProto(element_type=element_type)).dtype
     data = pb.LiteralProto()
-    with plain_tensors():
-        write_literal(torch.ones((), dtype=dtype, device="cpu"), data)
+    data.CopyFrom(scalar_literal(1, dtype))
     data.ClearField("shape")
     return data
