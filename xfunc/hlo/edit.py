@@ -6,6 +6,7 @@ NOTE [slices of fields]: where every instruction of a module is read, its lists 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
@@ -91,7 +92,7 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
             if not stands_for.keys().isdisjoint(ids[:]):
                 ids[:] = [origin(k, stands_for) for k in ids]
     c.root_id = origin(c.root_id, stands_for)
-    fill(c, (i for i in c.instructions if i.id not in stands_for))
+    remove(c, stands_for)
 
 
 def drop_unused(c: pb.HloComputationProto, candidates: Collection[int]) -> None:
@@ -103,19 +104,37 @@ def drop_unused(c: pb.HloComputationProto, candidates: Collection[int]) -> None:
     """
     if not candidates:
         return
-    own = [(k, i) for k, i in enumerate(c.instructions) if i.id in candidates]
-    used = {c.root_id, *_uses([i for i in c.instructions if i.id not in candidates])}
-    for k, i in reversed(own):  # users before what they use
-        if i.id in used:
-            used.update(_uses([i]))
-        else:
-            del c.instructions[k]
+    # See NOTE [slices of fields].
+    uses = {i.id: i.operand_ids[:] + i.control_predecessor_ids[:] for i in c.instructions}
+    remove(c, unused(uses, c.root_id, candidates))
 
 
-def _uses(instructions: Sequence[pb.HloInstructionProto]) -> Iterator[int]:
-    """The ids that they mention."""  # See NOTE [slices of fields].
-    yield from chain.from_iterable([i.operand_ids[:] for i in instructions])
-    yield from chain.from_iterable([i.control_predecessor_ids[:] for i in instructions])
+def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -> set[int]:
+    """Those of some instructions that neither the root nor any other instruction uses.
+
+    Args:
+        uses: by the id of each instruction, in order, the ids that it mentions.
+        root: the id of the root.
+        candidates: the ids of the instructions.
+    """
+    times = Counter(chain((root,), *uses.values()))
+    found: set[int] = set()
+    for k in reversed(uses):  # users before what they use
+        if k in candidates and not times[k]:
+            found.add(k)
+            times.subtract(uses[k])
+    return found
+
+
+def remove(c: pb.HloComputationProto, which: Collection[int]) -> None:
+    """Remove instructions from a computation, by their ids."""
+    if not which:
+        return
+    c.instructions.sort(key=lambda i: i.id in which)
+    n = len(c.instructions)
+    while n and c.instructions[n - 1].id in which:
+        n -= 1
+    del c.instructions[n:]
 
 
 def origin(k: int, stands_for: Mapping[int, int]) -> int:

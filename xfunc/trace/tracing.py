@@ -224,8 +224,8 @@ class Trace:
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number = tracer().number_of(view)
-        self._placeholders.append((raw, view, view._version, label, number))
+            number, version = tracer().number_of(view), view._version
+        self._placeholders.append((raw, view, version, label, number))
         self.made.remember(view, None, sys._getframe(1))
         return view
 

@@ -232,9 +232,10 @@ def custom_call(
 ) -> torch.Tensor:
     """One lazy node that is a custom call of one value."""
     original = 1  # the version of the interface
-    (made,) = xla()._xla_custom_call(
-        [x], target, [list(x.shape)], [x.dtype], False, config, original, attributes
-    )
+    with torch._C.DisableTorchFunction():  # Each read would pass the mode of a trace.
+        (made,) = xla()._xla_custom_call(
+            [x], target, [list(x.shape)], [x.dtype], False, config, original, attributes
+        )
     return made
 
 

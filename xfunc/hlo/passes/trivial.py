@@ -13,12 +13,10 @@ nothing tells it from torch_xla's.)
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import entry_of, origin
+from xfunc.hlo.edit import entry_of, origin, remove, unused
 from xfunc.hlo.literal import scalar_literal
 from xfunc.hlo.shape import Shape
 
@@ -33,7 +31,7 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
     by_id: dict[int, pb.HloInstructionProto] = {}
     operands: dict[int, list[int]] = {}
     stands_for: dict[int, int] = {}
-    unused: set[int] = set()
+    candidates: set[int] = set()
     for i in c.instructions:
         k, opcode = i.id, i.opcode
         ids = i.operand_ids[:]  # See NOTE [slices of fields].
@@ -42,13 +40,13 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
         if opcode == "multiply":
             if i.metadata.op_type in _SUMS and _is_one(by_id[ids[1]], by_id):
                 stands_for[k] = ids[0]
-                unused.update((ids[1], *operands[ids[1]]))
+                candidates.update((ids[1], *operands[ids[1]]))
         elif opcode in _SHAPES or (opcode == "reshape" and i.metadata.op_type == _EXPANSION):
             x = by_id[ids[0]]
             if _is_same(i, x):
                 stands_for[k] = ids[0]
             elif opcode == x.opcode == "reshape" and x.metadata.op_type == _EXPANSION:
-                unused.add(ids[0])
+                candidates.add(ids[0])
                 (whole,) = operands[ids[0]]
                 if _is_same(i, by_id[whole]):
                     stands_for[k] = whole
@@ -59,13 +57,7 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
 
     for k in stands_for:
         del operands[k]
-    uses = Counter(chain((c.root_id,), *operands.values()))
-    for k in reversed(by_id):  # users before what they use
-        if k in unused and k in operands and not uses[k]:
-            uses.subtract(operands.pop(k))
-    if dropped := len(by_id) - len(operands):
-        c.instructions.sort(key=lambda i: i.id not in operands)
-        del c.instructions[-dropped:]
+    remove(c, {*stands_for, *unused(operands, c.root_id, candidates)})
 
 
 def _is_same(i: pb.HloInstructionProto, x: pb.HloInstructionProto) -> bool:
