@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.jax_llama import is_shape
 
-ROUNDS = 5
+ROUNDS = 12
 IGNORE, MASKED, MEMORY = -100, -1e30, 0.98  # as in `examples.llama`
 
 

@@ -24,7 +24,7 @@ from examples.llama.sharding import AXES, Sharding
 from xfunc.backends.torch_xla import runtime
 
 CONFIG = model.PUBLISHED["llama3.1-405b"]
-PRECISION, BATCH, SEQ, ROUNDS = "bfloat16", 1024, 4096, 5
+PRECISION, BATCH, SEQ, ROUNDS = "bfloat16", 1024, 4096, 12
 MESHES = {"1 x 64 x 4": (1, 64, 4), "16 x 64 x 4": (16, 64, 4)}
 
 
