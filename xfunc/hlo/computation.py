@@ -263,9 +263,8 @@ class ComputationBuilder:
             self._fail(opcode, "the computation is finished")
         id = self.module.new_id()
         name, ids = f"{opcode}.{id}", [o.id for o in operands]
-        proto = self.proto.instructions.add(
-            name=name, opcode=opcode, id=id, operand_ids=ids, shape=shape.proto
-        )
+        proto = self.proto.instructions.add(name=name, opcode=opcode, id=id, operand_ids=ids)
+        proto.shape.CopyFrom(shape.proto)
         return Value(id, name, shape, self), proto
 
     def build(self, root: Value) -> Function:

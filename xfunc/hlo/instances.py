@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import called, copied, fresh_ids
+from xfunc.hlo.edit import called, callers, copied, fresh_ids
 
 
 def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
@@ -38,7 +38,7 @@ def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
     order: list[pb.HloComputationProto] = []
 
     def visit(c: pb.HloComputationProto) -> None:
-        for i in c.instructions:
+        for i in callers(c):
             for k, callee in enumerate(i.called_computation_ids[:]):
                 if callee not in which:
                     continue

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.dependencies import output_dependencies
 from xfunc.hlo.edit import bypass, entry_of
 from xfunc.hlo.errors import InvalidHloError
@@ -94,6 +95,8 @@ class Instruction:
     def called_computations(self) -> tuple[Computation, ...]:
         """The computations that it calls."""
         module = self.computation.module
+        if self.proto.opcode not in opcodes.CALLING:  # See NOTE [absent fields].
+            return ()
         return tuple(module.computation(c) for c in self.proto.called_computation_ids)
 
     def __str__(self) -> str:

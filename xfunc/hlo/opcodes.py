@@ -66,6 +66,12 @@ ONCE = COLLECTIVES | _set(
 """Operations that must not run twice: random state, communication, input and output."""
 RUNS = _set("call while conditional")
 """Operations that run the computations they call, rather than applying them to elements."""
+CALLING = (
+    RUNS
+    | COUNTED_PER_ELEMENT
+    | _set("all-reduce-start async-done async-start async-update custom-call fusion")
+)
+"""All operations that may call computations."""
 
 # ------------------------------------------------------------------------- groups of several
 

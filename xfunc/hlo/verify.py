@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.edit import entry_of
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.shape import Shape
@@ -206,11 +207,13 @@ class _Computation:
             for k in i.operand_ids[:]:  # See NOTE [slices of fields].
                 if k not in defined:
                     self.fail(i, f"operand {k} is not defined before it in this computation")
-            for c in i.called_computation_ids[:]:
+            opcode = i.opcode
+            for c in (called := i.called_computation_ids[:]):
                 if c not in signatures:
                     self.fail_of_call(i, c)
+            if called and opcode not in opcodes.CALLING:
+                self.fail(i, f"it calls computations, which {opcode!r} never does")
             defined[i.id] = i
-            opcode = i.opcode
             if opcode == "parameter":
                 if i.parameter_number in parameters:
                     other = parameters[i.parameter_number].name

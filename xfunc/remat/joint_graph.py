@@ -79,7 +79,7 @@ class JointGraph:
             if i.opcode == "get-tuple-element":
                 if i.operands[0].id in found:
                     found.add(i.id)
-            elif _runs_once(i.proto) or not calling.isdisjoint(i.proto.called_computation_ids):
+            elif _runs_once(i.proto) or any(c.id in calling for c in i.called_computations):
                 found.add(i.id)
         return found
 

@@ -194,8 +194,10 @@ def resolve(module: Module, lines: bool = True) -> Module:
     proto.CopyFrom(module.proto)
     known: dict[str, tuple[str, str, int] | None] = {}
     for computation in proto.computations:
-        for metadata in [i.metadata for i in computation.instructions]:
-            name = metadata.op_name
+        for i in computation.instructions:
+            if not i.HasField("metadata"):
+                continue
+            name = (metadata := i.metadata).op_name
             if name not in known:
                 stamp, bar, operation = name.partition("|")
                 is_stamped = bar and stamp.removeprefix("-").isdecimal()  # or a scope's own bar

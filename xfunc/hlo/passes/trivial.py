@@ -62,10 +62,9 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
 
 def _is_same(i: pb.HloInstructionProto, x: pb.HloInstructionProto) -> bool:
     """Whether a reshape, broadcast or transpose of a value is that value."""
-    dims = i.shape.dimensions[:]
-    if dims != x.shape.dimensions[:]:
+    if i.shape != x.shape:
         return False
-    return i.opcode == "reshape" or i.dimensions[:] == [*range(len(dims))]
+    return i.opcode == "reshape" or i.dimensions[:] == [*range(len(i.shape.dimensions))]
 
 
 def _is_one(x: pb.HloInstructionProto, by_id: Mapping[int, pb.HloInstructionProto]) -> bool:
