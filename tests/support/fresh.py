@@ -1,8 +1,8 @@
 """Python in a process of its own, without the seconds that importing torch takes.
 
-A server (this file run as a script) imports torch and what torch_xla imports of it, and runs each
-piece of code in a fork of itself. torch_xla it does not import: xfunc says how it is to be loaded,
-and threads would not live on in a fork. Nor is all that was imported taken down at the end of a
+A server (this file run as a script) imports torch and xfunc, and runs each piece of code in a fork
+of itself. torch_xla it does not import: xfunc says how it is to be loaded, and threads would not
+live on in a fork. Nor is all that was imported taken down at the end of a
 fork, which takes seconds as well. What depends on how Python starts needs `subprocess`.
 """
 
@@ -99,10 +99,8 @@ class Server:
 
 
 def _serve() -> None:
-    import functorch.compile  # noqa: F401
     import markdown_it  # noqa: F401
     import pytest  # noqa: F401
-    import torch._inductor.fx_passes.post_grad  # noqa: F401
 
     import xfunc  # noqa: F401
 

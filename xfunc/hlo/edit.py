@@ -3,8 +3,8 @@
 NOTE [slices of fields]: where every instruction of a module is read, its lists of ids are read as
 ``i.operand_ids[:]``: protobuf takes twice as long to iterate over the field itself.
 
-NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks, and each 10,000
-times that it frees such memory it gives all unused memory back to the system, which takes 10 ms to
+NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks. Each 10,000
+times that it frees such memory, it hands all unused memory back to the system, which takes 10 ms to
 get again. So where every instruction of a module is read, its opcode tells whether to read what few
 have.
 """

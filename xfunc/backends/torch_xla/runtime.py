@@ -18,6 +18,7 @@ import torch
 
 from xfunc.backends import flags, maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
+from xfunc.backends.torch_xla.loading import load
 from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
 from xfunc.errors import fail, report
@@ -41,15 +42,10 @@ def xla() -> ModuleType:
         os.environ.setdefault("PT_XLA_DEBUG_FILE", os.devnull)
     _keep_programs()
     _make_room_for_devices()
-    unpatched = "torch_xla" not in sys.modules
-    before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
     try:
-        import torch_xla
+        torch_xla = load()
     except ModuleNotFoundError as error:
         raise ImportError(_without(error)) from error
-
-    if unpatched:  # It replaces them with slower ones with fewer options, for all of torch.
-        torch.nn.GRU, torch.nn.utils.clip_grad_norm_ = before
     _use_all_devices()
     torch_xla.device()
     for do in _at_start:
