@@ -15,23 +15,28 @@ def main() -> None:
         "names",
         nargs="+",
         choices=(
-            "trace dispatch scan step pods linalg remat training second_process dynamic operations"
+            "start trace dispatch scan step pods linalg remat training second_process dynamic "
+            "operations"
         ).split(),
         metavar="name",
-        help="trace, dispatch, scan, step, pods, linalg, training, second_process, dynamic, "
+        help="start, trace, dispatch, scan, step, pods, linalg, training, second_process, dynamic, "
         "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
     )
     parser.add_argument(
         "--jax-python",
         metavar="PATH",
-        help="a Python that has JAX, for trace, step, pods and linalg (or set XFUNC_JAX_PYTHON)",
+        help="a Python that has JAX, for comparisons with it (or set XFUNC_JAX_PYTHON)",
     )
     operations.add_options(parser)
     dynamic.add_options(parser)
     options = parser.parse_args()
     runtime.xla()  # First: imported otherwise, torch_xla guesses the device and warns.
     for name in options.names:
-        if name == "trace":
+        if name == "start":
+            from benchmarks import start
+
+            start.main(options.jax_python)
+        elif name == "trace":
             from benchmarks import trace
 
             trace.main(options.jax_python)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu"}
 
 
 def find_jax(python: str | None) -> str | None:
@@ -25,6 +24,11 @@ def find_jax(python: str | None) -> str | None:
     return None
 
 
+def environment_of(**more: str) -> dict[str, str]:
+    """The variables that peers find: ours, and some more."""
+    return {**os.environ, "JAX_PLATFORMS": "cpu", **more}
+
+
 def answer_of(python: str, module: str, *arguments: str, **environment: str) -> Any:
     """The last line that a module prints, as JSON.
 
@@ -35,7 +39,7 @@ def answer_of(python: str, module: str, *arguments: str, **environment: str) -> 
         [python, "-m", module, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, **ENVIRONMENT, **environment},
+        env=environment_of(**environment),
         cwd=ROOT,
         check=False,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import llama
-from benchmarks.peers import ENVIRONMENT, ROOT, find_jax
+from benchmarks.peers import ROOT, environment_of, find_jax
 from benchmarks.timing import answer, show
 
 C = llama.Config(layers=6, hidden=512, intermediate=1376, vocab=4096, batch=4, seq=256)
@@ -80,7 +79,7 @@ def _start(way: str, form: str, python: str | None) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
+        env=environment_of(),
     )
 
 

@@ -37,6 +37,10 @@ IDS = torch.tensor([[5, 9, 3, 17, 4, 44, 8, 6, 7], [11, 3, 3, 21, 30, 4, 12, 49,
 MASK = torch.ones_like(IDS)
 MASK[0, 6:] = 0
 TEXT = {"input_ids": IDS, "labels": IDS}
+# The argument and the result that hold what earlier tokens left, renamed in transformers 5.24.
+CACHE = (
+    "cache" if "cache" in vars(hub.modeling_outputs.CausalLMOutputWithPast) else "past_key_values"
+)
 PADDED = {**TEXT, "attention_mask": MASK}
 KINDS = torch.tensor([0, 1])
 
@@ -138,7 +142,7 @@ def test_a_cache_is_refused_unless_torch_knows_its_class() -> None:
     with pytest.raises(
         TypeError,
         match=r"functional\(T5ForConditionalGeneration\) returned a EncoderDecoderCache at "
-        r"output.past_key_values[\s\S]*\nHint: pass use_cache=False to the model",
+        rf"output.{CACHE}[\s\S]*\nHint: pass use_cache=False to the model",
     ):
         xf.jit(apply)(params, buffers, **TEXT)
 
@@ -152,13 +156,13 @@ def test_decoding_with_a_cache() -> None:
 
     @xf.jit
     def run(params, ids, cache):
-        out, _ = apply(params, buffers, input_ids=ids, past_key_values=cache, use_cache=True)
-        return out.logits, out.past_key_values
+        out, _ = apply(params, buffers, input_ids=ids, use_cache=True, **{CACHE: cache})
+        return out.logits, out[CACHE]
 
     _, cache = run(params, IDS, None)
     expected = model(input_ids=IDS, use_cache=True)
     following = torch.tensor([[7], [8]])
     logits, cache = run(params, following, cache)
-    expected = model(input_ids=following, past_key_values=expected.past_key_values, use_cache=True)
-    assert type(cache) is type(expected.past_key_values)
+    expected = model(input_ids=following, use_cache=True, **{CACHE: expected[CACHE]})
+    assert type(cache) is type(expected[CACHE])
     assert_close(logits, expected.logits.detach())

@@ -1,0 +1,55 @@
+"""The start of a process: seconds from there to the first result, `sin` of two numbers.
+
+Each in its own process, of which the fastest counts: xfunc with both backends, torch_xla's lazy
+tensors, and JAX.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from benchmarks.peers import ROOT, environment_of, find_jax
+
+ROUNDS = 5
+XFUNC = "import torch, xfunc as xf; print(xf.jit(torch.sin)(torch.ones(2)).tolist())"
+LAZY = "import torch, torch_xla; print(torch.sin(torch.ones(2, device='xla')).tolist())"
+JAX = "import jax, jax.numpy as jnp; print(jax.jit(jnp.sin)(jnp.ones(2)).tolist())"
+
+
+def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
+    """Print the table.
+
+    Args:
+        jax_python: a Python that has JAX; None: look for one.
+        rounds: processes of each kind.
+    """
+    cases = {
+        "xfunc": (sys.executable, XFUNC, {}),
+        'xfunc, `"pjrt"`': (sys.executable, XFUNC, {"XFUNC_BACKEND": "pjrt"}),
+        "torch_xla": (sys.executable, LAZY, {"PJRT_DEVICE": "CPU"}),
+        "torch alone: imported": (sys.executable, "import torch", {}),
+    }
+    python = find_jax(jax_python)
+    if python is not None:
+        cases["JAX"] = (python, JAX, {})
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):  # in turns
+        for name, (python, code, settings) in cases.items():
+            begin = time.perf_counter()
+            subprocess.run(
+                [python, "-c", code],
+                env=environment_of(PYTHONDONTWRITEBYTECODE="", **settings),
+                cwd=ROOT,
+                capture_output=True,
+                check=True,
+            )
+            taken[name].append(time.perf_counter() - begin)
+    ours = min(taken["xfunc"])
+    print("## start: seconds from the start of a process to its first result\n")
+    print("| | s | xfunc / this |")
+    print("|---|---|---|")
+    for name, times in taken.items():
+        print(f"| {name} | {min(times):.2f} | {ours / min(times):.2f} |")
+    print()
