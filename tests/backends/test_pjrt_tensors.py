@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -200,3 +201,57 @@ def test_what_is_put_is_a_copy(shape: tuple[int, ...], dtype: torch.dtype) -> No
     given.zero_()
     assert whole.tolist() == turned.t().tolist() == torch.ones(shape).tolist()
     assert added.tolist() == torch.full(shape, 2.0).tolist()
+
+
+def test_copies_of_several() -> None:
+    """All had the value of the first: torch remembers copies by the ids of what it copies."""
+    x, scalar = made(), xf.jit(torch.sum)(torch.ones(3))
+    tree = {"a": x, "b": scalar, "again": x, "of torch": torch.ones(1)}
+    found = copy.deepcopy(tree)
+    assert found["a"] is found["again"]
+    for name, tensor in found.items():
+        assert type(tensor) is torch.Tensor
+        assert torch.equal(tensor, tree[name].cpu())
+    found["a"].zero_()
+    assert x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+    layer = torch.nn.Linear(3, 2)
+    for name, p in list(layer.named_parameters()):
+        setattr(layer, name, torch.nn.Parameter(xf.device_put(p.detach())))
+    copied = dict(copy.deepcopy(layer).named_parameters())
+    assert copied.keys() == {"weight", "bias"}
+    torch.testing.assert_close(copied, dict(layer.named_parameters()))
+
+
+def test_a_copy_has_the_gradient_and_the_attributes() -> None:
+    x: Any = made().requires_grad_()
+    x.square().sum().backward()
+    x.label = ["weights"]
+    found: Any = copy.deepcopy(x)
+    assert found.requires_grad
+    assert found.is_leaf
+    assert found.grad.tolist() == [[2, 4, 6], [8, 10, 12]]
+    assert found.grad is not x.grad
+    assert found.label == x.label
+    assert found.label is not x.label
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(x * 2)
+
+
+def test_scalars_are_formatted_as_numbers() -> None:
+    value = xf.jit(torch.sum)(torch.ones(3) / 4)
+    assert f"{value:.3f} {value:8.1e} {value}" == f"{0.75:.3f} {0.75:8.1e} {0.75}"
+    assert f"{made((2,))}" == "tensor([1., 2.])"
+    with pytest.raises(TypeError, match="unsupported format string"):
+        f"{made():.3f}"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_takes_them(backend: str) -> None:
+    """Untouched ones, too: dynamo compiled how their data is read."""
+    f = torch.compile(lambda x, y: (x + 1) * y.sum(), backend=backend)
+    assert f(made((2,)), made((2,))).tolist() == [6, 9]
+    w = torch.ones(2, requires_grad=True)
+    f(w, made((2,))).sum().backward()
+    assert w.grad is not None
+    assert w.grad.tolist() == [3, 3]

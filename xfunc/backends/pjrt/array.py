@@ -12,6 +12,7 @@ aliases may share.
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
 from xfunc.errors import fail
+from xfunc.torchlib.functorch import never_compile
 
 if TYPE_CHECKING:
     import jax
@@ -204,8 +206,18 @@ class Array(torch.Tensor):
         return self._plain().__reduce_ex__(protocol)
 
     @_unless_traced
-    def __deepcopy__(self, memo: object) -> torch.Tensor:
-        return self._plain().__deepcopy__(memo)
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if not self.is_leaf:
+            return self.clone().__deepcopy__(memo)  # Raises: only leaves can be copied.
+        if id(self) not in memo:
+            found = memo[id(self)] = self._plain()
+            found.grad = copy.deepcopy(self.grad, memo)
+            vars(found).update(copy.deepcopy(vars(self), memo))
+        return memo[id(self)]
+
+    @_unless_traced
+    def __format__(self, spec: str) -> str:
+        return object.__format__(self, spec) if self.dim() else format(self.item(), spec)
 
     @_unless_traced
     def __repr__(self, **kwargs: object) -> str:
@@ -269,6 +281,10 @@ class Array(torch.Tensor):
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
         return self._data.read().clone().requires_grad_(self.requires_grad)
+
+
+# torch.compile would look into how data is read: with dynamo's own tensors, which have none.
+never_compile(Data.read)
 
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
