@@ -32,6 +32,7 @@ from xfunc.cache.valuation import StateWalk, Walk
 from xfunc.cache.views import MISSING
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
+from xfunc.tree import Structure
 
 Place = tuple[int, str]  # the id of a namespace, and a name in it
 
@@ -60,6 +61,7 @@ class Globals:
     Args:
         functions: the code and the namespace of each.
         modules: Python modules that they hold.
+        kinds: classes whose methods they may call.
     """
 
     what = "a global"
@@ -68,8 +70,9 @@ class Globals:
         self,
         functions: Iterable[tuple[types.CodeType, dict[str, object]]],
         modules: Iterable[types.ModuleType],
+        kinds: Iterable[type] = (),
     ):
-        self._functions, self._modules = list(functions), list(modules)
+        self._functions, self._modules, self._kinds = list(functions), list(modules), list(kinds)
         self._volatile: set[Place] = set()
         self._states: dict[Hashable, State] = {}
         self._state: State | None = None
@@ -116,7 +119,8 @@ class Globals:
     def _look(self) -> tuple[_Reach, State]:
         reach = self._reach()
         named = tuple([(name, value) for (_, name), value in reach.values.items()])
-        value = named, tuple([key for key, _ in reach.values]), tuple(reach.others)
+        places = tuple([key for key, _ in reach.values])
+        value = named, places, tuple(reach.others), tuple(reach.kinds)
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
@@ -134,7 +138,7 @@ class Globals:
 
     def _reach(self) -> _Reach:
         reach = _Reach(self._volatile)
-        reach.run(self._functions, self._modules)
+        reach.run(self._functions, self._modules, self._kinds)
         return reach
 
 
@@ -144,21 +148,29 @@ class Guards:
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}
 
-    def of(self, fun: object) -> Globals:
-        """The guard of a function."""
-        walk = Walk()
+    def of(self, fun: object, structure: Structure | None = None) -> Globals:
+        """The guard of a function.
+
+        Of the classes in the structure of its arguments it may call methods; and functions that are
+        part of the structure.
+        """
+        walk, beside = Walk(), Walk()
         walk.value(fun)
+        if structure is not None:
+            beside.refuses = False
+            beside.value(structure.__getstate__())
+        kinds = tuple(filter(is_of_user, beside.classes))
         functions = {
             (f.__code__, id(f.__globals__)): f.__globals__
-            for f in (*walk.functions, *_functions_of(walk.classes))
+            for f in (*walk.functions, *_functions_of(walk.classes), *beside.functions)
             if is_of_program(f.__code__)
         }
-        modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes))}
-        key = (tuple(functions), tuple(modules))
+        modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes), *beside.modules)}
+        key = (tuple(functions), tuple(modules), kinds)
         found = self._known.get(key)
         if found is None:
             starts = [(code, namespace) for (code, _), namespace in functions.items()]
-            found = self._known[key] = Globals(starts, modules.values())
+            found = self._known[key] = Globals(starts, modules.values(), kinds)
             if len(self._known) > MAX_STATES:
                 del self._known[next(iter(self._known))]
         return found
@@ -202,6 +214,7 @@ class _Reach:
         places: namespaces by place.
         values: the value in each place, by itself.
         others: values that are not reached by name.
+        kinds: the states of the classes that it began with.
         walk: over these values.
     """
 
@@ -210,6 +223,7 @@ class _Reach:
         self.places: dict[Place, dict[str, object]] = {}
         self.values: dict[Place, Hashable] = {}
         self.others: list[Hashable] = []
+        self.kinds: list[Hashable] = []
         self.walk = _GlobalWalk()
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
@@ -220,12 +234,14 @@ class _Reach:
         self,
         functions: Iterable[tuple[types.CodeType, dict[str, object]]],
         modules: Iterable[types.ModuleType],
+        kinds: Iterable[type],
     ) -> None:
-        """Find everything that functions reach."""
+        """Find everything that functions, and methods of classes, reach."""
         self._add_modules(modules)
+        self.kinds += map(self.walk.value_apart, kinds)
         todo = list(functions)
         functions_seen = classes_seen = modules_seen = 0
-        while todo or modules_seen < len(self._modules):
+        while todo or modules_seen < len(self._modules) or classes_seen < len(self.walk.classes):
             for code, namespace in todo:
                 self._visit(code, namespace)
             modules_seen = len(self._modules)

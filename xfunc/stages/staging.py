@@ -190,7 +190,7 @@ class Staged:
         program.defined_at = definition(self.value)
         places = identity.places_of(self.value)
         store.globals = store.globals or Guards()
-        named = store.globals.of(self.value)
+        named = store.globals.of(self.value, key.tree)
         before, kinds = named.snapshot(), identity.class_contents(self.value)
         place = found = None
         if may_keep and not (wrt is not None and any(wrt)):
