@@ -186,8 +186,11 @@ def test_sizes_that_the_mesh_does_not_divide_are_padded(mesh):
     )  # fmt: skip
     cut = twice(torch.arange(7.0))
     assert cut.tolist() == [0, 2, 4, 6, 8, 10, 12]
-    assert xf.sharding_of(cut) != divided
-    assert xf.sharding_of(twice(torch.ones(8))) == divided
+    assert xf.sharding_of(cut) == xf.NamedSharding(mesh, P())
+    for n in (4, 8):  # The mesh divides both; only the first is cut.
+        found = twice(torch.ones(n))
+        assert xf.sharding_of(found) == divided
+        assert found.tolist() == [2] * n
     lowered = twice.lower(xf.ShapeDtypeStruct((anything,), torch.float32))
     assert lowered.compile()(torch.arange(5.0)).tolist() == [0, 2, 4, 6, 8]
     # A bucket itself is divided.

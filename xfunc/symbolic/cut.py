@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
+from xfunc.backends.active import runtime
 from xfunc.backends.devices import device_count, to_device
+from xfunc.backends.placement import hand_on_mesh
 from xfunc.torchlib import functorch
 from xfunc.tree import Leaf
 
@@ -27,10 +29,18 @@ def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
 
 
 def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A result without its padding."""
+    """A result without its padding; sharded as before, where its new sizes can be divided so."""
     if tuple(x.shape) == shape:
         return x
-    return to_device(x.cpu()[tuple(slice(0, n) for n in shape)].clone())
+    cut = x.cpu()[tuple(slice(0, n) for n in shape)].clone()
+    if device_count() == 1:
+        return to_device(cut)
+    (where,) = runtime().lie([x])
+    if where is not None and any(n % k for n, k in zip(shape, where.tiles.dims, strict=True)):
+        where = None
+    found = runtime().put(cut, where)
+    hand_on_mesh([x], [found])
+    return found
 
 
 _MOST = 4096
