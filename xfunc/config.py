@@ -1,8 +1,9 @@
 """Settings of the process, and when they take effect.
 
 `set_platform` and `set_cpu_devices` choose the device client and must come before the first
-trace or transfer starts it: later they raise. The environment variables ``PJRT_DEVICE`` and
-``CPU_NUM_DEVICES`` set before the program starts mean the same.
+trace or transfer starts it, or the choice of the backend ``"pjrt"``: later they raise. The
+environment variables ``PJRT_DEVICE`` and ``CPU_NUM_DEVICES`` set before the program starts mean the
+same.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def set_backend(name: str) -> None:
 
     Raises:
         ValueError: there is no backend with that name.
-        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``).
+        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``; for
+            ``"torch_xla"``, torch_xla).
     """
     active.use(name)
 
@@ -115,9 +117,10 @@ def set_cpu_devices(n: int) -> None:
 
 
 def _check_not_started(setting: str) -> None:
-    if active.tracer().has_started():
+    if active.tracer().has_started() or client.has_started():
         fail(
             RuntimeError,
             f"config.{setting} came after the device client had started",
-            "call it before the first trace, transfer or use of an 'xla' device.",
+            "call it before the first trace, transfer or use of an 'xla' device, and before the "
+            "backend 'pjrt' is chosen.",
         )

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from tests.support.compilations import compilations
+from tests.support.fresh import Server
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
@@ -272,6 +273,34 @@ def test_errors() -> None:
     with pytest.raises(CompileError, match="bytes"):
         f(torch.ones(()))
     close(xf.jit(lambda x: x + 1)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+LATE = """if True:
+    import torch, xfunc as xf
+
+    start()
+    for set, value in ((xf.config.set_cpu_devices, 8), (xf.config.set_platform, "cpu")):
+        try:
+            set(value)
+        except RuntimeError as error:
+            print(error)
+    assert xf.devices() == [0]
+"""
+
+
+@pytest.mark.parametrize("start", ["xf.config.set_backend('pjrt')", "xf.devices()"])
+def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) -> None:
+    env = {"XFUNC_BACKEND": "pjrt", "CPU_NUM_DEVICES": ""}
+    done = fresh.run(LATE.replace("start()", start), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("came after the device client had started\n") == 2
+
+
+def test_without_torch_xla(fresh: Server) -> None:
+    code = "import sys; sys.modules['torch_xla'] = None; import xfunc as xf; "
+    done = fresh.run(code + "xf.config.set_backend('torch_xla')")
+    assert "ImportError: the backend 'torch_xla' needs torch_xla, which is not" in done.stderr
+    assert "use the backend 'pjrt'" in done.stderr
 
 
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:

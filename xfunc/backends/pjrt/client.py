@@ -40,6 +40,11 @@ def jax() -> ModuleType:
     return found
 
 
+def has_started() -> bool:
+    """Whether xfunc has started JAX's devices."""
+    return jax.cache_info().currsize > 0
+
+
 @functools.cache
 def _library() -> ModuleType:
     """JAX, whose devices may not have started."""
