@@ -127,9 +127,9 @@ def join(
         )
 
 
-def keep_programs_in(folder: str) -> None:
+def keep_programs_in(folder: str | None) -> None:
     """See `xfunc.config.set_compilation_cache_dir`."""
-    flags.compiled_programs = folder or None
+    flags.compiled_programs = folder
     os.environ.pop(_CACHE.upper(), None)
     if "jax" in sys.modules:
         _use_cache(None)
