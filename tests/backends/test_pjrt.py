@@ -357,8 +357,13 @@ def test_compiler_options() -> None:
     assert compiled(x, y).isnan().sum() < 2
     assert kept.lower(x, y).compile()(x, y).isnan().all()
     assert xf.trace_count(kept) == 1
-    with pytest.raises(CompileError, match="No such compile option: 'xla_fast'"):
-        xf.jit(torch.sin, compiler_options={"xla_fast": True})(x)
+    for name, value, says, hint in (
+        ("xla_fast", True, "No such compile option: 'xla_fast'", "'xla_fast' out, or give it the"),
+        (*FAST, "so", "'so' is not a valid bool value", f"{next(iter(FAST))!r} a value"),
+    ):
+        message = rf"{says}(.|\n)*Hint: (leave|give) the compiler option {hint}"
+        with pytest.raises(CompileError, match=message):
+            xf.jit(torch.sin, compiler_options={name: value})(x)
     with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
         xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
