@@ -16,6 +16,7 @@ from tests.support import error_cases
 from tests.support.error_cases import SECTIONS
 from tests.support.error_sections.case import Case
 from xfunc import errors
+from xfunc.backends import flags
 from xfunc.backends.errors import compile_error
 
 CASES = [case for section in SECTIONS for case in section.cases]
@@ -205,6 +206,24 @@ def test_settings() -> None:
     AFTER(torch.ones(2))
     with pytest.raises(RuntimeError, match=rf"client had started\n  at {here}.*\nHint:"):
         xf.config.set_cpu_devices(2)
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_folders_of_programs(
+    nothing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = xf.config.set_compilation_cache_dir, xf.config.set_trace_cache_dir
+    try:
+        for folder in "compiled", Path("compiled"):
+            for keep_in in settings:
+                keep_in(folder)
+            kept = flags.compiled_programs, xf.config.kept_traces
+            assert kept == (str(tmp_path / "compiled"),) * 2
+    finally:
+        for keep_in in settings:
+            keep_in(nothing)
+    assert (flags.compiled_programs, xf.config.kept_traces) == (None, None)
 
 
 def deeper(x: torch.Tensor) -> torch.Tensor:

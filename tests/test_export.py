@@ -19,6 +19,7 @@ from tests.support.fresh import Server
 DATA = Path(__file__).parent / "data" / "export"
 S = xf.ShapeDtypeStruct
 Point = collections.namedtuple("Point", "x y")
+Dot = collections.namedtuple("Dot", "x y")
 HELD = torch.linspace(0.0, 1.0, 4)
 
 
@@ -156,6 +157,60 @@ def loaded():
 def test_other_arguments(args, kwargs, message):
     with pytest.raises(xf.errors.TreeMismatchError, match=message):
         loaded()(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((Dot(1.0, None), {}), {}, "argument 0: a Dot instead of a Point"),
+        ((Point(1.0, ()), {}), {}, r"argument 0\.y: a tuple instead of None"),
+        (
+            (collections.namedtuple("Point", "x z")(1.0, None), {}),
+            {},
+            r"argument 0: a Point of \.x\.z instead of \.x\.y",
+        ),
+        ((Point(1.0, None), {"k": None}), {}, r"1: a dict of \['k'\] instead of nothing"),
+        ((Point(1.0, None), None), {}, "argument 1: None instead of a dict"),
+        ((Point(1.0, None),), {}, "1 positional arguments instead of 2"),
+        ((Point(1.0, None), {}), {"k": None}, r"keyword arguments \['k'\] instead of \[\]"),
+    ],
+)
+def test_other_nodes(args, kwargs, message):
+    low = xf.jit(lambda p, _: p.x * 2).lower(Point(1.0, None), {})
+    fun = xf.export.deserialize(xf.export.serialize(low))
+    with pytest.raises(
+        xf.errors.TreeMismatchError, match=rf"other arguments:\n  .*{message}\n  at"
+    ):
+        fun(*args, **kwargs)
+
+
+def test_messages_hold_no_values():
+    fun = xf.export.deserialize(xf.export.serialize(xf.jit(dict).lower({"a": HELD, "b": ()})))
+    other = {"a": HELD + 77, "b": []}
+    with pytest.raises(xf.errors.TreeMismatchError, match="'b'.: a list instead of a") as raised:
+        fun(other)
+    assert "77" not in str(raised.value)
+
+
+def test_dicts_in_another_order():
+    low = xf.jit(lambda p: p["a"] - p["b"]).lower({"a": 3.0, "b": 1.0})
+    fun = xf.export.deserialize(xf.export.serialize(low))
+    assert fun({"b": 1.0, "a": 3.0}).item() == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(3, device="meta"), r"\(float32\[3\]\) .*it is on the meta device"),
+        (lambda: torch.ones(3).to_sparse(), "its layout torch.sparse_coo is not supported"),
+        (lambda: torch.ones(3).to_mkldnn(), "its layout torch._mkldnn is not supported"),
+        (lambda: torch.nested.nested_tensor([torch.ones(3)]), "it is a nested tensor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_no_dense_tensor(make, message):
+    with pytest.raises(xf.errors.UnsupportedOpError, match=rf"argument 0\['a'\] of .*{message}"):
+        loaded()({"a": make()}, n=2.0)
 
 
 def test_no_array():

@@ -54,9 +54,8 @@ REFUSALS = """
     facts["shapes"] = message(lambda: xf.eval_shape(lambda x: x, x))
     facts["inside"] = message(lambda: xf.jit(loaded["gradient"])(*inputs["gradient"][0]))
     facts["random"] = message(lambda: xf.random.normal(xf.random.key(0), (2,)))
-    xf.config.set_backend("torch_xla")
-    facts["backend"] = message(lambda: loaded["gradient"](*inputs["gradient"][0]))
-    xf.config.set_backend("pjrt")
+    backend = message(lambda: xf.config.set_backend("torch_xla"))
+    facts["chosen"] = [backend, xf.devices()]
     facts["eager"] = xf.device_put(x).add(1).tolist()
 """
 
@@ -182,6 +181,9 @@ def test_on_one_device(fresh: Server, folder: Path) -> None:
     results, facts = serve(fresh, folder, REFUSALS, 1)
     assert facts.pop("loaded") == []
     assert facts.pop("eager") == [2.0, 2.0, 2.0]
+    refusal, devices = facts.pop("chosen")
+    assert refusal.startswith("ImportError: the backend 'torch_xla' needs torch_xla, which is not")
+    assert devices == [0], "The backend in use stays."
     for message in facts.values():
         assert message.startswith("ImportError: tracing a function needs torch_xla, which is not")
         assert "Hint: " in message

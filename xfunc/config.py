@@ -1,8 +1,9 @@
 """Settings of the process, and when they take effect.
 
 `set_platform` and `set_cpu_devices` choose the device client and must come before the first
-trace or transfer starts it: later they raise. The environment variables ``PJRT_DEVICE`` and
-``CPU_NUM_DEVICES`` set before the program starts mean the same.
+trace or transfer starts it, or the choice of the backend ``"pjrt"``: later they raise. The
+environment variables ``PJRT_DEVICE`` and ``CPU_NUM_DEVICES`` set before the program starts mean the
+same.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ def set_backend(name: str) -> None:
 
     Raises:
         ValueError: there is no backend with that name.
-        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``).
+        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``; for
+            ``"torch_xla"``, torch_xla).
     """
     active.use(name)
 
 
-def set_compilation_cache_dir(folder: str | os.PathLike[str]) -> None:
-    """Keep compiled programs in a folder, for other processes.
+def set_compilation_cache_dir(folder: str | os.PathLike[str] | None) -> None:
+    """Keep compiled programs in a folder, for other processes; None or ``""`` keeps none.
 
     A program is found by its HLO, its options, the devices, the CPU's instructions, and the
     versions of JAX and XLA. Functions are traced anew in each process. The folder may be shared and
@@ -84,20 +86,22 @@ def set_compilation_cache_dir(folder: str | os.PathLike[str]) -> None:
 
     Source: ``jax_compilation_cache_dir``.
     """
-    client.keep_programs_in(os.fspath(folder))
+    client.keep_programs_in(_absolute(folder))
 
 
 def set_trace_cache_dir(folder: str | os.PathLike[str] | None) -> None:
-    """Keep traced programs in a folder, for other processes, which then need not trace them.
+    """Keep traced programs in a folder, for other processes; None or ``""`` keeps none.
+
+    Other processes then need not trace them.
 
     A program is found by the contents of its function and of everything that this reaches by name,
     by its arguments, the settings of the process, and the versions of what is installed. If any of
     this is uncertain, the function is traced as usual: see the page on caching. With the backend
     ``"pjrt"`` and `set_compilation_cache_dir` the process need not compile either. Other users must
-    not be able to write to the folder. None keeps nothing.
+    not be able to write to the folder.
     """
     global kept_traces
-    kept_traces = None if folder is None else os.path.abspath(os.fspath(folder))
+    kept_traces = _absolute(folder)
 
 
 def set_cpu_devices(n: int) -> None:
@@ -114,10 +118,17 @@ def set_cpu_devices(n: int) -> None:
     os.environ["CPU_NUM_DEVICES"] = str(n)
 
 
+def _absolute(folder: str | os.PathLike[str] | None) -> str | None:
+    """A folder as it is found from everywhere, whatever `os.chdir` does later; "" is none."""
+    name = "" if folder is None else os.fspath(folder)
+    return os.path.abspath(name) if name else None
+
+
 def _check_not_started(setting: str) -> None:
-    if active.tracer().has_started():
+    if active.tracer().has_started() or client.has_started():
         fail(
             RuntimeError,
             f"config.{setting} came after the device client had started",
-            "call it before the first trace, transfer or use of an 'xla' device.",
+            "call it before the first trace, transfer or use of an 'xla' device, and before the "
+            "backend 'pjrt' is chosen.",
         )

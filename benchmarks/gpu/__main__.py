@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 PARTS = "demo llama lengths operations".split()
+ON_A_CPU_TOO = {"operations"}
 
 
 def main() -> None:
@@ -22,10 +27,24 @@ def main() -> None:
 
         runtime.xla()  # First: imported otherwise, torch_xla guesses the device and warns.
         given.folder.mkdir(parents=True, exist_ok=True)
-    for name in given.parts or PARTS:
+    parts = given.parts or PARTS
+    if given.what == "run" and (problem := missing(given.folder, parts)):
+        sys.exit(f"python -m benchmarks.gpu: {problem}")
+    for name in parts:
         part = importlib.import_module(f"benchmarks.gpu.{name}")
         print(f"\n## {name}\n", flush=True)
         (part.export if given.what == "export" else part.check)(given.folder, tuple(given.only))
+
+
+def missing(folder: Path, parts: Sequence[str]) -> str | None:
+    """What these parts lack to run, in a line; None: nothing."""
+    for name in parts:
+        if not any(folder.glob(f"{name}*")):
+            return f"{folder} has no programs of {name}: export {folder} {name} writes them"
+    on_gpu = [name for name in parts if name not in ON_A_CPU_TOO]
+    if on_gpu and not torch.cuda.is_available():
+        return f"{', '.join(on_gpu)}: torch finds no GPU here; only operations runs on a CPU too"
+    return None
 
 
 if __name__ == "__main__":

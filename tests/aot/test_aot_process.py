@@ -357,6 +357,13 @@ def test_compilers_that_are_missing(tmp_path, monkeypatch):
             lower().compile("v6e-1")
 
 
+@pytest.mark.parametrize("setting", [None, 3])
+def test_a_compiler_that_is_no_path(setting, monkeypatch):
+    monkeypatch.setattr(xf.config, "tpu_compiler", setting)
+    with pytest.raises(ValueError, match=rf"tpu_compiler is {setting}, no name(.|\n)*'pinned'"):
+        lower().compile("v6e-1")
+
+
 def test_installing(another, monkeypatch, capfd):
     ran = []
 
@@ -406,7 +413,7 @@ def test_a_compiler_that_takes_too_long(worker, folder):
             assert ended, f"process {pid} goes on"
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "1"])
 def test_timeouts_that_are_none(timeout):
     with pytest.raises(ValueError, match=r"was given timeout=(.|\n)*Hint: give seconds, above 0"):
         lower().compile("v6e-1", timeout=timeout)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from tests.support.compilations import compilations
+from tests.support.fresh import Server
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
@@ -274,6 +275,34 @@ def test_errors() -> None:
     close(xf.jit(lambda x: x + 1)(torch.ones(2)), torch.full((2,), 2.0))
 
 
+LATE = """if True:
+    import torch, xfunc as xf
+
+    start()
+    for set, value in ((xf.config.set_cpu_devices, 8), (xf.config.set_platform, "cpu")):
+        try:
+            set(value)
+        except RuntimeError as error:
+            print(error)
+    assert xf.devices() == [0]
+"""
+
+
+@pytest.mark.parametrize("start", ["xf.config.set_backend('pjrt')", "xf.devices()"])
+def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) -> None:
+    env = {"XFUNC_BACKEND": "pjrt", "CPU_NUM_DEVICES": ""}
+    done = fresh.run(LATE.replace("start()", start), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("came after the device client had started\n") == 2
+
+
+def test_without_torch_xla(fresh: Server) -> None:
+    code = "import sys; sys.modules['torch_xla'] = None; import xfunc as xf; "
+    done = fresh.run(code + "xf.config.set_backend('torch_xla')")
+    assert "ImportError: the backend 'torch_xla' needs torch_xla, which is not" in done.stderr
+    assert "use the backend 'pjrt'" in done.stderr
+
+
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
@@ -328,8 +357,13 @@ def test_compiler_options() -> None:
     assert compiled(x, y).isnan().sum() < 2
     assert kept.lower(x, y).compile()(x, y).isnan().all()
     assert xf.trace_count(kept) == 1
-    with pytest.raises(CompileError, match="No such compile option: 'xla_fast'"):
-        xf.jit(torch.sin, compiler_options={"xla_fast": True})(x)
+    for name, value, says, hint in (
+        ("xla_fast", True, "No such compile option: 'xla_fast'", "'xla_fast' out, or give it the"),
+        (*FAST, "so", "'so' is not a valid bool value", f"{next(iter(FAST))!r} a value"),
+    ):
+        message = rf"{says}(.|\n)*Hint: (leave|give) the compiler option {hint}"
+        with pytest.raises(CompileError, match=message):
+            xf.jit(torch.sin, compiler_options={name: value})(x)
     with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
         xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import NoReturn
 
 from xfunc.aot import compilers
@@ -57,7 +58,7 @@ def compile_ahead(
     """See `Lowered.compile`."""
     topology = topology_of(target)
     _check_options(options)
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, numbers.Real) and timeout > 0):
         fail(ValueError, f"compile was given timeout={shown(timeout)}", "give seconds, above 0.")
     parts = lowered.traced.parts
     lowering, entry = parts.lowering, parts.entry

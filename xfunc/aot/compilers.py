@@ -16,6 +16,10 @@ from xfunc.errors import CompileError, fail, shown
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
 _PINNED = dict(zip(PACKAGES, ("0.7.1", "0.7.1", "0.0.21"), strict=True))
+_CHOICES = (
+    "set it to 'pinned', to 'newest' after `python -m xfunc.aot`, or to a Python that has jax and "
+    "libtpu."
+)
 _ASK = (
     "import importlib.metadata as m, json, sys;"
     "print(json.dumps([m.version(p) for p in sys.argv[1:]]))"
@@ -43,9 +47,12 @@ def chosen() -> Compiler:
     """The compiler that `xfunc.config.tpu_compiler` names.
 
     Raises:
+        ValueError: the setting is no name and no path.
         CompileError: it is not installed, or not in the pinned version.
     """
-    name = config.tpu_compiler
+    name: object = config.tpu_compiler
+    if not isinstance(name, (str, os.PathLike)):
+        fail(ValueError, f"config.tpu_compiler is {shown(name)}, no name and no path", _CHOICES)
     if name == "pinned":
         return Compiler(sys.executable, _pinned())
     python = interpreter() if name == "newest" else Path(name)
@@ -125,6 +132,5 @@ def _versions(python: Path) -> tuple[str, ...]:
             CompileError,
             f"config.tpu_compiler is {shown(config.tpu_compiler)}, which cannot compile for TPUs: "
             f"{''.join(said)}",
-            "set it to 'pinned', to 'newest' after `python -m xfunc.aot`, or to a Python that has "
-            "jax and libtpu.",
+            _CHOICES,
         )

@@ -45,11 +45,15 @@ def runtime() -> Runtime:
 
 def _default() -> str:
     """torch_xla, unless it is not installed: exported programs run without it."""
+    return NAMES[0] if _has_torch_xla() else NAMES[1]
+
+
+def _has_torch_xla() -> bool:
+    """Whether torch_xla is installed, without importing it."""
     try:
-        installed = importlib.util.find_spec("torch_xla") is not None
+        return importlib.util.find_spec("torch_xla") is not None
     except (ImportError, ValueError):  # Something refuses to look for it.
-        installed = False
-    return NAMES[0] if installed else NAMES[1]
+        return False
 
 
 def use(name: str) -> Runtime:
@@ -66,6 +70,12 @@ def use(name: str) -> Runtime:
             f"there is no backend {shown(name)}",
             f"choose one of {', '.join(map(repr, NAMES))}, with xf.config.set_backend or in the "
             "environment variable XFUNC_BACKEND.",
+        )
+    if name == NAMES[0] and not _has_torch_xla():
+        fail(
+            ImportError,
+            "the backend 'torch_xla' needs torch_xla, which is not installed",
+            "pip install xfunc with its dependencies, or use the backend 'pjrt'.",
         )
     found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
     _runtime = found

@@ -26,6 +26,9 @@ _OUT_OF_MEMORY = tuple(
 _SPACE = re.compile(r"\bspace[ =](hbm|host|\w*mem|sflag)\b")  # vmem, smem: a kernel's own
 
 
+_OPTION = re.compile(r"No such compile option: '(.*?)'|While setting option (\w+)")
+
+
 def compile_error(name: str, message: str) -> CompileError:
     """The message of XLA, which refused a program or ran out of memory, as an error of xfunc."""
     space = _SPACE.search(message)
@@ -46,12 +49,15 @@ def compile_error(name: str, message: str) -> CompileError:
             ]
             return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
     message = message.removeprefix("NOT_FOUND: ")  # JAX adds the class, torch_xla does not.
-    return CompileError(
-        report(
-            f"XLA could not compile {name}: {message}",
-            "rewrite the operation that it names; if it names none, please report the program.",
+    hint = "rewrite the operation that it names; if it names none, please report the program."
+    option = _OPTION.search(message)
+    if option:
+        hint = (
+            f"leave the compiler option {option[1]!r} out, or give it the name that XLA has for it."
+            if option[2] is None
+            else f"give the compiler option {option[2]!r} a value that it takes, or leave it out."
         )
-    )
+    return CompileError(report(f"XLA could not compile {name}: {message}", hint))
 
 
 def out_of_memory(

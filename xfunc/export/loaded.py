@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
-from xfunc.core.structures import decode, encode
+from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
@@ -85,9 +85,9 @@ class Exported:
             if s is not None and all(isinstance(n, int) for n in a.shape):
                 s.check(a.shape, f"an argument of {self.name}")
         avals = [a.update(sharding=s) for a, s in zip(avals, found, strict=True)]
-        self._inputs, self._outputs = header["inputs"], decode(header["outputs"])
+        self._outputs = decode(header["outputs"])
         self._static = [int(i) for i in header["static"]]
-        self._expected = tree.unflatten(decode(self._inputs), avals)
+        self._expected = tree.unflatten(decode(header["inputs"]), avals)
         self._leaves = avals
         args, kwargs = self._expected
         self._labels = tuple(_by_path(args, dict(sorted(kwargs.items()))))
@@ -112,7 +112,8 @@ class Exported:
             TreeMismatchError: the arguments have another structure, shape or dtype.
             ShardingError: an argument is sharded otherwise, or there are more or fewer devices than
                 in the program's mesh.
-            UnsupportedOpError: the call is being differentiated or batched.
+            UnsupportedOpError: the call is being differentiated or batched, or an argument is no
+                dense tensor with data.
         """
         for where in self._static:
             args = (*args[:where], None, *args[where:])
@@ -168,6 +169,9 @@ class Exported:
 
     def _check(self, args: object, kwargs: object) -> None:
         got = _by_path(args, kwargs)
+        for label, x in got.items():
+            if isinstance(x, torch.Tensor):
+                values.check_array(x, None, f"{label} of {self.name}")
         want = _by_path(*self._expected)
         lines = [f"  {p}: missing" for p in want if p not in got]
         lines += [f"  {p}: unexpected" for p in got if p not in want]
@@ -176,14 +180,13 @@ class Exported:
             for p, w in want.items()
             if p in got and not self._is_like(got[p], w)
         ]
-        if not lines and encode(tree.structure((args, kwargs)), self.name) != self._inputs:
-            lines = [f"  {args} {kwargs} instead of {self._expected}"]
+        hint = "pass arguments of the exported shapes, or export for these."
+        if not lines:
+            lines = [f"  {line}" for line in _other_nodes(args, kwargs, *self._expected)]
+            hint = "pass trees of the exported classes, or export for these."
         if lines:
-            fail(
-                TreeMismatchError,
-                "\n".join([f"{self.name} was exported for other arguments:", *lines]),
-                "pass arguments of the exported shapes, or export for these.",
-            )
+            problem = "\n".join([f"{self.name} was exported for other arguments:", *lines])
+            fail(TreeMismatchError, problem, hint)
 
 
 def _by_path(args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
@@ -194,6 +197,46 @@ def _by_path(args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
                 x = Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else _not_an_array(root, x)
             found[f"{root}{path}"] = x
     return found
+
+
+def _other_nodes(
+    args: PyTree, kwargs: PyTree, want_args: PyTree, want_kwargs: PyTree
+) -> Iterator[str]:
+    """What differs in trees with the same paths of leaves: classes of nodes, and empty ones.
+
+    Classes of named tuples are compared by name and fields: a file has no others.
+    """
+    if len(args) != len(want_args):
+        yield f"{len(args)} positional arguments instead of {len(want_args)}"
+    if kwargs.keys() != want_kwargs.keys():
+        yield f"keyword arguments {sorted(kwargs)} instead of {sorted(want_kwargs)}"
+    pairs = [(f"argument {i}", a, b) for i, (a, b) in enumerate(zip(args, want_args, strict=False))]
+    pairs += [(k, kwargs[k], want_kwargs[k]) for k in kwargs if k in want_kwargs]
+    for path, got, want in pairs:
+        yield from _other(path, tree.structure(got), tree.structure(want))
+
+
+def _other(path: str, got: tree.Structure, want: tree.Structure) -> Iterator[str]:
+    if _kind(got) != _kind(want):
+        yield f"{path}: {_kind(got)} instead of {_kind(want)}"
+    elif (names := _names(got)) != _names(want):
+        has, needs = ("".join(n) or "nothing" for n in (names, _names(want)))
+        yield f"{path}: {_kind(got)} of {has} instead of {needs}"
+    else:
+        for name, *children in zip(names, got.children(), want.children(), strict=True):
+            yield from _other(f"{path}{name}", *children)
+
+
+def _kind(node: tree.Structure) -> str:
+    if node.type is None:
+        return "an array"
+    return "None" if node.type is type(None) else f"a {node.type.__name__}"
+
+
+def _names(node: tree.Structure) -> list[str]:
+    """The children of a node, as paths name them."""
+    fields: Sequence[str] | None = getattr(node.type, "_fields", None)
+    return [f"[{k!r}]" for k in node.entries()] if fields is None else [f".{f}" for f in fields]
 
 
 def _not_an_array(where: str, x: object) -> object:

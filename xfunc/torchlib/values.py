@@ -37,8 +37,14 @@ def is_tracked(tensor: torch.Tensor) -> bool:
             tensor = functorch.unwrapped(tensor)
 
 
-def check_array(x: Shaped, name: str, label: str = "a captured tensor") -> None:
-    """Raise unless `x` is an array that XLA can hold."""
+def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -> None:
+    """Raise unless `x` is an array that XLA can hold.
+
+    Args:
+        x: a tensor, or its description.
+        name: of the function that is being traced, if one is.
+        label: what the message calls `x`.
+    """
     # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None
     if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:
@@ -67,7 +73,7 @@ def _is_of_host(x: object) -> bool:
     return isinstance(x, (str, torch.device)) and str(x) == "cpu"
 
 
-def _not_an_array(problem: str, name: str) -> UnsupportedOpError:
+def _not_an_array(problem: str, name: str | None) -> UnsupportedOpError:
     hint = "convert it to a dense tensor of a supported dtype first."
     return UnsupportedOpError(report(problem, hint, function=name))
 

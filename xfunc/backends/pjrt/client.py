@@ -40,6 +40,11 @@ def jax() -> ModuleType:
     return found
 
 
+def has_started() -> bool:
+    """Whether xfunc has started JAX's devices."""
+    return jax.cache_info().currsize > 0
+
+
 @functools.cache
 def _library() -> ModuleType:
     """JAX, whose devices may not have started."""
@@ -122,9 +127,9 @@ def join(
         )
 
 
-def keep_programs_in(folder: str) -> None:
+def keep_programs_in(folder: str | None) -> None:
     """See `xfunc.config.set_compilation_cache_dir`."""
-    flags.compiled_programs = folder or None
+    flags.compiled_programs = folder
     os.environ.pop(_CACHE.upper(), None)
     if "jax" in sys.modules:
         _use_cache(None)
