@@ -22,10 +22,12 @@ import sys
 import types
 import zipfile
 import zlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optree
 import torch
 from google.protobuf.message import DecodeError
 
@@ -169,7 +171,7 @@ class Place:
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 data = _written(program, captures, out_tree, found)
                 archive.keep(self._file, data, "traced programs")
-        except (Unknown, pickle.PicklingError, TypeError, AttributeError):
+        except (Unknown, TypeError, AttributeError):
             return
 
     def _why_not(
@@ -280,9 +282,13 @@ def _written(
     found: Mapping[str, object],
 ) -> bytes:
     lowering = program.lowering
-    pickled = pickle.dumps(out_tree, 4)
-    if _Trees(io.BytesIO(pickled)).load() != out_tree:
-        raise Unknown("the structure of the results")
+    try:
+        pickled = pickle.dumps(out_tree, 4)
+        is_same = _Trees(io.BytesIO(pickled)).load() == out_tree
+    except Exception as error:  # whatever the methods of the user's classes raise
+        raise Unknown(f"the structure of its results: {error}") from error
+    if not is_same:
+        raise Unknown("the structure of its results, which is not what it was when it is read")
     consts = [c.detach().cpu().contiguous() for c in lowering.consts]
     header = {
         "inputs": lowering.inputs,
@@ -317,16 +323,29 @@ def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, byt
 
 
 class _Trees(pickle.Unpickler):
-    """Reads structures of trees: it finds classes that are there already, and calls none."""
+    """Reads structures of trees: it finds classes that are there already, and calls no function."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        found = getattr(sys.modules.get(module), name, None)
-        if not isinstance(found, type) or (is_library(sys.modules[module]) and name not in _NODES):
+        found: Any = sys.modules.get(module)
+        is_own = found is not None and not is_library(found)
+        for part in name.split("."):
+            found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+        if isinstance(found, torch.dtype):
+            return found
+        named_tuple = module == "torch.return_types"
+        if not isinstance(found, type) or not (is_own or named_tuple or found in _NODES):
             raise pickle.UnpicklingError(f"{module}.{name} is no class of a tree")
         return found
 
 
-_NODES = frozenset("PyTreeSpec OrderedDict defaultdict deque list tuple dict".split())
+# Classes of installed packages that hold leaves, or that keys and fields beside them are of.
+_NODES = frozenset(
+    [
+        *(optree.PyTreeSpec, OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset),
+        *(bool, int, float, complex, str, bytes, range, slice),
+        *(torch.Size, torch.device),
+    ]
+)
 
 
 def _bytes_of(x: torch.Tensor) -> bytes:
