@@ -53,8 +53,10 @@ _HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
 _OBSCURE = frozenset(
     "getattr hasattr vars globals locals attrgetter __dict__ __getattribute__ eval exec compile "
     "__import__ import_module reload modules _getframe currentframe gc inspect "
-    "default_rng RandomState SeedSequence SystemRandom".split()
+    "default_rng RandomState SeedSequence SystemRandom __hash__".split()
 )
+# These builtins differ between processes; as attributes, the names are the user's.
+_OBSCURE_BUILTINS = frozenset(["id", "hash"])
 _WHAT_READING_RAISES = (
     *(OSError, zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError),
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
@@ -217,14 +219,18 @@ def _obscure(code: types.CodeType) -> tuple[str, ...]:
 
     ``getattr(self, name)`` is not among them: the digest of an object has all its attributes.
     """
-    if _OBSCURE.isdisjoint(code.co_names):
+    if _OBSCURE.isdisjoint(code.co_names) and _OBSCURE_BUILTINS.isdisjoint(code.co_names):
+        return ()
+    if code.co_name == "__hash__":  # Only those who ask for a hash see what it is made of.
         return ()
     steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "CACHE")]
     return tuple(
         str(s.argval)
         for s, first in zip(steps, [*steps[1:], None], strict=True)
-        if s.argval in _OBSCURE
-        and s.opname.startswith(("LOAD_", "IMPORT_"))
+        if (
+            (s.argval in _OBSCURE and s.opname.startswith(("LOAD_", "IMPORT_")))
+            or (s.argval in _OBSCURE_BUILTINS and s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        )
         and not (s.argval == "getattr" and first is not None and first.argval == "self")
     )
 
