@@ -95,3 +95,35 @@ def test_packages_may_read_what_they_restore(folder: Path) -> None:
             return torch.nn.functional.dropout(x, 0.5, training=False) * float(np.float64(2.0))
 
     assert [traces(fun), traces(fun)] == [1, 0]
+
+
+class Layer:
+    def __init__(self, name: str, weight: float):
+        self.name, self.weight = name, torch.tensor(weight)
+
+    def __hash__(self) -> int:
+        return 0  # So the order of a set is that in which it was made.
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_sets_of_what_holds_tensors(folder: Path, kind: Callable[..., Any]) -> None:
+    """Captured tensors are found by their order, which is another in each process."""
+
+    def made(*names: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        layers = kind([Layer(name, {"a": 2.0, "b": 5.0}[name]) for name in names])
+
+        def fun(x: torch.Tensor) -> torch.Tensor:
+            found = {layer.name: layer.weight for layer in layers}
+            return x * found["a"] - found["b"]
+
+        return fun
+
+    for names in ("ab", "ba"):
+        xf.clear_caches()
+        assert xf.jit(made(*names))(torch.ones(())).item() == -3.0
+    assert not list(folder.iterdir())
+
+
+def test_sets_without_tensors_are_kept(folder: Path) -> None:
+    names = {"a", "b"}
+    assert [traces(lambda x: x * ("a" in names)) for _ in range(2)] == [1, 0]
