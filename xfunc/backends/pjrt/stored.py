@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SUM = hashlib.sha256().digest_size
 _WHAT_LOADING_RAISES = (
     *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
-    *(EOFError, ImportError, pickle.UnpicklingError),
+    *(EOFError, ImportError, OverflowError, pickle.UnpicklingError),
 )
 
 
@@ -63,7 +63,7 @@ def load(
     structure = client.jax().tree.structure
     try:
         data = place.read_bytes()
-        if hashlib.sha256(data[_SUM:]).digest() != data[:_SUM]:
+        if data[:_SUM] != _sum(place, data[_SUM:]):
             return None
         trees = structure((tuple(arguments), {})), structure(list(outputs))
         return serialize_executable.deserialize_and_load(data[_SUM:], *trees)
@@ -81,7 +81,12 @@ def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
         data, _, _ = serialize_executable.serialize(compiled)
     except (RuntimeError, ValueError, NotImplementedError):
         return
-    archive.keep(place, hashlib.sha256(data).digest() + data, "compiled programs")
+    archive.keep(place, _sum(place, data) + data, "compiled programs")
+
+
+def _sum(place: Path, data: bytes) -> bytes:
+    """A checksum, under which the program of one file is not taken for that of another."""
+    return hashlib.sha256(place.stem.encode() + data).digest()
 
 
 @functools.cache
