@@ -68,3 +68,16 @@ def test_what_cannot_be_read_is_written_anew(folder: Path) -> None:
         compiles, found = run(fun, X)
         assert compiles == wanted
         torch.testing.assert_close(found, fun(X))
+
+
+def test_scopes_and_lines_do_not_count(folder: Path) -> None:
+    def at(line: int, scope: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        code = f"def fun(x):\n    with xf.named_scope('{scope}'):\n        return torch.tanh(x) * 9"
+        names: dict[str, Any] = {"xf": xf, "torch": torch}
+        exec(compile("\n" * line + code, str(folder / "model.py"), "exec"), names)
+        return names["fun"]
+
+    for line, scope, wanted in [(1, "a", 1), (9, "a", 0), (9, "b", 0)]:
+        compiles, found = run(at(line, scope), X)
+        assert compiles == wanted
+        torch.testing.assert_close(found, torch.tanh(X) * 9)

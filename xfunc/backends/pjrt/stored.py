@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from xfunc.backends.pjrt import client
 from xfunc.core import archive
 from xfunc.hlo import Module
+from xfunc.hlo import hlo_pb2 as pb
 
 if TYPE_CHECKING:
     import jax
@@ -38,6 +39,8 @@ _WHAT_LOADING_RAISES = (
 def place_of(module: Module, *parts: object) -> Path | None:
     """Where the program of a module is stored; None if programs are not.
 
+    The user's scopes and lines do not count: a comment above a function changes all lines below.
+
     Args:
         module: its HLO, as it is compiled.
         parts: what else the program depends on, but for the machine and what is installed.
@@ -45,7 +48,7 @@ def place_of(module: Module, *parts: object) -> Path | None:
     folder = client.folder_of_programs()
     if folder is None:
         return None
-    found = hashlib.sha256(module.to_bytes())
+    found = hashlib.sha256(_without_lines(module).to_bytes())
     found.update(repr((parts, os.environ.get("XLA_FLAGS"), _machine())).encode())
     return folder / f"{found.hexdigest()}.compiled"
 
@@ -87,6 +90,15 @@ def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
 def _sum(place: Path, data: bytes) -> bytes:
     """A checksum, under which the program of one file is not taken for that of another."""
     return hashlib.sha256(place.stem.encode() + data).digest()
+
+
+def _without_lines(module: Module) -> Module:
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    for computation in proto.computations:
+        for i in computation.instructions:
+            i.ClearField("metadata")
+    return Module(proto)
 
 
 @functools.cache
