@@ -49,6 +49,7 @@ from xfunc.program.program import Program
 from xfunc.trace.lowering import Lowering
 
 _HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
+CALLS_BACK = "it calls back to Python, or computes nothing"
 # With these, code reaches what its names do not tell, or draws numbers without our seeing it.
 _OBSCURE = frozenset(
     "getattr hasattr vars globals locals attrgetter __dict__ __getattribute__ eval exec compile "
@@ -164,8 +165,9 @@ class Place:
         seen: Observer,
         guards: Sequence[object],
         changed: Changed,
-    ) -> None:
-        """Write a program that was just traced, unless something about it is not certain."""
+    ) -> str:
+        """Write a program that was just traced, or say what about it is not certain."""
+        program.settle()
         try:
             why = self._why_not(program, captures, seen, guards, changed)
             if not why:
@@ -173,8 +175,11 @@ class Place:
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 data = _written(program, captures, out_tree, found)
                 archive.keep(self._file, data, "traced programs")
-        except (Unknown, TypeError, AttributeError):
-            return
+        except Unknown as error:
+            return f"it depends on {error}"
+        except (TypeError, AttributeError) as error:
+            return f"it has what cannot be written: {error}"
+        return why
 
     def _why_not(
         self,
@@ -209,7 +214,7 @@ class Place:
                 return "a function made in the trace reaches more by name"
         lowering = program.lowering
         if not lowering.outputs or has_host_calls(lowering.module.proto):
-            return "it calls back to Python, or computes nothing"
+            return CALLS_BACK
         return ""
 
 
@@ -235,17 +240,23 @@ def _obscure(code: types.CodeType) -> tuple[str, ...]:
     )
 
 
-def place_of(value: object, parts: Sequence[object], named: Globals, raws: object) -> Place | None:
-    """Where the program of a call is kept; None if its function has no digest, or nothing is kept.
+def place_of(
+    value: object, parts: Sequence[object], named: Globals, raws: object, watched: bool
+) -> tuple[Place | None, str]:
+    """Where the program of a call is kept, or why it is not; (None, ""): no program is kept.
 
-    See `Place`.
+    See `Place`; `watched`: whether autograd watches an argument.
     """
-    if config.kept_traces is None or ambient.is_inside_something():
-        return None
+    if config.kept_traces is None:
+        return None, ""
+    if watched:
+        return None, "autograd watches an argument"
+    if ambient.is_inside_something():
+        return None, "it is called under a mode of torch or of xfunc"
     try:
-        return Place(value, parts, named, raws)
-    except Unknown:
-        return None
+        return Place(value, parts, named, raws), ""
+    except Unknown as error:
+        return None, f"it depends on {error}"
 
 
 def _environment() -> tuple[object, ...]:
@@ -292,9 +303,9 @@ def _written(
         pickled = pickle.dumps(out_tree, 4)
         is_same = _Trees(io.BytesIO(pickled)).load() == out_tree
     except Exception as error:  # whatever the methods of the user's classes raise
-        raise Unknown(f"the structure of its results: {error}") from error
+        raise Unknown(f"what its results are made of: {error}") from error
     if not is_same:
-        raise Unknown("the structure of its results, which is not what it was when it is read")
+        raise Unknown("results that are others when they are read")
     consts = [c.detach().cpu().contiguous() for c in lowering.consts]
     header = {
         "inputs": lowering.inputs,
