@@ -388,10 +388,10 @@ class Jit(Transform[P, R]):
         self._staged.cache.clear()
 
     def explain(self) -> str:
-        """Hits, misses, and the reason for the last miss; the buckets used so far."""
-        info, why = self.cache_info(), self._staged.cache.last_miss
+        """Hits, misses, the last miss and why it is not kept on disk; the buckets used so far."""
+        info, why = self.cache_info(), self._staged.cache.explained()
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
-        text = f"{self._staged.name}: {counts}\nlast miss: {why}"
+        text = f"{self._staged.name}: {counts}\n{why}"
         if self._dynamic is not None:
             text = f"{text}\n{self._dynamic.explain()}"
         elif self._limit is not None:

@@ -159,6 +159,9 @@ class Digest:
             for part, element in zip(parts, x, strict=True):
                 part.add(element)
                 self.codes |= part.codes
+            # Captured tensors go by their order, and that of a set is another in each process.
+            if any(part._slots for part in parts):
+                raise Unknown("a set of objects that hold tensors")
             self.put("set", len(parts), *sorted(part.hex() for part in parts))
         else:
             self._all("sequence", (kind is tuple, *x))

@@ -25,15 +25,11 @@ import torch
 from xfunc.cache import views
 from xfunc.cache.digest import Digest, Unknown, code_digest, is_library
 from xfunc.cache.globals import names_in
+from xfunc.cache.impure import calls_impure, is_impure
 from xfunc.core.locations import is_of_program, is_of_xfunc
 
 Links = dict[str, str]
 """By ``module:name``, what it stands for."""
-
-# Modules in C whose functions give another result each time, or depend on the machine.
-_IMPURE = frozenset("time random _random _io io posix nt _socket secrets _uuid select".split())
-_PURE = frozenset(["fspath"])
-_NOW = frozenset(["now", "utcnow", "today"])
 
 
 class Observer:
@@ -70,10 +66,10 @@ class Observer:
             return
         elif event == "call":
             self.codes.setdefault(id(frame.f_code), (frame.f_code, frame.f_globals))
-        elif event == "c_call" and not self.why and _is_impure(arg):
-            caller = frame.f_code.co_filename
-            if not is_of_xfunc(caller) and not caller.startswith("<frozen"):
-                self.why = f"{getattr(arg, '__qualname__', arg)} was called"
+            if not self.why and is_impure(frame):
+                self.why = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name} was called"
+        elif event == "c_call" and not self.why and calls_impure(frame, arg):
+            self.why = f"{getattr(arg, '__qualname__', arg)} was called"
 
     @property
     def of_program(self) -> list[types.CodeType]:
@@ -238,16 +234,6 @@ def _described(x: Any) -> str:
     if isinstance(x, functools.partial):
         return f"partial {_described(x.func)}"
     return f"a {type(x).__module__}.{type(x).__qualname__} {getattr(x, '__name__', '')}"
-
-
-def _is_impure(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, types.ModuleType) or owner is None:
-        where = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
-        return where in _IMPURE and name not in _PURE
-    kind = owner if isinstance(owner, type) else type(owner)
-    return kind.__module__ in _IMPURE or (kind.__module__ == "datetime" and name in _NOW)
 
 
 def _random_state() -> tuple[object, ...]:

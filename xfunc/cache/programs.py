@@ -55,13 +55,14 @@ class FunctionCache:
 
     Attributes:
         latest: what was found last.
+        not_kept: why the program of the last miss is not kept on disk; "" if it is, or if none is.
     """
 
     def __init__(self, name: str, root: object):
         self.name, self.root = name, root
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
-        self.last_miss = "not called yet"
+        self.last_miss, self.not_kept = "not called yet", ""
         self.latest = Latest(None, None)
         self.globals: Guards | None = (
             None  # The guards of its globals (`globals.Guards`), once it has been traced.
@@ -88,7 +89,12 @@ class FunctionCache:
         `names` are those of the function's parameters.
         """
         self.misses += 1
-        self.last_miss = self._why(key, names)
+        self.last_miss, self.not_kept = self._why(key, names), ""
+
+    def explained(self) -> str:
+        """The last miss, in lines."""
+        beside = f"\nnot kept on disk: {self.not_kept}" if self.not_kept else ""
+        return f"last miss: {self.last_miss}{beside}"
 
     def add(self, key: Hashable, entry: object, guards: Iterable[Guard] = ()) -> None:
         """Keep an entry; the least recently used one makes room."""
@@ -120,7 +126,7 @@ class FunctionCache:
         self.entries.clear()
         self.latest = Latest(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
-        self.last_miss = "not called yet"
+        self.last_miss, self.not_kept = "not called yet", ""
         self.globals = None
 
 

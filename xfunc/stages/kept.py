@@ -22,10 +22,12 @@ import sys
 import types
 import zipfile
 import zlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optree
 import torch
 from google.protobuf.message import DecodeError
 
@@ -47,12 +49,15 @@ from xfunc.program.program import Program
 from xfunc.trace.lowering import Lowering
 
 _HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
+CALLS_BACK = "it calls back to Python, or computes nothing"
 # With these, code reaches what its names do not tell, or draws numbers without our seeing it.
 _OBSCURE = frozenset(
     "getattr hasattr vars globals locals attrgetter __dict__ __getattribute__ eval exec compile "
     "__import__ import_module reload modules _getframe currentframe gc inspect "
-    "default_rng RandomState SeedSequence SystemRandom".split()
+    "default_rng RandomState SeedSequence SystemRandom __hash__".split()
 )
+# These builtins differ between processes; as attributes, the names are the user's.
+_OBSCURE_BUILTINS = frozenset(["id", "hash"])
 _WHAT_READING_RAISES = (
     *(OSError, zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError),
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
@@ -160,8 +165,9 @@ class Place:
         seen: Observer,
         guards: Sequence[object],
         changed: Changed,
-    ) -> None:
-        """Write a program that was just traced, unless something about it is not certain."""
+    ) -> str:
+        """Write a program that was just traced, or say what about it is not certain."""
+        program.settle()
         try:
             why = self._why_not(program, captures, seen, guards, changed)
             if not why:
@@ -169,8 +175,11 @@ class Place:
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 data = _written(program, captures, out_tree, found)
                 archive.keep(self._file, data, "traced programs")
-        except (Unknown, pickle.PicklingError, TypeError, AttributeError):
-            return
+        except Unknown as error:
+            return f"it depends on {error}"
+        except (TypeError, AttributeError) as error:
+            return f"it has what cannot be written: {error}"
+        return why
 
     def _why_not(
         self,
@@ -205,7 +214,7 @@ class Place:
                 return "a function made in the trace reaches more by name"
         lowering = program.lowering
         if not lowering.outputs or has_host_calls(lowering.module.proto):
-            return "it calls back to Python, or computes nothing"
+            return CALLS_BACK
         return ""
 
 
@@ -215,29 +224,39 @@ def _obscure(code: types.CodeType) -> tuple[str, ...]:
 
     ``getattr(self, name)`` is not among them: the digest of an object has all its attributes.
     """
-    if _OBSCURE.isdisjoint(code.co_names):
+    if _OBSCURE.isdisjoint(code.co_names) and _OBSCURE_BUILTINS.isdisjoint(code.co_names):
+        return ()
+    if code.co_name == "__hash__":  # Only those who ask for a hash see what it is made of.
         return ()
     steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "CACHE")]
     return tuple(
         str(s.argval)
         for s, first in zip(steps, [*steps[1:], None], strict=True)
-        if s.argval in _OBSCURE
-        and s.opname.startswith(("LOAD_", "IMPORT_"))
+        if (
+            (s.argval in _OBSCURE and s.opname.startswith(("LOAD_", "IMPORT_")))
+            or (s.argval in _OBSCURE_BUILTINS and s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        )
         and not (s.argval == "getattr" and first is not None and first.argval == "self")
     )
 
 
-def place_of(value: object, parts: Sequence[object], named: Globals, raws: object) -> Place | None:
-    """Where the program of a call is kept; None if its function has no digest, or nothing is kept.
+def place_of(
+    value: object, parts: Sequence[object], named: Globals, raws: object, watched: bool
+) -> tuple[Place | None, str]:
+    """Where the program of a call is kept, or why it is not; (None, ""): no program is kept.
 
-    See `Place`.
+    See `Place`; `watched`: whether autograd watches an argument.
     """
-    if config.kept_traces is None or ambient.is_inside_something():
-        return None
+    if config.kept_traces is None:
+        return None, ""
+    if watched:
+        return None, "autograd watches an argument"
+    if ambient.is_inside_something():
+        return None, "it is called under a mode of torch or of xfunc"
     try:
-        return Place(value, parts, named, raws)
-    except Unknown:
-        return None
+        return Place(value, parts, named, raws), ""
+    except Unknown as error:
+        return None, f"it depends on {error}"
 
 
 def _environment() -> tuple[object, ...]:
@@ -280,9 +299,13 @@ def _written(
     found: Mapping[str, object],
 ) -> bytes:
     lowering = program.lowering
-    pickled = pickle.dumps(out_tree, 4)
-    if _Trees(io.BytesIO(pickled)).load() != out_tree:
-        raise Unknown("the structure of the results")
+    try:
+        pickled = pickle.dumps(out_tree, 4)
+        is_same = _Trees(io.BytesIO(pickled)).load() == out_tree
+    except Exception as error:  # whatever the methods of the user's classes raise
+        raise Unknown(f"what its results are made of: {error}") from error
+    if not is_same:
+        raise Unknown("results that are others when they are read")
     consts = [c.detach().cpu().contiguous() for c in lowering.consts]
     header = {
         "inputs": lowering.inputs,
@@ -317,16 +340,29 @@ def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, byt
 
 
 class _Trees(pickle.Unpickler):
-    """Reads structures of trees: it finds classes that are there already, and calls none."""
+    """Reads structures of trees: it finds classes that are there already, and calls no function."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        found = getattr(sys.modules.get(module), name, None)
-        if not isinstance(found, type) or (is_library(sys.modules[module]) and name not in _NODES):
+        found: Any = sys.modules.get(module)
+        is_own = found is not None and not is_library(found)
+        for part in name.split("."):
+            found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+        if isinstance(found, torch.dtype):
+            return found
+        named_tuple = module == "torch.return_types"
+        if not isinstance(found, type) or not (is_own or named_tuple or found in _NODES):
             raise pickle.UnpicklingError(f"{module}.{name} is no class of a tree")
         return found
 
 
-_NODES = frozenset("PyTreeSpec OrderedDict defaultdict deque list tuple dict".split())
+# Classes of installed packages that hold leaves, or that keys and fields beside them are of.
+_NODES = frozenset(
+    [
+        *(optree.PyTreeSpec, OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset),
+        *(bool, int, float, complex, str, bytes, range, slice),
+        *(torch.Size, torch.device),
+    ]
+)
 
 
 def _bytes_of(x: torch.Tensor) -> bytes:

@@ -193,9 +193,10 @@ class Staged:
         named = store.globals.of(self.value, key.tree)
         before, kinds = named.snapshot(), identity.class_contents(self.value)
         place = found = None
-        if may_keep and not (wrt is not None and any(wrt)):
+        if may_keep:
             raws = (options.static, fixed, options.beside)
-            place = kept.place_of(self.value, (key.tree, key.avals, key.modes), named, raws)
+            parts, watched = (key.tree, key.avals, key.modes), any(wrt or ())
+            place, store.not_kept = kept.place_of(self.value, parts, named, raws, watched)
             found = place and place.find(self.name, avals)
         seen = Observer()
         with _being_traced(self, key), collect_guards() as guards:
@@ -220,9 +221,10 @@ class Staged:
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        if place is not None and found is None and not had and program.outputs:
-            program.settle()
-            place.keep(program, captures, out_tree[0], seen, list(guards), changed)
+        if place is not None and found is None:
+            why = kept.CALLS_BACK * (bool(had) or not program.outputs)
+            made = (program, captures, out_tree[0], seen, list(guards), changed)
+            store.not_kept = why or place.keep(*made)
         entry = Entry(
             program,
             options.primitive(program),

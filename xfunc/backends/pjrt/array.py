@@ -37,6 +37,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 _new: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+# Without it, what reads memory without asking the tensor would end the process: `to_dlpack`, and
+# tensors of torch's whose `data` is assigned.
+_on_access: Callable[[int, str], None] = torch._C._set_storage_data_ptr_access_error_msg
+_storage: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+_ELSEWHERE = (
+    "the backend 'pjrt' holds the data of this tensor, and this operation of torch reads memory "
+    "without asking for it\nHint: give it a tensor of torch's own, x.cpu()."
+)
 _GRAD: Any = torch.Tensor.grad
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
@@ -147,7 +155,8 @@ class Array(torch.Tensor):
         found = func(*args, **kwargs)
         storages = {x._data.read().untyped_storage().data_ptr(): x for x in held.values()}
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        writes = {a.name for a in func._schema.arguments if a.is_write}
+        # The schemas of collectives do not say what they write to.
+        writes = {a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d"}
         for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
             if id(x) in held:
                 held[id(x)]._data.written()
@@ -297,6 +306,7 @@ def make(array: jax.Array, aval: AvalKey) -> Array:
 def _wrapper(aval: AvalKey) -> Array:
     # By position: with keywords it takes a fifth longer.
     found = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
+    _on_access(_storage(found)._cdata, _ELSEWHERE)
     found._jax_aval = aval
     return found
 
@@ -312,10 +322,12 @@ def _maker(aval: AvalKey) -> Callable[[jax.Array], Array]:
 
     def make(array: jax.Array) -> Array:
         found = new(cls, size, None, None, None, dtype, strided, cpu)
+        on_access(storage(found)._cdata, elsewhere)
         found._jax_aval, found._jax_array = aval, array
         return found
 
     cls, new, strided, cpu = Array, _new, _STRIDED, _CPU
+    on_access, storage, elsewhere = _on_access, _storage, _ELSEWHERE
     return make
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from xfunc.backends.pjrt import client
 from xfunc.core import archive
 from xfunc.hlo import Module
+from xfunc.hlo import hlo_pb2 as pb
 
 if TYPE_CHECKING:
     import jax
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 _SUM = hashlib.sha256().digest_size
 _WHAT_LOADING_RAISES = (
     *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
-    *(EOFError, ImportError, pickle.UnpicklingError),
+    *(EOFError, ImportError, OverflowError, pickle.UnpicklingError),
 )
 
 
 def place_of(module: Module, *parts: object) -> Path | None:
     """Where the program of a module is stored; None if programs are not.
+
+    The user's scopes and lines do not count: a comment above a function changes all lines below.
 
     Args:
         module: its HLO, as it is compiled.
@@ -45,7 +48,7 @@ def place_of(module: Module, *parts: object) -> Path | None:
     folder = client.folder_of_programs()
     if folder is None:
         return None
-    found = hashlib.sha256(module.to_bytes())
+    found = hashlib.sha256(_without_lines(module).to_bytes())
     found.update(repr((parts, os.environ.get("XLA_FLAGS"), _machine())).encode())
     return folder / f"{found.hexdigest()}.compiled"
 
@@ -63,7 +66,7 @@ def load(
     structure = client.jax().tree.structure
     try:
         data = place.read_bytes()
-        if hashlib.sha256(data[_SUM:]).digest() != data[:_SUM]:
+        if data[:_SUM] != _sum(place, data[_SUM:]):
             return None
         trees = structure((tuple(arguments), {})), structure(list(outputs))
         return serialize_executable.deserialize_and_load(data[_SUM:], *trees)
@@ -81,7 +84,21 @@ def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
         data, _, _ = serialize_executable.serialize(compiled)
     except (RuntimeError, ValueError, NotImplementedError):
         return
-    archive.keep(place, hashlib.sha256(data).digest() + data, "compiled programs")
+    archive.keep(place, _sum(place, data) + data, "compiled programs")
+
+
+def _sum(place: Path, data: bytes) -> bytes:
+    """A checksum, under which the program of one file is not taken for that of another."""
+    return hashlib.sha256(place.stem.encode() + data).digest()
+
+
+def _without_lines(module: Module) -> Module:
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    for computation in proto.computations:
+        for i in computation.instructions:
+            i.ClearField("metadata")
+    return Module(proto)
 
 
 @functools.cache

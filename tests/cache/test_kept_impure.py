@@ -1,0 +1,129 @@
+"""What differs between processes or machines is not kept among traced programs on disk."""
+
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import xfunc as xf
+
+hash_of = hash
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    xf.config.set_trace_cache_dir(tmp_path)
+    yield tmp_path
+    xf.config.set_trace_cache_dir(None)
+
+
+def traces(fun: Callable[..., Any]) -> int:
+    xf.clear_caches()
+    jitted = xf.jit(fun)
+    jitted(torch.ones(3))
+    return xf.trace_count(jitted)
+
+
+class Item:
+    def __init__(self, id: int):
+        self.id, self.hash = id, id
+
+    def __hash__(self) -> int:
+        return hash(("Item", self.id))
+
+
+ITEM = Item(2)
+
+NOT_KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "hash": lambda x: x * (hash("text") % 7),
+    "hash by another name": lambda x: x * (hash_of("text") % 7),
+    "hash as an argument": lambda x: x * (next(iter(map(hash, ["text"]))) % 7),
+    "__hash__": lambda x: x * ("text".__hash__() % 7),
+    "id": lambda x: x * (id(ITEM) % 7),
+    "an order of addresses": lambda x: x * sorted([ITEM, Item(3)], key=id)[0].id,
+    "a thread": lambda x: x * (threading.get_ident() % 7),
+    "the name of a thread": lambda x: x * len(threading.current_thread().name),
+    "the seed": lambda x: x * (torch.initial_seed() % 7),
+    "a generator": lambda x: x * (torch.default_generator.initial_seed() % 7),
+    "threads": lambda x: x * torch.get_num_threads(),
+    "more threads": lambda x: x * torch.get_num_interop_threads(),
+    "precision": lambda x: x * len(torch.get_float32_matmul_precision()),
+    "GPUs": lambda x: x * torch.cuda.device_count(),
+    "NumPy's errors": lambda x: x * len(np.geterr()["over"]),
+    "NumPy's printing": lambda x: x * np.get_printoptions()["precision"],
+    "processors": lambda x: x * (os.cpu_count() or 1),
+    "the process": lambda x: x * (os.getpid() % 7),
+    "the host": lambda x: x * len(socket.gethostname()),
+    "the system": lambda x: x * len(platform.node()),
+    "the machine": lambda x: x * len(platform.machine()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Please use the new API settings")
+@pytest.mark.parametrize("fun", NOT_KEPT.values(), ids=NOT_KEPT)
+def test_not_kept(folder: Path, fun: Callable[[torch.Tensor], Any]) -> None:
+    platform.machine()  # From now on the module has the answers at hand.
+    platform.node()
+    assert [traces(fun), traces(fun)] == [1, 1]
+    assert not list(folder.iterdir())
+
+
+def test_attributes_of_these_names_are_kept(folder: Path) -> None:
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        return x * ITEM.id * ITEM.hash
+
+    assert [traces(fun), traces(fun)] == [1, 0]
+
+
+def test_keys_of_a_dict_are_kept(folder: Path) -> None:
+    table = {ITEM: 2.0}
+    assert [traces(lambda x: x * table[ITEM]) for _ in range(2)] == [1, 0]
+
+
+def test_packages_may_read_what_they_restore(folder: Path) -> None:
+    """``F.dropout`` and NumPy's warnings, say."""
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        with np.errstate(over="ignore"), torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.dropout(x, 0.5, training=False) * float(np.float64(2.0))
+
+    assert [traces(fun), traces(fun)] == [1, 0]
+
+
+class Layer:
+    def __init__(self, name: str, weight: float):
+        self.name, self.weight = name, torch.tensor(weight)
+
+    def __hash__(self) -> int:
+        return 0  # So the order of a set is that in which it was made.
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_sets_of_what_holds_tensors(folder: Path, kind: Callable[..., Any]) -> None:
+    """Captured tensors are found by their order, which is another in each process."""
+
+    def made(*names: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        layers = kind([Layer(name, {"a": 2.0, "b": 5.0}[name]) for name in names])
+
+        def fun(x: torch.Tensor) -> torch.Tensor:
+            found = {layer.name: layer.weight for layer in layers}
+            return x * found["a"] - found["b"]
+
+        return fun
+
+    for names in ("ab", "ba"):
+        xf.clear_caches()
+        assert xf.jit(made(*names))(torch.ones(())).item() == -3.0
+    assert not list(folder.iterdir())
+
+
+def test_sets_without_tensors_are_kept(folder: Path) -> None:
+    names = {"a", "b"}
+    assert [traces(lambda x: x * ("a" in names)) for _ in range(2)] == [1, 0]
