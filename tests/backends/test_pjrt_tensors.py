@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.backends.pjrt.array import Array
 
 pytestmark = pytest.mark.usefixtures("pjrt")
@@ -255,3 +256,78 @@ def test_torch_compile_takes_them(backend: str) -> None:
     f(w, made((2,))).sum().backward()
     assert w.grad is not None
     assert w.grad.tolist() == [3, 3]
+
+
+def test_data_is_replaced() -> None:
+    """It was copied into the old memory: of another dtype or shape, and aliases saw it."""
+
+    def seen(x: torch.Tensor) -> list[Any]:
+        return xf.jit(lambda x: x * 1)(x.detach()).tolist()
+
+    x = made()
+    alias, x.data = x.detach(), x.data.double() + 1
+    assert x.dtype == torch.float64
+    assert x.tolist() == seen(x) == [[2, 3, 4], [5, 6, 7]]
+    assert alias.tolist() == seen(alias) == [[1, 2, 3], [4, 5, 6]]
+    other = torch.arange(6.0).reshape(3, 2).T
+    x.data = other
+    assert x.stride() == (1, 2)
+    other += 1
+    assert x.tolist() == seen(x) == [[1, 3, 5], [2, 4, 6]]
+    y = made((2,))
+    x.data = y
+    y.zero_()
+    assert x.tolist() == seen(x) == [0, 0]
+    w = made((2,)).requires_grad_()
+    w.square().sum().backward()
+    w.data = w.data * 3
+    assert w.grad is not None
+    assert (w.tolist(), w.grad.tolist()) == ([3, 6], [2, 4])
+
+    layer: Any = torch.nn.Linear(2, 1)
+    layer.weight = torch.nn.Parameter(made((1, 2)))
+    layer.double()
+    assert layer.weight.dtype == torch.float64
+    assert layer(torch.ones(2, dtype=torch.float64)).item() == 3 + layer.bias.item()
+
+
+def test_memory_that_is_read_without_asking() -> None:
+    """Each of these ended the process."""
+    layer = torch.nn.Linear(3, 2)
+    layer.weight.data = made()
+    plain = torch.zeros(2, 3)
+    plain.data = made()
+    for read in (
+        lambda: repr(layer.weight),
+        lambda: layer(torch.ones(3)),
+        lambda: plain + 1,
+        lambda: made().apply_(lambda v: v * 2),
+        lambda: torch.to_dlpack(made()),
+        lambda: torch.tensor([made(()), 1.0]),
+    ):
+        with pytest.raises(RuntimeError, match=r"holds the data of this tensor[\s\S]*Hint: give it"):
+            read()
+
+
+def test_collectives_of_torch_write(fresh: Server) -> None:
+    """Programs did not see what they had written: their schemas do not say so."""
+    code = """
+import os, torch, torch.distributed as dist, xfunc as xf
+xf.config.set_backend("pjrt")
+dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
+made = lambda: xf.jit(lambda x: x + 1)(torch.zeros(2))
+seen = lambda x: xf.jit(lambda x: x * 1)(x).tolist()
+x, five = made(), torch.full((2,), 5.0)
+dist.all_gather([x], five)
+assert seen(x) == x.tolist() == [5, 5]
+whole = made()
+dist.all_gather_into_tensor(whole, five)
+assert seen(whole) == whole.tolist() == [5, 5]
+for write in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
+    x = made()
+    write(x)
+    assert x._looked_at._array is None  # torch's memory counts from now on
+    assert seen(x) == [1, 1]
+"""
+    done = fresh.run(code)
+    assert done.returncode == 0, done.stderr

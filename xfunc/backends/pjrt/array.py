@@ -45,6 +45,7 @@ _ELSEWHERE = (
     "the backend 'pjrt' holds the data of this tensor, and this operation of torch reads memory "
     "without asking for it\nHint: give it a tensor of torch's own, x.cpu()."
 )
+_DATA: Any = torch.Tensor.data
 _GRAD: Any = torch.Tensor.grad
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
@@ -58,6 +59,13 @@ class Data:
         self._array = array
         self._copy: torch.Tensor | None = None
         self._sharding: jax.sharding.Sharding | None = None  # of what torch has written to
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Data:
+        """The memory of a tensor of torch's."""
+        found = cls(None)
+        found._copy, found._sharding = tensor, sharding(None)
+        return found
 
     def array(self) -> jax.Array:
         """The data as a ``jax.Array``."""
@@ -271,7 +279,15 @@ class Array(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
-        self.detach().copy_(new)
+        if type(new) is Array:
+            new._data.written()
+            aval, data = new._jax_aval, new._data
+        else:
+            aval, data = (new.shape, new.dtype), Data.of(new.detach())
+        _ = self._data  # It is no longer untouched.
+        _DATA.__set__(self, _wrapper(aval))
+        self._looked_at, self._jax_aval = data, aval
+        self._follow(data.read())
 
     def _another(self) -> Array:
         """A tensor of the same data."""
