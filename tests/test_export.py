@@ -187,7 +187,7 @@ def test_other_nodes(args, kwargs, message):
 def test_messages_hold_no_values():
     fun = xf.export.deserialize(xf.export.serialize(xf.jit(dict).lower({"a": HELD, "b": ()})))
     other = {"a": HELD + 77, "b": []}
-    with pytest.raises(xf.errors.TreeMismatchError, match="'b'.: a list instead of a") as raised:
+    with pytest.raises(xf.errors.TreeMismatchError, match=r"'b'.: a list instead of a") as raised:
         fun(other)
     assert "77" not in str(raised.value)
 
