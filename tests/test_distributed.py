@@ -207,3 +207,32 @@ def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines()[-1] == f"{i} [10, 11] {count}"
+
+
+TERMINATED = """
+import os, signal, sys, time
+import xfunc as xf
+address, catch, leave = sys.argv[1:]
+if int(catch):
+    signal.signal(signal.SIGTERM, lambda *_: print("caught", flush=True))
+xf.distributed.initialize(address, 1, 0)
+if int(leave):
+    xf.distributed.shutdown()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+print("alive", flush=True)
+"""
+
+
+@pytest.mark.parametrize("leave", [0, 1])
+@pytest.mark.parametrize(
+    ("catch", "status", "printed"), [(0, -15, []), (1, 0, ["caught", "alive"])]
+)
+def test_sigterm_does_what_it_did(
+    fresh: Server, catch: int, status: int, printed: list[str], leave: int
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = fresh.run(TERMINATED, address, catch, leave, env={"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == status, done.stdout + done.stderr
+    lines = [x for x in done.stdout.splitlines() if "Gloo" not in x]
+    assert lines == printed
