@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -118,6 +118,37 @@ def test_errors(pair: Found) -> None:
         )
 
 
+def test_arguments_are_compared(pair: Found) -> None:
+    for f in pair[1]:
+        for key, said in (
+            ("unlike on devices", "((8,), 'torch.float32', 'on the devices')"),
+            ("unlike dtypes", "((4,), 'torch.int32', 'on the devices')"),
+            ("here and there", "((4,), 'torch.float32', 'on the host')"),
+        ):
+            assert f[key].startswith("TreeMismatchError: process_allgather was given")
+            assert said in f[key]
+        for error in f["parts"]:
+            assert error.startswith("TreeMismatchError: make_array_from_process_local_data was gi")
+        assert "((8, 8), 'torch.float32'" in f["parts"][0]
+        assert "((16, 8), 'torch.int32'" in f["parts"][1]
+        assert "((8, 8), 'torch.float32'" in f["parts"][2]
+
+
+def test_all_raise_if_one_does(pair: Found) -> None:
+    for key, name in (
+        ("no tensor", "process_allgather"),
+        ("no tensor to send", "broadcast_one_to_all"),
+        ("no part", "make_array_from_process_local_data"),
+    ):
+        other, own = (f[key] for f in pair[1])
+        problem = f"TypeError: {name} was given 'abc' (a str), which cannot be made a tensor"
+        assert own.startswith(problem)
+        assert other.startswith(f"RuntimeError: {name} failed in process 1: {problem}")
+    other, own = (f["no flag"] for f in pair[1])
+    assert own.startswith("RuntimeError: Boolean value of Tensor")
+    assert other.startswith("RuntimeError: broadcast_one_to_all failed in process 1: RuntimeError")
+
+
 def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
     """By the same two, by one process; and those of one by two."""
     folder, found = pair
@@ -152,6 +183,15 @@ def test_one_process() -> None:
         xf.sharding.process_local_indices("data", (4, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
         xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
+    for shape in ((8, 2), 8, ("a",)):
+        with pytest.raises(
+            xf.errors.ShardingError, match=r"given \(8,\) of an array of the global"
+        ):
+            xf.make_array_from_process_local_data(spec, torch.ones(8), cast("Any", shape))
+    with pytest.raises(TypeError, match=r"'abc' \(a str\), which cannot be made a tensor"):
+        xf.make_array_from_process_local_data(spec, "abc")
+    with pytest.raises(xf.errors.ShardingError, match="the array to make has 0 dimensions"):
+        xf.make_array_from_process_local_data(spec, 1.0)
     xf.distributed.shutdown()
 
 

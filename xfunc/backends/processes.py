@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from xfunc.backends import active
-from xfunc.errors import fail
+from xfunc.errors import TreeMismatchError, XfuncError, fail, shown
 
+_T = TypeVar("_T")
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _joined = False
 
@@ -118,3 +120,50 @@ def gathered(value: object) -> list[object]:
     found: list[object] = [None] * count
     distributed.all_gather_object(found, value)
     return found
+
+
+def agreed(name: str, prepare: Callable[[], tuple[object, _T]]) -> _T:
+    """What a function prepares, if all processes describe it alike.
+
+    Otherwise all of them raise, also if only one of them failed: the others would wait forever.
+
+    Args:
+        name: of the user's function, for messages.
+        prepare: returns a description, and a value.
+    """
+    try:
+        said, value = prepare()
+    except Exception as error:
+        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        raise
+    everyones: list[Any] = gathered((said, None))
+    for k, (other, failure) in enumerate(everyones):
+        if failure is not None:
+            fail(
+                RuntimeError,
+                f"{name} failed in process {k}: {failure}",
+                "correct what that process does; the others stop with it.",
+            )
+        if other != said:
+            fail(
+                TreeMismatchError,
+                f"{name} was given {said} in this process, and {other} in process {k}",
+                "pass the same structures, shapes and dtypes in all of them.",
+            )
+    return value
+
+
+def on_host(name: str, value: object) -> torch.Tensor:
+    """A value as a tensor on the host."""
+    try:
+        found = torch.as_tensor(value)
+    except XfuncError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        fail(
+            TypeError,
+            f"{name} was given {shown(value)} (a {type(value).__name__}), which cannot be made "
+            f"a tensor: {error}",
+            "pass tensors, arrays and numbers.",
+        )
+    return found.detach().cpu()
