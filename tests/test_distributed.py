@@ -207,6 +207,44 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
     assert not xf.distributed.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "problem"),
+    [
+        (("127.0.0.1", 1, 0), ValueError, "coordinator_address is '127.0.0.1', which is not a"),
+        (("127.0.0.1:x", 1, 0), ValueError, "coordinator_address is '127.0.0.1:x'"),
+        ((1234, 1, 0), TypeError, "coordinator_address is 1234"),
+        (("127.0.0.1:1", "2", 0), TypeError, "num_processes is '2', not a valid int"),
+        (("127.0.0.1:1", 0, 0), ValueError, "num_processes is 0, not a valid int"),
+        (("127.0.0.1:1", 2, -1), ValueError, "process_id is -1, not a valid int"),
+        (("127.0.0.1:1", 2, 2), ValueError, "process_id is 2, and num_processes is 2"),
+    ],
+)
+def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=rf"initialize: {problem}(.|\n)*Hint: "):
+        xf.distributed.initialize(*arguments)
+    assert not xf.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("RANK", "x", "RANK is 'x' in the environment"),
+        ("WORLD_SIZE", "", "WORLD_SIZE is '' in the environment"),
+        ("MASTER_PORT", "y", "MASTER_PORT is 'y' in the environment"),
+        ("RANK", "1", "process_id is 1, and num_processes is 1"),
+    ],
+)
+def test_invalid_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
+) -> None:
+    good = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    for key, text in {**good, name: value}.items():
+        monkeypatch.setenv(key, text)
+    with pytest.raises(ValueError, match=rf"initialize: {problem}(.|\n)*Hint: "):
+        xf.distributed.initialize()
+    assert not xf.distributed.is_initialized()
+
+
 # As these launchers set them for the processes of one job on one machine.
 LAUNCHERS = {
     "SLURM": {

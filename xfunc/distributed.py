@@ -58,6 +58,7 @@ def initialize(
     Raises:
         RuntimeError: it was called twice or too late, or the other processes did not connect.
         ValueError: an argument is invalid, or missing and cannot be detected.
+        TypeError: an argument is of a wrong type.
         ImportError: JAX is not installed.
 
     Source: ``jax.distributed.initialize``.
