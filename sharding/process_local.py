@@ -10,7 +10,6 @@ from typing import NamedTuple, cast
 import torch
 
 from xfunc.backends import processes
-from xfunc.backends.devices import process_count
 from xfunc.backends.placement import placement_of, remember
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.parts import Target, assemble
@@ -30,26 +29,16 @@ def make_array_from_process_local_data(
         global_shape: of the whole; by default, that of all parts together. Along a dimension in
             which it equals that of `local_data`, `local_data` is the whole.
 
-    All processes must call it, with data that make the same global shape and dtype.
+    Nothing is sent: each process is to pass data of the same dtype and global shape.
 
     Raises:
         ShardingError: the shapes do not fit the sharding.
-        TreeMismatchError: the global shapes, dtypes or shardings of the processes differ.
         TypeError: the data cannot be made a tensor.
-        RuntimeError: the call failed in another process.
 
     Source: ``jax.make_array_from_process_local_data``.
     """
     name = "make_array_from_process_local_data"
-
-    def prepare() -> tuple[object, _Prepared]:
-        made = _prepare(name, sharding, local_data, global_shape)
-        return (made.shape, str(made.data.dtype), str(made.sharding.spec)), made
-
-    # Without a group (torch_xla on a TPU does not need one) the processes cannot be asked.
-    can_ask = process_count() == 1 or torch.distributed.is_initialized()
-    made = processes.agreed(name, prepare) if can_ask else prepare()[1]
-    given, data, shape, starts, held = made
+    given, data, shape, starts, held = _prepare(name, sharding, local_data, global_shape)
     placement = placement_of(given.tiles(data.ndim))
     target = Target(shape, data.dtype, placement=placement, sharding=given)
     parts = {}

@@ -118,13 +118,6 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     found["wrong part"] = raised(
         lambda: xf.make_array_from_process_local_data(split, torch.ones(3, 8), (16, 8))
     )
-    make = xf.make_array_from_process_local_data
-    found["parts"] = [
-        raised(lambda: make(split, torch.ones(4 + 4 * k, 8))),
-        raised(lambda: make(split, torch.ones(8, 8, dtype=[torch.float32, torch.int32][k]))),
-        raised(lambda: make(split, torch.ones(8, 8), [(16, 8), (8, 8)][k])),
-    ]
-    found["no part"] = raised(lambda: make(split, "abc" if k else torch.ones(8, 8)))
 
     state = {"w": w, "x": x, "n": torch.tensor(3)}
     xf.sharding.save_checkpoint(folder / "step", state, {"at": [1, 2]})
