@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 
+from xfunc.backends import processes
 from xfunc.backends.placement import placement_of, remember
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.parts import Target, assemble
@@ -26,38 +29,17 @@ def make_array_from_process_local_data(
         global_shape: of the whole; by default, that of all parts together. Along a dimension in
             which it equals that of `local_data`, `local_data` is the whole.
 
+    Nothing is sent: each process is to pass data of the same dtype and global shape.
+
     Raises:
         ShardingError: the shapes do not fit the sharding.
+        TypeError: the data cannot be made a tensor.
 
     Source: ``jax.make_array_from_process_local_data``.
     """
-    given = resolve_sharding(sharding, "the sharding of make_array_from_process_local_data")
-    data = torch.as_tensor(local_data).detach().cpu().contiguous()
+    name = "make_array_from_process_local_data"
+    given, data, shape, starts, held = _prepare(name, sharding, local_data, global_shape)
     placement = placement_of(given.tiles(data.ndim))
-    # The tiles that this process holds, as positions along each dimension.
-    dims = (1,) * data.ndim if placement is None else placement.tiles.dims
-    unit = Target(dims, data.dtype, placement=placement)
-    starts = [start for start, _ in unit.boxes()]
-    held = _held(starts, data.ndim)
-    if global_shape is None:
-        shape = tuple(
-            n * k // len(places) for n, k, places in zip(data.shape, dims, held, strict=True)
-        )
-    else:
-        shape = tuple(global_shape)
-    check_shape(given, shape, "the array to make")
-    part = tuple(n // k for n, k in zip(shape, dims, strict=True))
-    wanted = tuple(n * len(places) for n, places in zip(part, held, strict=True))
-    fits = len(shape) == data.ndim and all(
-        n in (w, s) for n, w, s in zip(data.shape, wanted, shape, strict=True)
-    )
-    if not fits or math.prod(map(len, held)) != len(set(starts)):
-        fail(
-            ShardingError,
-            f"make_array_from_process_local_data was given {shown(tuple(data.shape))} of an array "
-            f"of shape {shape}, and the devices of this process hold {wanted} of it",
-            "pass the part that this process holds, or the whole.",
-        )
     target = Target(shape, data.dtype, placement=placement, sharding=given)
     parts = {}
     for start, (box, size) in zip(starts, target.boxes(), strict=True):
@@ -101,6 +83,67 @@ def process_local_indices(
         torch.tensor([i for start in held for i in range(start, start + size)], dtype=torch.int64)
         for held, size in sizes
     )
+
+
+class _Prepared(NamedTuple):
+    """What an array is made of: tiles start at `starts`, which are `held` along each dimension."""
+
+    sharding: NamedSharding
+    data: torch.Tensor
+    shape: tuple[int, ...]
+    starts: list[tuple[int, ...]]
+    held: list[list[int]]
+
+
+def _prepare(
+    name: str,
+    sharding: NamedSharding | PartitionSpec,
+    local_data: object,
+    global_shape: Sequence[int] | None,
+) -> _Prepared:
+    given = resolve_sharding(sharding, f"the sharding of {name}")
+    data = processes.on_host(name, local_data).contiguous()
+    placement = placement_of(given.tiles(data.ndim))
+    # The tiles that this process holds, as positions along each dimension.
+    dims = (1,) * data.ndim if placement is None else placement.tiles.dims
+    unit = Target(dims, data.dtype, placement=placement)
+    starts = [start for start, _ in unit.boxes()]
+    held = _held(starts, data.ndim)
+    if global_shape is None:
+        shape = tuple(
+            n * k // len(places) for n, k, places in zip(data.shape, dims, held, strict=True)
+        )
+    else:
+        shape = _shape(name, global_shape, data)
+    check_shape(given, shape, "the array to make")
+    part = tuple(n // k for n, k in zip(shape, dims, strict=True))
+    wanted = tuple(n * len(places) for n, places in zip(part, held, strict=True))
+    fits = all(n in (w, s) for n, w, s in zip(data.shape, wanted, shape, strict=True))
+    if not fits or math.prod(map(len, held)) != len(set(starts)):
+        fail(
+            ShardingError,
+            f"{name} was given {shown(tuple(data.shape))} of an array "
+            f"of shape {shape}, and the devices of this process hold {wanted} of it",
+            "pass the part that this process holds, or the whole.",
+        )
+    return _Prepared(given, data, shape, starts, held)
+
+
+def _shape(name: str, stated: object, data: torch.Tensor) -> tuple[int, ...]:
+    """A stated global shape, if it is one for these data."""
+    try:
+        shape = tuple(map(operator.index, cast("Iterable[int]", stated)))
+    except TypeError:
+        shape = None
+    if shape is None or len(shape) != data.ndim:
+        fail(
+            ShardingError,
+            f"{name} was given {shown(tuple(data.shape))} of an array of the global_shape "
+            f"{shown(stated)}",
+            f"pass as global_shape the {data.ndim} sizes of the whole, as a tuple, or leave it "
+            "out.",
+        )
+    return shape
 
 
 def _held(starts: Sequence[tuple[int, ...]], ndim: int) -> list[list[int]]:

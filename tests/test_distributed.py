@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -118,6 +118,31 @@ def test_errors(pair: Found) -> None:
         )
 
 
+def test_arguments_are_compared(pair: Found) -> None:
+    for f in pair[1]:
+        for key, said in (
+            ("unlike on devices", "((8,), 'torch.float32', 'on the devices')"),
+            ("unlike dtypes", "((4,), 'torch.int32', 'on the devices')"),
+            ("here and there", "((4,), 'torch.float32', 'on the host')"),
+        ):
+            assert f[key].startswith("TreeMismatchError: process_allgather was given")
+            assert said in f[key]
+
+
+def test_all_raise_if_one_does(pair: Found) -> None:
+    for key, name in (
+        ("no tensor", "process_allgather"),
+        ("no tensor to send", "broadcast_one_to_all"),
+    ):
+        other, own = (f[key] for f in pair[1])
+        problem = f"TypeError: {name} was given 'abc' (a str), which cannot be made a tensor"
+        assert own.startswith(problem)
+        assert other.startswith(f"RuntimeError: {name} failed in process 1: {problem}")
+    other, own = (f["no flag"] for f in pair[1])
+    assert own.startswith("RuntimeError: Boolean value of Tensor")
+    assert other.startswith("RuntimeError: broadcast_one_to_all failed in process 1: RuntimeError")
+
+
 def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
     """By the same two, by one process; and those of one by two."""
     folder, found = pair
@@ -152,6 +177,15 @@ def test_one_process() -> None:
         xf.sharding.process_local_indices("data", (4, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(xf.errors.ShardingError, match=r"given \(3, 2\) of an array of shape \(4"):
         xf.make_array_from_process_local_data(spec, torch.ones(3, 2), (4, 2))
+    for shape in ((8, 2), 8, ("a",)):
+        with pytest.raises(
+            xf.errors.ShardingError, match=r"given \(8,\) of an array of the global"
+        ):
+            xf.make_array_from_process_local_data(spec, torch.ones(8), cast("Any", shape))
+    with pytest.raises(TypeError, match=r"'abc' \(a str\), which cannot be made a tensor"):
+        xf.make_array_from_process_local_data(spec, "abc")
+    with pytest.raises(xf.errors.ShardingError, match="the array to make has 0 dimensions"):
+        xf.make_array_from_process_local_data(spec, 1.0)
     xf.distributed.shutdown()
 
 
@@ -164,6 +198,44 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
             xf.distributed.initialize("localhost:1", 1, 0)
     finally:
         xf.config.set_backend(before)
+    assert not xf.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "problem"),
+    [
+        (("127.0.0.1", 1, 0), ValueError, "coordinator_address is '127.0.0.1', which is not a"),
+        (("127.0.0.1:x", 1, 0), ValueError, "coordinator_address is '127.0.0.1:x'"),
+        ((1234, 1, 0), TypeError, "coordinator_address is 1234"),
+        (("127.0.0.1:1", "2", 0), TypeError, "num_processes is '2', not a valid int"),
+        (("127.0.0.1:1", 0, 0), ValueError, "num_processes is 0, not a valid int"),
+        (("127.0.0.1:1", 2, -1), ValueError, "process_id is -1, not a valid int"),
+        (("127.0.0.1:1", 2, 2), ValueError, "process_id is 2, and num_processes is 2"),
+    ],
+)
+def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=rf"initialize: {problem}(.|\n)*Hint: "):
+        xf.distributed.initialize(*arguments)
+    assert not xf.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("RANK", "x", "RANK is 'x' in the environment"),
+        ("WORLD_SIZE", "", "WORLD_SIZE is '' in the environment"),
+        ("MASTER_PORT", "y", "MASTER_PORT is 'y' in the environment"),
+        ("RANK", "1", "process_id is 1, and num_processes is 1"),
+    ],
+)
+def test_invalid_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
+) -> None:
+    good = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    for key, text in {**good, name: value}.items():
+        monkeypatch.setenv(key, text)
+    with pytest.raises(ValueError, match=rf"initialize: {problem}(.|\n)*Hint: "):
+        xf.distributed.initialize()
     assert not xf.distributed.is_initialized()
 
 
@@ -207,3 +279,32 @@ def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines()[-1] == f"{i} [10, 11] {count}"
+
+
+TERMINATED = """
+import os, signal, sys, time
+import xfunc as xf
+address, catch, leave = sys.argv[1:]
+if int(catch):
+    signal.signal(signal.SIGTERM, lambda *_: print("caught", flush=True))
+xf.distributed.initialize(address, 1, 0)
+if int(leave):
+    xf.distributed.shutdown()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+print("alive", flush=True)
+"""
+
+
+@pytest.mark.parametrize("leave", [0, 1])
+@pytest.mark.parametrize(
+    ("catch", "status", "printed"), [(0, -15, []), (1, 0, ["caught", "alive"])]
+)
+def test_sigterm_does_what_it_did(
+    fresh: Server, catch: int, status: int, printed: list[str], leave: int
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = fresh.run(TERMINATED, address, catch, leave, env={"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == status, done.stdout + done.stderr
+    lines = [x for x in done.stdout.splitlines() if "Gloo" not in x]
+    assert lines == printed

@@ -12,7 +12,7 @@ Source: ``jax.distributed``, ``jax.experimental.multihost_utils``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import distributed
@@ -21,7 +21,7 @@ from xfunc import tree
 from xfunc.backends import processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import is_on_devices
-from xfunc.errors import TreeMismatchError, fail
+from xfunc.errors import fail
 
 __all__ = [
     "broadcast_one_to_all",
@@ -58,6 +58,7 @@ def initialize(
     Raises:
         RuntimeError: it was called twice or too late, or the other processes did not connect.
         ValueError: an argument is invalid, or missing and cannot be detected.
+        TypeError: an argument is of a wrong type.
         ImportError: JAX is not installed.
 
     Source: ``jax.distributed.initialize``.
@@ -116,18 +117,21 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
 
     Raises:
         TreeMismatchError: the trees differ.
+        TypeError: a leaf cannot be made a tensor.
+        RuntimeError: the call failed in another process.
 
     Source: ``jax.experimental.multihost_utils.process_allgather``.
     """
-    leaves, structure = tree.flatten(x)
-    of_all = [_is_of_all(leaf) for leaf in leaves]
-    own = [None if g else _on_host(leaf) for leaf, g in zip(leaves, of_all, strict=True)]
-    _check_alike("process_allgather", structure, own)
-    found = [
-        _whole(leaf) if host is None else _gathered(host, tiled)
-        for leaf, host in zip(leaves, own, strict=True)
-    ]
-    return tree.unflatten(structure, found)
+    name = "process_allgather"
+
+    def prepare() -> tuple[object, tuple[tree.Structure, list[torch.Tensor]]]:
+        leaves, structure = tree.flatten(x)
+        found = [leaf if _is_of_all(leaf) else _on_host(name, leaf) for leaf in leaves]
+        return _described(structure, found), (structure, found)
+
+    structure, found = processes.agreed(name, prepare)
+    whole = [_whole(t) if _is_of_all(t) else _gathered(t, tiled) for t in found]
+    return tree.unflatten(structure, whole)
 
 
 def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
@@ -139,14 +143,21 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
 
     Raises:
         TreeMismatchError: the trees differ.
+        TypeError: a leaf cannot be made a tensor.
+        RuntimeError: the call failed in another process.
         ValueError: there is not exactly one source.
 
     Source: ``jax.experimental.multihost_utils.broadcast_one_to_all``.
     """
-    leaves, structure = tree.flatten(x)
-    own = [_on_host(leaf) for leaf in leaves]
-    _check_alike("broadcast_one_to_all", structure, own)
-    chosen = runtime().process_index() == 0 if is_source is None else bool(is_source)
+    name = "broadcast_one_to_all"
+
+    def prepare() -> tuple[object, tuple[tree.Structure, list[torch.Tensor], bool]]:
+        leaves, structure = tree.flatten(x)
+        own = [_on_host(name, leaf) for leaf in leaves]
+        chosen = runtime().process_index() == 0 if is_source is None else bool(is_source)
+        return _described(structure, own), (structure, own, chosen)
+
+    structure, own, chosen = processes.agreed(name, prepare)
     sources = [k for k, is_it in enumerate(processes.gathered(chosen)) if is_it]
     if len(sources) != 1:
         fail(
@@ -160,11 +171,11 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
     return tree.unflatten(structure, own)
 
 
-def _on_host(leaf: object) -> torch.Tensor:
-    return torch.as_tensor(leaf).detach().cpu().clone(memory_format=torch.contiguous_format)
+def _on_host(name: str, leaf: object) -> torch.Tensor:
+    return processes.on_host(name, leaf).clone(memory_format=torch.contiguous_format)
 
 
-def _is_of_all(leaf: object) -> bool:
+def _is_of_all(leaf: object) -> TypeGuard[torch.Tensor]:
     """Whether a leaf is a tensor on the devices of several processes."""
     several = runtime().process_count() > 1
     return several and isinstance(leaf, torch.Tensor) and is_on_devices(leaf)
@@ -188,15 +199,8 @@ def _gathered(x: torch.Tensor, tiled: bool) -> torch.Tensor:
     return torch.cat(parts) if tiled and x.ndim else torch.stack(parts)
 
 
-def _check_alike(
-    name: str, structure: tree.Structure, leaves: Sequence[torch.Tensor | None]
-) -> None:
-    """Raise in all processes unless their trees agree; otherwise they would wait forever."""
-    said = [str(structure), [x if x is None else (tuple(x.shape), str(x.dtype)) for x in leaves]]
-    for k, other in enumerate(processes.gathered(said)):
-        if other != said:
-            fail(
-                TreeMismatchError,
-                f"{name} was given {said} in this process, and {other} in process {k}",
-                "pass trees of the same structure, shapes and dtypes in all of them.",
-            )
+def _described(structure: tree.Structure, leaves: Sequence[torch.Tensor]) -> object:
+    """What all processes must agree on, or they would wait forever, or end."""
+    kinds = ["on the devices" if _is_of_all(x) else "on the host" for x in leaves]
+    each = [(tuple(x.shape), str(x.dtype), kind) for x, kind in zip(leaves, kinds, strict=True)]
+    return [str(structure), each]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -101,10 +101,18 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     found["stacked"] = [t.tolist() for t in xf.tree.leaves(gather(own))]
     found["tiled"] = [t.tolist() for t in xf.tree.leaves(gather(own, tiled=True))]
     found["unlike"] = raised(lambda: gather(torch.ones(k + 1)))
+    wide = xf.device_put(torch.ones(4 + 4 * k), split)
+    found["unlike on devices"] = raised(lambda: gather(wide))
+    typed = xf.device_put(torch.ones(4, dtype=[torch.float32, torch.int32][k]), split)
+    found["unlike dtypes"] = raised(lambda: gather(typed))
+    found["here and there"] = raised(lambda: gather([torch.ones(4), typed][k]))
+    found["no tensor"] = raised(lambda: gather("abc" if k else 1.0))
     one_to_all = xf.distributed.broadcast_one_to_all
     found["first"] = one_to_all(torch.tensor([k == 0, True])).tolist()
     found["last"] = one_to_all(1j * k, is_source=k == count - 1).item().imag
     found["no source"] = raised(lambda: one_to_all(k, is_source=False))
+    found["no tensor to send"] = raised(lambda: one_to_all("abc" if k else 1.0))
+    found["no flag"] = raised(lambda: one_to_all(1.0, cast("bool", torch.ones(2)) if k else True))
     xf.distributed.sync_global_devices("here")
     found["places"] = raised(lambda: xf.distributed.sync_global_devices(f"at {k}"))
     found["wrong part"] = raised(

@@ -15,6 +15,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -236,7 +238,15 @@ def _memory(buffer: ffi.Buffer) -> Memory:
 
 def stop_at_exit() -> None:
     """Keep other threads from running anything as soon as the interpreter exits."""
-    atexit.register(lock.__enter__)
+    atexit.register(_stop)
+
+
+def _stop() -> None:
+    lock.__enter__()
+    if threading.active_count() > 1:
+        # What just left the lock may be in C++, freeing results. Python 3.11 to 3.13 end a thread
+        # that comes back from there to an interpreter that is gone, and C++ ends the process.
+        time.sleep(0.1)
 
 
 def add_end(proto: pb.HloModuleProto, count: int) -> None:

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import glob
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -106,9 +108,10 @@ def join(
 ) -> None:
     """Join other processes; see `xfunc.distributed.initialize`."""
     try:
-        _library().distributed.initialize(
-            address, count, index, devices, initialization_timeout=timeout
-        )
+        with _sigterm_kept():
+            _library().distributed.initialize(
+                address, count, index, devices, initialization_timeout=timeout
+            )
     except ValueError as error:
         fail(
             ValueError,
@@ -125,6 +128,18 @@ def join(
             if late
             else "see whether all processes have started, and reach the first at its address.",
         )
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Give SIGTERM back what it did: JAX takes it, to wait for somebody to ask for preemptions."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # None was set by C, and only the main thread may set any.
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def keep_programs_in(folder: str | None) -> None:
