@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
@@ -38,8 +38,31 @@ def make_array_from_process_local_data(
     Source: ``jax.make_array_from_process_local_data``.
     """
     name = "make_array_from_process_local_data"
-    given, data, shape, starts, held = _prepare(name, sharding, local_data, global_shape)
+    given = resolve_sharding(sharding, f"the sharding of {name}")
+    data = processes.on_host(name, local_data).contiguous()
     placement = placement_of(given.tiles(data.ndim))
+    # The tiles that this process holds, as positions along each dimension.
+    dims = (1,) * data.ndim if placement is None else placement.tiles.dims
+    unit = Target(dims, data.dtype, placement=placement)
+    starts = [start for start, _ in unit.boxes()]
+    held = _held(starts, data.ndim)
+    if global_shape is None:
+        shape = tuple(
+            n * k // len(places) for n, k, places in zip(data.shape, dims, held, strict=True)
+        )
+    else:
+        shape = _shape(name, global_shape, data)
+    check_shape(given, shape, "the array to make")
+    part = tuple(n // k for n, k in zip(shape, dims, strict=True))
+    wanted = tuple(n * len(places) for n, places in zip(part, held, strict=True))
+    fits = all(n in (w, s) for n, w, s in zip(data.shape, wanted, shape, strict=True))
+    if not fits or math.prod(map(len, held)) != len(set(starts)):
+        fail(
+            ShardingError,
+            f"{name} was given {shown(tuple(data.shape))} of an array "
+            f"of shape {shape}, and the devices of this process hold {wanted} of it",
+            "pass the part that this process holds, or the whole.",
+        )
     target = Target(shape, data.dtype, placement=placement, sharding=given)
     parts = {}
     for start, (box, size) in zip(starts, target.boxes(), strict=True):
@@ -83,50 +106,6 @@ def process_local_indices(
         torch.tensor([i for start in held for i in range(start, start + size)], dtype=torch.int64)
         for held, size in sizes
     )
-
-
-class _Prepared(NamedTuple):
-    """What an array is made of: tiles start at `starts`, which are `held` along each dimension."""
-
-    sharding: NamedSharding
-    data: torch.Tensor
-    shape: tuple[int, ...]
-    starts: list[tuple[int, ...]]
-    held: list[list[int]]
-
-
-def _prepare(
-    name: str,
-    sharding: NamedSharding | PartitionSpec,
-    local_data: object,
-    global_shape: Sequence[int] | None,
-) -> _Prepared:
-    given = resolve_sharding(sharding, f"the sharding of {name}")
-    data = processes.on_host(name, local_data).contiguous()
-    placement = placement_of(given.tiles(data.ndim))
-    # The tiles that this process holds, as positions along each dimension.
-    dims = (1,) * data.ndim if placement is None else placement.tiles.dims
-    unit = Target(dims, data.dtype, placement=placement)
-    starts = [start for start, _ in unit.boxes()]
-    held = _held(starts, data.ndim)
-    if global_shape is None:
-        shape = tuple(
-            n * k // len(places) for n, k, places in zip(data.shape, dims, held, strict=True)
-        )
-    else:
-        shape = _shape(name, global_shape, data)
-    check_shape(given, shape, "the array to make")
-    part = tuple(n // k for n, k in zip(shape, dims, strict=True))
-    wanted = tuple(n * len(places) for n, places in zip(part, held, strict=True))
-    fits = all(n in (w, s) for n, w, s in zip(data.shape, wanted, shape, strict=True))
-    if not fits or math.prod(map(len, held)) != len(set(starts)):
-        fail(
-            ShardingError,
-            f"{name} was given {shown(tuple(data.shape))} of an array "
-            f"of shape {shape}, and the devices of this process hold {wanted} of it",
-            "pass the part that this process holds, or the whole.",
-        )
-    return _Prepared(given, data, shape, starts, held)
 
 
 def _shape(name: str, stated: object, data: torch.Tensor) -> tuple[int, ...]:
