@@ -2,6 +2,7 @@ import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.spmd.annotations import constrain, is_tie, tie
 from xfunc.hlo.spmd.groups import settle_groups, strip_groups
 
@@ -46,7 +47,7 @@ def groups(proto: pb.HloModuleProto) -> dict[int, list[tuple[int, ...]]]:
 
 def test_each_instance_of_a_pair_has_its_own_number():
     proto = program(divided=True)
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     found = groups(proto)
     assert sorted(found) == [*range(1, 9)]
     assert sorted(found.values()) == [[(4,)] * 2] * 4 + [[(8, 2)] * 2] * 4
@@ -58,22 +59,22 @@ def test_each_instance_of_a_pair_has_its_own_number():
 
 def test_settling_twice_changes_nothing():
     proto = program(divided=True)
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     before = proto.SerializeToString()
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     assert proto.SerializeToString() == before
 
 
 def test_nothing_divided_nothing_tied():
     proto = program(divided=False)
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     assert groups(proto) == {}
     assert "custom-call" not in {i.opcode for c in proto.computations for i in c.instructions}
 
 
 def test_automatic_ties_alone_go():
     proto = program(divided=True, automatic=True)
-    settle_groups(proto, automatic=False)
+    settle_groups(Contents(proto), automatic=False)
     assert list(groups(proto).values()) == [[(4,)] * 2] * 4
 
 
@@ -89,7 +90,7 @@ def test_a_replicated_value_is_not_divided():
         for i in c.instructions:
             if i.HasField("sharding") and not is_tie(i):
                 i.sharding.CopyFrom(pb.OpSharding(type=pb.OpSharding.REPLICATED))
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     assert groups(proto) == {}
 
 

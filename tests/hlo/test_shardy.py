@@ -7,6 +7,7 @@ import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, Value, verify
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.hlo.spmd.annotations import constrain, is_manual_body, tie, unspecified
 from xfunc.hlo.spmd.groups import settle_groups
@@ -107,7 +108,7 @@ def test_groups() -> None:
     entry = b.computation("entry")
     x = constrain(entry, entry.parameter(WHOLE), sharding(BLOCKS))
     proto = b.build(entry.build(entry.call(f, [x, entry.call(f, [x, x])]))).proto
-    settle_groups(proto)
+    settle_groups(Contents(proto))
     assert to_shardy(proto, 8) is not None
     verify(Module(proto))
     (entry_proto,) = proto.computations

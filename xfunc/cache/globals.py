@@ -286,9 +286,9 @@ class _Reach:
         names = list(self._mentioned)
         for key, module in list(self._modules.items()):
             namespace = vars(module)
-            for name in names[self._looked_at.get(key, 0) :]:
-                if name in namespace:
-                    self._add(namespace, name)
+            new = names[self._looked_at.get(key, 0) :]
+            for name in filter(namespace.__contains__, new):
+                self._add(namespace, name)
             self._looked_at[key] = len(names)
 
     def _add_modules(self, modules: Iterable[types.ModuleType]) -> None:

@@ -25,6 +25,7 @@ import torch
 
 from xfunc.cache import classes, views, volatile, watch
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
+from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import fail, shown
@@ -47,7 +48,8 @@ class Walk:
     Attributes:
         tensors: those found, each once.
         functions: those found.
-        classes: the user's classes that were found, directly or through an instance.
+        classes: the user's classes that were found, directly or through an instance, and the
+            states in which they count.
         modules: the Python modules found.
         things: the mutable objects found; see `xfunc.cache.watch`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
@@ -61,7 +63,7 @@ class Walk:
         self.refuses = True
         self.tensors: list[torch.Tensor] = []
         self.functions: list[types.FunctionType] = []
-        self.classes: dict[type, None] = {}
+        self.classes: dict[type, State | None] = {}
         self.modules: list[types.ModuleType] = []
         self.things: list[object] = []
         self.skipped = False
@@ -112,10 +114,10 @@ class Walk:
 
     def class_state(self, cls: type) -> Hashable:
         """The current state of a class; see `xfunc.cache.classes`."""
-        state = classes.state_of(cls)
+        state = self.classes.get(cls) or classes.state_of(cls)
         if state is None:
             return Same(cls)
-        self.classes[cls] = None
+        self.classes[cls] = state
         return state
 
     def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:

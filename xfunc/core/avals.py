@@ -35,7 +35,7 @@ class ShapeDtypeStruct:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        sizes = (d if isinstance(d, SymbolicSize) else int(d) for d in self.shape)
+        sizes = [d if type(d) is int or isinstance(d, SymbolicSize) else int(d) for d in self.shape]
         object.__setattr__(self, "shape", tuple(sizes))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import linecache
 import os
@@ -61,8 +62,10 @@ def in_user_code(code: types.CodeType) -> bool:
 def forget() -> None:
     """Forget the code objects that were asked about."""
     _is_user_code.clear()
+    _lines.cache_clear()
 
 
+@functools.lru_cache(4096)
 def in_user_file(file: str) -> bool:
     """Whether a source file is the user's rather than a library's under it."""
     # Without a virtual environment, third-party packages are below the standard library.
@@ -72,10 +75,16 @@ def in_user_file(file: str) -> bool:
 
 def line_of(code: types.CodeType, instruction: int) -> int:
     """The line of an instruction of a code object, given by its offset."""
-    for start, end, line in code.co_lines():
-        if start <= instruction < end and line is not None:
-            return line
-    return code.co_firstlineno
+    starts, lines = _lines(code)
+    return lines[bisect.bisect(starts, instruction) - 1]
+
+
+@functools.lru_cache(4096)
+def _lines(code: types.CodeType) -> tuple[list[int], list[int]]:
+    """The instructions of a code object at which a line begins, in order, and these lines."""
+    first = code.co_firstlineno  # of instructions that have no line
+    found = [(start, line or first) for start, _, line in code.co_lines()]
+    return [start for start, _ in found], [line for _, line in found]
 
 
 def user_location(frame: types.FrameType | None = None) -> Location | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Function
-from xfunc.hlo.edit import copied, last_number
+from xfunc.hlo.edit import add_copies, copied, last_number
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Module
 from xfunc.hlo.shape import Shape
@@ -89,8 +89,8 @@ class Builder:
             name=self.name,
             entry_computation_name=entry.name,
             entry_computation_id=entry.id,
-            computations=self._finished,
         )
+        add_copies(proto.computations, self._finished)
         program_shape = next(c for c in self._finished if c.id == entry.id).program_shape
         proto.host_program_shape.CopyFrom(program_shape)
         module = Module(proto)

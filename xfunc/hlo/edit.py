@@ -7,6 +7,9 @@ NOTE [absent fields]: protobuf allocates memory to read a field that a message l
 times that it frees such memory, it hands all unused memory back to the system, which takes 10 ms to
 get again. So where every instruction of a module is read, its opcode tells whether to read what few
 have.
+
+NOTE [copies]: protobuf's ``CopyFrom`` copies a message in memory. Its ``extend``, ``append``,
+``MergeFrom`` and constructors write it to bytes and read these, which takes twice as long.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
+from typing import Any
 
 import torch
 
@@ -39,17 +43,8 @@ def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
 def last_number(proto: pb.HloModuleProto) -> int:
     """The largest of a module's ids and of the numbers that its names end in."""
     every = [x for c in proto.computations for x in (c, *c.instructions)]
-    return max(max(x.id, int(x.name.rpartition(".")[2])) for x in every)
-
-
-def called(c: pb.HloComputationProto) -> Iterator[int]:
-    """The ids of the computations that a computation calls; some more than once."""
-    return chain.from_iterable([i.called_computation_ids[:] for i in callers(c)])
-
-
-def callers(c: pb.HloComputationProto) -> list[pb.HloInstructionProto]:
-    """The instructions of a computation that may call others; see NOTE [absent fields]."""
-    return [i for i in c.instructions if i.opcode in opcodes.CALLING]
+    ends = [x.name.rpartition(".")[2] for x in every]
+    return max(*[x.id for x in every], *map(int, ends))
 
 
 def instruction(
@@ -77,6 +72,12 @@ def constant(
     made = instruction("constant", id, Shape(dtype).proto, of=of)
     made.literal.CopyFrom(scalar_literal(value, dtype))
     return made
+
+
+def add_copies(field: Any, messages: Iterable[Any]) -> None:
+    """Append copies of messages to a repeated field of them; see NOTE [copies]."""
+    for m in messages:
+        field.add().CopyFrom(m)
 
 
 def with_id(i: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
@@ -117,7 +118,7 @@ def drop_unused(c: pb.HloComputationProto, candidates: Collection[int]) -> None:
         return
     # See NOTE [slices of fields].
     uses = {i.id: i.operand_ids[:] + i.control_predecessor_ids[:] for i in c.instructions}
-    remove(c, unused(uses, c.root_id, candidates))
+    remove(c, unused(uses, c.root_id, candidates), uses)
 
 
 def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -> set[int]:
@@ -137,15 +138,22 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
     return found
 
 
-def remove(c: pb.HloComputationProto, which: Collection[int]) -> None:
-    """Remove instructions from a computation, by their ids."""
+def remove(
+    c: pb.HloComputationProto, which: Collection[int], ids: Iterable[int] | None = None
+) -> None:
+    """Remove instructions from a computation.
+
+    Args:
+        c: the computation.
+        which: the ids of the instructions.
+        ids: those of all its instructions in order, if they are known.
+    """
     if not which:
         return
-    c.instructions.sort(key=lambda i: i.id in which)
-    n = len(c.instructions)
-    while n and c.instructions[n - 1].id in which:
-        n -= 1
-    del c.instructions[n:]
+    gone = [k in which for k in ids or [i.id for i in c.instructions]]
+    each = iter(gone)
+    c.instructions.sort(key=lambda _: next(each))  # They go to the end.
+    del c.instructions[gone.count(False) :]
 
 
 def origin(k: int, stands_for: Mapping[int, int]) -> int:
@@ -163,7 +171,7 @@ def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProt
     for k in reversed(range(len(own))):
         if id(own[k]) not in kept:
             del c.instructions[k]
-    c.instructions.extend(i for i in wanted if id(i) in new)  # Only these are copied.
+    add_copies(c.instructions, [i for i in wanted if id(i) in new])  # Only these are copied.
     place = {i.id: k for k, i in enumerate(wanted)}
     c.instructions.sort(key=lambda i: place[i.id])
 
@@ -203,8 +211,9 @@ def copied(
         # See NOTE [slices of fields].
         if operands := i.operand_ids[:]:
             i.operand_ids[:] = [ids[k] for k in operands]
-    for i in callers(copy):
-        i.called_computation_ids[:] = [ids.get(k, k) for k in i.called_computation_ids]
+    for i in copy.instructions:
+        if i.opcode in opcodes.CALLING:  # See NOTE [absent fields].
+            i.called_computation_ids[:] = [ids.get(k, k) for k in i.called_computation_ids]
     for i in copy.instructions:
         if i.control_predecessor_ids:
             i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]

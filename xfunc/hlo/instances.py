@@ -5,46 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import called, callers, copied, fresh_ids
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import add_copies, copied
 
 
-def holding(proto: pb.HloModuleProto, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
+def holding(contents: Contents, wanted: Callable[[pb.HloInstructionProto], bool]) -> set[int]:
     """Ids of the computations that contain a wanted instruction, directly or through calls."""
-    return with_callers(
-        proto, [c.id for c in proto.computations if any(map(wanted, c.instructions))]
-    )
+    computations = contents.proto.computations
+    return with_callers(contents, [c.id for c in computations if any(map(wanted, c.instructions))])
 
 
-def with_callers(proto: pb.HloModuleProto, computations: Iterable[int]) -> set[int]:
+def with_callers(contents: Contents, computations: Iterable[int]) -> set[int]:
     """Ids of computations, and of those that call them, directly or not."""
     found = set(computations)
-    for c in proto.computations if found else ():  # callees come first
-        if c.id not in found and not found.isdisjoint(called(c)):
+    for c in contents.proto.computations if found else ():  # callees come first
+        if not found.isdisjoint(contents.called(c)):
             found.add(c.id)
     return found
 
 
-def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
+def separate(contents: Contents, which: set[int]) -> None:
     """Copy computations so that each is called in only one place; in place.
 
     Args:
-        proto: of the module.
+        contents: of the module.
         which: ids of the computations, including all their callers; the ids of the copies are
             added to it.
     """
+    proto = contents.proto
     by_id = {c.id: c for c in proto.computations}
-    ids = fresh_ids(proto)
     called: set[int] = set()
     order: list[pb.HloComputationProto] = []
 
     def visit(c: pb.HloComputationProto) -> None:
-        for i in callers(c):
+        for i in contents.callers(c):
             for k, callee in enumerate(i.called_computation_ids[:]):
                 if callee not in which:
                     continue
                 target = by_id[callee]
                 if callee in called:
-                    target = copied(target, {}, lambda: next(ids))
+                    target = copied(target, {}, lambda: next(contents.ids))
                     by_id[target.id] = target
                     which.add(target.id)
                     i.called_computation_ids[k] = target.id
@@ -56,4 +56,4 @@ def separate(proto: pb.HloModuleProto, which: set[int]) -> None:
     if len(by_id) > len(proto.computations):
         rest = [c for c in proto.computations if c.id not in which]
         del proto.computations[:]
-        proto.computations.extend([*rest, *order])
+        add_copies(proto.computations, (*rest, *order))

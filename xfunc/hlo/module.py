@@ -24,10 +24,11 @@ class Instruction:
         operands: the instructions whose results it takes.
     """
 
-    __slots__ = ("_shape", "computation", "id", "operands", "proto")
+    __slots__ = ("_shape", "computation", "id", "opcode", "operands", "proto")
 
     proto: pb.HloInstructionProto
     id: int
+    opcode: str
     computation: Computation
     operands: tuple[Instruction, ...]
     _shape: Shape | None
@@ -41,6 +42,7 @@ class Instruction:
     ) -> None:
         self.proto = proto
         self.id = id
+        self.opcode = proto.opcode
         self.computation = computation
         self.operands = operands
         self._shape = None
@@ -49,11 +51,6 @@ class Instruction:
     def name(self) -> str:
         """Its name, which is unique in the module and ends in its id."""
         return self.proto.name
-
-    @property
-    def opcode(self) -> str:
-        """The opcode, as in HLO text: ``get-tuple-element``."""
-        return self.proto.opcode
 
     @property
     def shape(self) -> Shape:
@@ -82,7 +79,7 @@ class Instruction:
         Raises:
             InvalidHloError: it is not a parameter.
         """
-        if self.proto.opcode != "parameter":
+        if self.opcode != "parameter":
             raise InvalidHloError(f"{self} is no parameter")
         return self.proto.parameter_number
 
@@ -94,9 +91,9 @@ class Instruction:
     @property
     def called_computations(self) -> tuple[Computation, ...]:
         """The computations that it calls."""
-        module = self.computation.module
-        if self.proto.opcode not in opcodes.CALLING:  # See NOTE [absent fields].
+        if self.opcode not in opcodes.CALLING:  # See NOTE [absent fields].
             return ()
+        module = self.computation.module
         return tuple(module.computation(c) for c in self.proto.called_computation_ids)
 
     def __str__(self) -> str:

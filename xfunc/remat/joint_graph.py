@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from xfunc.hlo import Instruction, Module, opcodes
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.instances import holding
 from xfunc.hlo.passes.common import reachable
 from xfunc.hlo.passes.inline import inline_calls
@@ -73,7 +74,7 @@ class JointGraph:
 
         Ties may be recomputed: they only state how values are sharded.
         """
-        calling = holding(self.module.proto, _runs_once)
+        calling = holding(Contents(self.module.proto), _runs_once)
         found: set[int] = set()
         for i in self.instructions:
             if i.opcode == "get-tuple-element":

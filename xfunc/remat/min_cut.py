@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from xfunc.errors import fail, report, shown
 from xfunc.hlo import Instruction, opcodes
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.estimate.cost import Cost, costs, roofline
 from xfunc.hlo.instances import holding
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
@@ -79,7 +80,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
     forward = [i for i in graph.instructions if i.id not in graph.backward]
     known = costs(graph.module)
     known = known | _fused(forward, known)
-    heavy = holding(graph.module.proto, _is_heavy)
+    heavy = holding(Contents(graph.module.proto), _is_heavy)
     return CutProblem(
         tuple(_node(i, graph, known[i.id], heavy) for i in forward),
         tuple(i.id for i in graph.needed),

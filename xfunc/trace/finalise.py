@@ -30,16 +30,16 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
         tiles: how each parameter is sharded; None if unspecified.
     """
     whole = scopes.resolve(module, lines)  # a copy
-    if any(tiles):
-        for i in entry_of(whole.proto).instructions:
-            if i.opcode == "parameter" and (divided := tiles[i.parameter_number]) is not None:
-                divided.write(i.sharding)
     strip_names(whole.proto)
     contents = Contents(whole.proto)
-    narrow_products(contents)
+    if any(tiles):
+        for i in contents.of(entry_of(whole.proto), ("parameter",)):
+            if (divided := tiles[i.parameter_number]) is not None:
+                divided.write(i.sharding)
     convert_masks(contents)
     keep_branches(contents)
     accumulate_wide(contents)
-    settle_groups(whole.proto, config.shard_as_in_scan)
-    renumber_channels(whole.proto)
+    narrow_products(contents)
+    settle_groups(contents, config.shard_as_in_scan)
+    renumber_channels(contents)
     return Module(whole.proto)

@@ -20,7 +20,16 @@ import torch
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import bypass, constant, copied, entry_of, fill, fresh_ids, instruction
+from xfunc.hlo.edit import (
+    add_copies,
+    bypass,
+    constant,
+    copied,
+    entry_of,
+    fill,
+    fresh_ids,
+    instruction,
+)
 from xfunc.hlo.module import Module
 from xfunc.hlo.passes import scalars
 from xfunc.hlo.passes.common import dead_code_elimination, extract, reachable
@@ -96,10 +105,8 @@ def _add(proto: pb.HloModuleProto, made: Sequence[pb.HloComputationProto]) -> No
     """Add computations to a module, before its entry."""
     if not made:
         return
-    old = [c for c in proto.computations if c.id != proto.entry_computation_id]
-    new = pb.HloModuleProto(computations=[*old, *made, entry_of(proto)])
-    del proto.computations[:]
-    proto.computations.MergeFrom(new.computations)
+    add_copies(proto.computations, made)
+    proto.computations.sort(key=lambda c: c.id == proto.entry_computation_id)
 
 
 # Zero if the first operand is.

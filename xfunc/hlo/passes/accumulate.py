@@ -7,13 +7,13 @@ conversion into the reduction; there is no wide copy of the input.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import chain
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import called, copied, fresh_ids, instruction, with_id
+from xfunc.hlo.edit import add_copies, copied, instruction, with_id
 
 NARROW = (pb.BF16, pb.F16)
 
@@ -60,7 +60,7 @@ def _widen(
         combiners: which computations they call.
     """
     proto = contents.proto
-    widening = _Widening(proto)
+    widening = _Widening(contents)
     for c, found in contents.everywhere(which):
         chosen = {
             i.id
@@ -69,16 +69,15 @@ def _widen(
             and (combiners is None or i.called_computation_ids[-1] in combiners)
         }
         if chosen:
-            widening.run(c, chosen, contents.by_id(c))
-            contents.changed(c)
+            widening.run(c, chosen)
     if widening.combiners:
-        used = set(chain.from_iterable(map(called, proto.computations)))
+        used = set(chain.from_iterable(map(contents.called, proto.computations)))
         unused = widening.combiners.keys() - used
         for k in reversed(range(len(proto.computations))):
             if proto.computations[k].id in unused:
                 del proto.computations[k]
         new = {c.id for c in widening.combiners.values()}
-        proto.computations.extend(widening.combiners.values())
+        add_copies(proto.computations, widening.combiners.values())
         proto.computations.sort(key=lambda c: c.id not in new)  # Callees come before their callers.
 
 
@@ -89,23 +88,19 @@ class _Widening:
         combiners: the computations of wide numbers, by the id of those of narrow ones.
     """
 
-    def __init__(self, proto: pb.HloModuleProto) -> None:
+    def __init__(self, contents: Contents) -> None:
         self.combiners: dict[int, pb.HloComputationProto] = {}
-        self._ids = fresh_ids(proto)
-        self._computations = {c.id: c for c in proto.computations}
+        self._contents, self._ids = contents, contents.ids
+        self._computations = {c.id: c for c in contents.proto.computations}
 
-    def run(
-        self,
-        c: pb.HloComputationProto,
-        chosen: Collection[int],
-        by_id: Mapping[int, pb.HloInstructionProto],
-    ) -> None:
-        """Widen some instructions of a computation, given with all of them by id."""
+    def run(self, c: pb.HloComputationProto, chosen: Collection[int]) -> None:
+        """Widen some instructions of a computation."""
+        by_id = self._contents.by_id(c)
         places = [(k, i) for k, i in enumerate(c.instructions) if i.id in chosen]
         wide: dict[int, int] = {}
-        made: list[pb.HloInstructionProto] = []
+        shift = 0  # of the places, by what was inserted before
         for place, i in places:
-            start = len(made)
+            made: list[pb.HloInstructionProto] = []
             for k in i.operand_ids:
                 if k not in wide and by_id[k].shape.element_type in NARROW:
                     made.append(self._convert(by_id[k], pb.F32))
@@ -115,8 +110,9 @@ class _Widening:
             reduced.operand_ids[:] = [wide.get(k, k) for k in i.operand_ids]
             reduced.called_computation_ids[:] = map(self._combiner, i.called_computation_ids)
             made.append(reduced)
-            for k in range(start, len(made)):
-                c.instructions.insert(place + k, made[k])
+            for new in made:
+                self._contents.insert(c, place + shift, new)
+                shift += 1
             rounded = self._convert(reduced, i.shape.element_type)
             rounded.id, rounded.name = i.id, i.name
             i.CopyFrom(rounded)

@@ -17,7 +17,7 @@ import torch
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
+from xfunc.hlo.edit import constant, fill, instruction
 
 _PARTS = {pb.C64: (pb.F32, torch.float32), pb.C128: (pb.F64, torch.float64)}
 _BITS = {pb.C64: (pb.S32, torch.int32), pb.C128: (pb.S64, torch.int64)}
@@ -26,7 +26,6 @@ _BRANCHED = frozenset(("log", "sqrt", "rsqrt", "power"))
 
 def keep_branches(contents: Contents) -> None:
     """Keep complex logarithms, roots and powers on their branch, in place."""
-    ids = fresh_ids(contents.proto)
     for c, branched in contents.everywhere(_BRANCHED):
         chosen = {i.id for i in branched if i.shape.element_type in _PARTS}
         if not chosen:
@@ -36,9 +35,9 @@ def keep_branches(contents: Contents) -> None:
             if i.id not in chosen:
                 made.append(i)
             elif i.opcode == "log":
-                made += _Steps(i, ids).logarithm()
+                made += _Steps(i, contents.ids).logarithm()
             else:
-                made += _Steps(i, ids).conjugated()
+                made += _Steps(i, contents.ids).conjugated()
         fill(c, made)
         contents.changed(c)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
-from xfunc.hlo.edit import fresh_ids, instruction
+from xfunc.hlo.edit import add_copies, fresh_ids, instruction
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
@@ -27,9 +27,8 @@ def dead_code_elimination(module: Module) -> Module:
     del proto.computations[:]
     for c in module.computations:
         if c.id in called:
-            proto.computations.append(
-                _copy(c, (i.proto for i in c.instructions if i.id in live[c.id]))
-            )
+            kept = [i.proto for i in c.instructions if i.id in live[c.id]]
+            _copy(c, kept, proto.computations.add())
     return Module(proto)
 
 
@@ -80,22 +79,19 @@ def extract(
         name=name, entry_computation_id=entry.id, entry_computation_name=f"{name}.{entry.id}"
     )
     called = _called([entry], {entry.id: {i.id for i in kept}})
-    for c in module.computations:
-        if c.id in called and c is not entry:
-            proto.computations.append(c.proto)
-    new = proto.computations.add(
-        id=entry.id, name=proto.entry_computation_name, root_id=root.id, instructions=made
-    )
-    new.instructions.extend(_without_lost_control(i.proto, needed) for i in kept)
-    new.instructions.append(root)
+    others = [c.proto for c in module.computations if c.id in called and c is not entry]
+    add_copies(proto.computations, others)
+    new = proto.computations.add(id=entry.id, name=proto.entry_computation_name, root_id=root.id)
+    found = (_without_lost_control(i.proto, needed) for i in kept)
+    add_copies(new.instructions, (*made, *found, root))
     for i in made[: len(given)]:
         new.program_shape.parameters.append(i.shape)
         new.program_shape.parameter_names.append(i.name)
     new.program_shape.result.CopyFrom(root.shape)
     proto.host_program_shape.CopyFrom(new.program_shape)
-    found = Module(proto)
-    found.signatures = verify(found)
-    return found
+    part = Module(proto)
+    part.signatures = verify(part)
+    return part
 
 
 def _find(entry: Computation, id: int, what: str) -> Instruction:
@@ -164,14 +160,14 @@ def _has_effect(i: Instruction, known: dict[int, bool]) -> bool:
 
 
 def _copy(
-    computation: Computation, instructions: Iterable[pb.HloInstructionProto]
-) -> pb.HloComputationProto:
-    """The computation with its instructions replaced by these."""
-    proto = pb.HloComputationProto()
+    computation: Computation,
+    instructions: Iterable[pb.HloInstructionProto],
+    proto: pb.HloComputationProto,
+) -> None:
+    """Make `proto` the computation with its instructions replaced by these."""
     proto.CopyFrom(computation.proto)
     del proto.instructions[:]
-    proto.instructions.extend(instructions)
-    return proto
+    add_copies(proto.instructions, instructions)
 
 
 def _without_lost_control(

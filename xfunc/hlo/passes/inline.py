@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
 from xfunc.hlo.composite import operation_of
-from xfunc.hlo.edit import fresh_ids, renamed
+from xfunc.hlo.edit import add_copies, fresh_ids, renamed
 from xfunc.hlo.module import Module
 from xfunc.hlo.spmd.annotations import is_manual_body, is_pair, is_region
 
@@ -52,7 +52,7 @@ def inline_calls(module: Module) -> Module:
     proto.CopyFrom(module.proto)
     del proto.computations[:]
     kept = (c for c in module.proto.computations if c.id in flat or c.id in applied)
-    proto.computations.extend(flat.get(c.id, c) for c in kept)
+    add_copies(proto.computations, (flat.get(c.id, c) for c in kept))
     return Module(proto)
 
 
@@ -77,7 +77,7 @@ class _Caller:
         proto.CopyFrom(c)
         del proto.instructions[:]
         proto.root_id = root
-        proto.instructions.extend(self._used(root))
+        add_copies(proto.instructions, self._used(root))
         return proto
 
     def _add(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import fill, fresh_ids, with_id
+from xfunc.hlo.edit import with_id
 
 _INEXACT = frozenset((pb.F16, pb.BF16, pb.F32, pb.F64, pb.C64, pb.C128))
 
 
 def convert_masks(contents: Contents) -> None:
     """Convert booleans to floating and complex numbers through an integer, in place."""
-    ids = fresh_ids(contents.proto)
     for c, converts in contents.everywhere(("convert",)):
         by_id = contents.by_id(c)
         chosen = {
@@ -27,13 +26,9 @@ def convert_masks(contents: Contents) -> None:
         }
         if not chosen:
             continue
-        made: list[pb.HloInstructionProto] = []
-        for i in c.instructions:
+        for place, i in reversed([*enumerate(c.instructions)]):
             if i.id in chosen:
-                whole = with_id(i, next(ids))
+                whole = with_id(i, next(contents.ids))
                 whole.shape.element_type = pb.S32
-                made.append(whole)
                 i.operand_ids[:] = [whole.id]
-            made.append(i)
-        fill(c, made)
-        contents.changed(c)
+                contents.insert(c, place, whole)

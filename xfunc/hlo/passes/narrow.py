@@ -16,7 +16,10 @@ _NARROW = (pb.BF16, pb.F16)
 
 
 def narrow_products(contents: Contents) -> None:
-    """Multiply narrow numbers as such wherever they are widened for it, in place."""
+    """Multiply narrow numbers as such wherever they are widened for it, in place.
+
+    The contents still list what it removes: conversions and products.
+    """
     for c, converts in contents.everywhere(("convert",)):
         roundings = [i for i in converts if i.shape.element_type in _NARROW]
         if not roundings:
@@ -35,6 +38,4 @@ def narrow_products(contents: Contents) -> None:
                     i.operand_ids[:] = [s.id for s in sources]
                     i.metadata.CopyFrom(product.metadata)
                     replaced.update((product.id, *product.operand_ids))
-        if replaced:
-            drop_unused(c, replaced)
-            contents.changed(c)
+        drop_unused(c, replaced)

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import entry_of, fill, fresh_ids, instruction
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import add_copies, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.instances import holding, separate
 from xfunc.hlo.module import Module
 from xfunc.hlo.passes.inline import inline_calls
@@ -51,15 +52,16 @@ def to_shardy(proto: pb.HloModuleProto, count: int) -> CommonMesh | None:
     mesh = common_mesh(said, count)
     if mesh is None:
         return None
-    separate(proto, holding(proto, lambda i: i.custom_call_target == LEAVE))
+    contents = Contents(proto)
+    separate(contents, holding(contents, lambda i: i.custom_call_target == LEAVE))
     ids, write = fresh_ids(proto), Writer(mesh)
     made = pb.HloModuleProto(entry_computation_id=proto.entry_computation_id)
     for c in proto.computations:  # callees come first
         if is_region(c):
-            made.computations.append(split_region(c, write, ids))
+            add_copies(made.computations, [split_region(c, write, ids)])
         if is_pair(c):
             _write_group(c, write, ids)
-        made.computations.append(c)
+        add_copies(made.computations, [c])
     for i in entry_of(made).instructions:
         if i.opcode == "parameter" and not i.HasField("sharding"):
             # With none, JAX 0.7.1 drops the mesh: it does not see that custom calls name it.
@@ -70,7 +72,7 @@ def to_shardy(proto: pb.HloModuleProto, count: int) -> CommonMesh | None:
                 _write_sharding(i, write)
     whole = inline_calls(Module(made)).proto
     del proto.computations[:]
-    proto.computations.MergeFrom(whole.computations)
+    add_copies(proto.computations, whole.computations)
     proto.frontend_attributes.map[_MESHES] = write.meshes()
     return mesh
 

@@ -57,7 +57,7 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
 
     for k in stands_for:
         del operands[k]
-    remove(c, {*stands_for, *unused(operands, c.root_id, candidates)})
+    remove(c, {*stands_for, *unused(operands, c.root_id, candidates)}, by_id)
 
 
 def _is_same(i: pb.HloInstructionProto, x: pb.HloInstructionProto) -> bool:

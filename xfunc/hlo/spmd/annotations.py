@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import instruction
+from xfunc.hlo.edit import entry_of, instruction
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"
@@ -47,16 +47,15 @@ def recorded(sharding: pb.OpSharding) -> dict[str, str]:
 
 
 def read(hlo: bytes) -> pb.HloModuleProto:
-    """A serialised module, in which recorded constraints have become real ones."""
+    """A serialised module, in which the constraints recorded in its entry are real ones."""
     proto = pb.HloModuleProto.FromString(hlo)
     if _RECORDED.encode() in hlo:
-        for c in proto.computations:
-            for i in c.instructions:
-                if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
-                    sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
-                    i.sharding.ParseFromString(sharding)
-                    called, i.metadata.op_type = i.metadata.op_type, "xfunc__constraint"
-                    i.metadata.op_name = i.metadata.op_name.replace(called, i.metadata.op_type)
+        for i in entry_of(proto).instructions:
+            if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
+                sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
+                i.sharding.ParseFromString(sharding)
+                called, i.metadata.op_type = i.metadata.op_type, "xfunc__constraint"
+                i.metadata.op_name = i.metadata.op_name.replace(called, i.metadata.op_type)
     return proto
 
 

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 from itertools import count
 
-from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
-from xfunc.hlo.instances import holding, separate
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.instances import separate, with_callers
 from xfunc.hlo.spmd.collectives import AXES
 
 
-def renumber_channels(proto: pb.HloModuleProto) -> None:
+def renumber_channels(contents: Contents) -> None:
     """Give each collective of a whole program a unique channel, in place.
 
     A computation that is called in several places is copied for each, as XLA itself would copy it
     together with its channels.
     """
-    found = holding(proto, _is_collective)
+    found = [c.id for c, _ in contents.everywhere(opcodes.COLLECTIVES)]
     if not found:
         return
-    separate(proto, found)
+    separate(contents, with_callers(contents, found))
     numbers = count(1)
-    for c in proto.computations:
+    for c in contents.proto.computations:
         for i in c.instructions:
-            if _is_collective(i):
+            if i.opcode in opcodes.COLLECTIVES:
                 i.channel_id = next(numbers)
             if AXES in i.frontend_attributes.map:
                 del i.frontend_attributes.map[AXES]
-
-
-def _is_collective(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in opcodes.COLLECTIVES

@@ -12,28 +12,30 @@ from collections.abc import Callable
 from itertools import chain, count
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, called
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import bypass
 from xfunc.hlo.instances import separate, with_callers
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
 
 
-def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
+def settle_groups(contents: Contents, automatic: bool = True) -> None:
     """Give each group of a whole program a unique number.
 
     If nothing is sharded, groups have no effect and are removed.
 
     Args:
-        proto: of the module; it is changed.
+        contents: of the module; it is changed.
         automatic: whether to keep groups that xfunc made automatically.
     """
+    proto = contents.proto
     if not any(map(is_pair, proto.computations)):
         return
     if not _divides(proto):
-        strip_groups(proto)
+        _remove(contents, is_tie)
     elif not automatic:
-        _remove(proto, is_automatic)
-    separate(proto, with_callers(proto, [c.id for c in proto.computations if is_pair(c)]))
+        _remove(contents, is_automatic)
+    separate(contents, with_callers(contents, [c.id for c in proto.computations if is_pair(c)]))
     numbers = count(1)
     for c in filter(is_pair, proto.computations):
         number = next(numbers)
@@ -44,7 +46,7 @@ def settle_groups(proto: pb.HloModuleProto, automatic: bool = True) -> None:
 
 def strip_groups(proto: pb.HloModuleProto) -> None:
     """Remove all groups."""
-    _remove(proto, is_tie)
+    _remove(Contents(proto), is_tie)
 
 
 def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Module:
@@ -86,21 +88,24 @@ def _is_divided(sharding: pb.OpSharding) -> bool:
     return not sharding.is_shard_group and sharding.type != pb.OpSharding.REPLICATED
 
 
-def _remove(proto: pb.HloModuleProto, which: Callable[[pb.HloInstructionProto], bool]) -> None:
+def _remove(contents: Contents, which: Callable[[pb.HloInstructionProto], bool]) -> None:
     """Replace each tie that fits `which` with its operand, in place."""
+    proto = contents.proto
     gone = {c.id for c in proto.computations if is_pair(c) and any(map(which, c.instructions))}
     for c in proto.computations:
         if c.id in gone:
             bypass(c, {i.id: i.operand_ids[0] for i in c.instructions if is_tie(i)})
+            contents.changed(c)
             continue
         calls = {
             i.id: [*i.operand_ids]
-            for i in c.instructions
-            if i.opcode == "call" and i.called_computation_ids[0] in gone
+            for i in contents.of(c, ("call",))
+            if i.called_computation_ids[0] in gone
         }
         if calls:
             _skip_calls(c, calls)
-    used = set(chain.from_iterable(map(called, proto.computations)))
+            contents.changed(c)
+    used = set(chain.from_iterable(map(contents.called, proto.computations)))
     unused = gone - used - {proto.entry_computation_id}
     for k in reversed(range(len(proto.computations))):
         if proto.computations[k].id in unused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import fill, instruction, with_id
+from xfunc.hlo.edit import add_copies, fill, instruction, with_id
 from xfunc.hlo.spmd.annotations import MANUAL_BODY
 from xfunc.hlo.spmd.shardy_text import Writer
 
@@ -114,7 +114,7 @@ def _computation(
         c.instructions.append(parameter)
         c.program_shape.parameters.append(i.shape)
         c.program_shape.parameter_names.append(parameter.name)
-    c.instructions.extend(inside)
+    add_copies(c.instructions, inside)
     shapes = {i.id: i.shape for i in c.instructions}
     c.root_id, shape = results[0], shapes[results[0]]
     if len(results) > 1:

@@ -28,7 +28,7 @@ import torch
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.builder import Builder
 from xfunc.hlo.computation import ComputationBuilder, Function, Value
-from xfunc.hlo.edit import constant, copied, instruction, renamed, with_id
+from xfunc.hlo.edit import add_copies, constant, copied, instruction, renamed, with_id
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.collectives import AXES
@@ -197,7 +197,7 @@ class _Settling:
         proto.id = self._b.new_id()
         proto.name = renamed(proto.name, proto.id)
         proto.root_id = known[c.proto.root_id]
-        proto.instructions.extend(made)
+        add_copies(proto.instructions, made)
         return proto
 
     def _callees(self, i: Instruction, operands: list[Varying]) -> list[Function]:
