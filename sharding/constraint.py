@@ -88,7 +88,7 @@ class Constraint(Annotation):
         if tracing.current() is None:
             return super().emit(args)
         (x,), (tiles, free) = args, self._tiles_and_free
-        return [tracer().custom_call(x, SHARDING, unspecified(free), recorded(tiles))]
+        return tracer().custom_call([x], self.avals, SHARDING, unspecified(free), recorded(tiles))
 
     def batched(self, n: int) -> Constraint:
         mesh, spec = self.sharding.mesh, self.sharding.spec
@@ -110,7 +110,7 @@ def _constrained(x: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
 def _checked(x: torch.Tensor, sharding: object, label: str) -> NamedSharding:
     what = f"{_NAME}: {label}"
     found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
-    check_shape(found, tuple(x.shape), what)
+    check_shape(found, aval_of(x).shape, what)
     if ambient.region() is not None and not is_eager():
         fail(
             ShardingError,

@@ -62,8 +62,9 @@ def adamw_update(
     unbias1, unbias2 = (-torch.expm1(step * math.log(b)) if b else 1.0 for b in (beta1, beta2))
 
     def update(p: Tensor, m: Tensor, s: Tensor, decay: float) -> Tensor:
-        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * wide(p)
-        return (wide(p) - lr * change).to(p.dtype)
+        old = wide(p)
+        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * old
+        return (old - lr * change).to(p.dtype)
 
     decay = decay_of(params, weight_decay, decayed)
     return xf.tree.map(update, params, mean, square, decay), AdamWState(step, mean, square)

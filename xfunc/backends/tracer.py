@@ -8,7 +8,7 @@ tensors: `xfunc.backends.torch_xla.tracer`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NewType, Protocol, runtime_checkable
 
 import torch
@@ -87,15 +87,21 @@ class Tracer(Protocol):
         ...
 
     def custom_call(
-        self, x: torch.Tensor, target: str, config: str, attributes: dict[str, str]
-    ) -> torch.Tensor:
-        """Record a custom call of one value that returns another of the same shape and dtype.
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[Shaped],
+        target: str,
+        config: str = "",
+        attributes: Mapping[str, str] = ...,
+    ) -> list[torch.Tensor]:
+        """Record a custom call.
 
         Args:
-            x: the value.
+            inputs: at least one value.
+            outputs: the shapes and dtypes of its results.
             target: a name that the compiler knows.
             config: its configuration, in a form that depends on the target.
-            attributes: frontend attributes of the instruction.
+            attributes: frontend attributes of its instructions.
         """
         ...
 

@@ -224,6 +224,13 @@ def copied(
     return copy
 
 
+def rename_operation(i: pb.HloInstructionProto, name: str) -> None:
+    """Change the operation that an instruction belongs to, in its metadata."""
+    metadata = i.metadata
+    before, metadata.op_type = metadata.op_type, name
+    metadata.op_name = metadata.op_name.replace(before, name)
+
+
 def renamed(name: str, id: int) -> str:
     """The name that an instruction or a computation gets with a new id."""
     stem, _, suffix = name.rpartition(".")

@@ -75,6 +75,9 @@ CALLING = (
 
 # ------------------------------------------------------------------------- groups of several
 
+LEAVES = _set("parameter constant iota")
+"""Operations without operands."""
+
 PURE = (
     ELEMENTWISE
     | ENCODINGS

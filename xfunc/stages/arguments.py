@@ -100,7 +100,7 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
 
 def avals_of(leaves: Sequence[Shaped]) -> tuple[AvalKey, ...]:
     """Abstract arguments, as part of a key."""
-    return tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
+    return tuple([(x.shape, x.dtype) for x in map(aval_of, leaves)])
 
 
 def arguments_of(

@@ -15,12 +15,12 @@ from xfunc.backends import active
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
-from xfunc.backends.tracer import Computation
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
-from xfunc.hlo import Builder, Module
+from xfunc.hlo import Builder, Module, linking
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.absent import drop_absent
 from xfunc.hlo.passes.trivial import drop_trivial
 from xfunc.hlo.spmd import annotations
@@ -53,6 +53,7 @@ class Lowering:
     recompiled: ambient.Recompiled | None = dataclasses.field(
         default_factory=ambient.recompiled, repr=False
     )
+    _number: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
     _executables: dict[object, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
@@ -101,11 +102,6 @@ class Lowering:
         return self.module.to_bytes()
 
     @functools.cached_property
-    def computation(self) -> Computation:
-        """torch_xla's handle for the HLO."""
-        return active.tracer().computation(self.name, self.hlo)
-
-    @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
         """For each output, the flat inputs it is computed from, without `consts`."""
         flat = [(self.inputs[p] for p in params) for params in self.module.output_dependencies()]
@@ -124,7 +120,9 @@ class Lowering:
                 run = self.executable(donated, active.runtime().placements(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
-        outputs = active.tracer().apply(self.name, lifted, self.computation)
+        trace.applied[self._number] = self
+        target = linking.target(self._number)
+        outputs = active.tracer().custom_call(lifted, self.outputs, target)
         trace.register(outputs)
         return outputs
 
@@ -236,9 +234,14 @@ def lower(
     places = itertools.count(len(raw_inputs))
     inputs = [p if isinstance(p, int) else next(places) for p in parameters]
     _refuse_generator(name, hlo)
-    proto = annotations.read(hlo)
-    drop_trivial(proto)
-    return Lowering.of(name, drop_absent(proto), avals, out_avals, consts, inputs)
+    contents = Contents(pb.HloModuleProto.FromString(hlo))
+    annotations.read(contents)
+    trace = tracing.current()
+    assert trace is not None
+    linking.link(contents, {k: (x.name, x.module) for k, x in trace.applied.items()})
+    drop_trivial(contents.proto)
+    module = drop_absent(contents.proto)
+    return Lowering.of(name, module, avals, out_avals, consts, inputs)
 
 
 def _refuse_generator(name: str, hlo: bytes) -> None:

@@ -59,6 +59,7 @@ from xfunc.trace.refusals import refusal_of
 
 if TYPE_CHECKING:
     from xfunc.trace.effects import Collected
+    from xfunc.trace.lowering import Lowering
 
 
 class Source(Protocol):
@@ -123,6 +124,7 @@ class Trace:
         capture_inputs: the placeholder for each capture.
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
+        applied: the lowerings applied, by number: see NOTE [recorded calls] in `xfunc.hlo.linking`.
         around: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
         stamps: records in the HLO where values were made, once the trace is open.
@@ -147,6 +149,7 @@ class Trace:
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.made = Made(name, defined_at)
+        self.applied: dict[int, Lowering] = {}
         self.batching = batching.Batching(self)
         self.overlaps = Overlaps()
         self.known = bounds.Known()  # the constant integers in the code
@@ -194,6 +197,7 @@ class Trace:
         ambient.change_busy(-1)
         self.is_open = False
         self.substitutes.clear()
+        self.applied.clear()
         self.capture_inputs.clear()
         self._placeholders.clear()
         leaks = self.made.end(collect=error is None)
@@ -356,12 +360,17 @@ class Trace:
         """Raise if an input has been changed in place."""
         # In-place changes of lists of tensors are only visible as new tensor numbers.
         numbered = func is None or func.__name__.startswith("_foreach_")
-        for _, view, version, label, number in self._placeholders:
-            if view._version != version or (numbered and number != tracer().number_of(view)):
-                what = "something" if func is None else operation_name(func)
-                self.refuse(
-                    PurityError,
-                    f"{what} changes {label} ({short(view)}) in place",
-                    "compute a new tensor and return it (x = x + 1 instead of x += 1; "
-                    "torch.index_put instead of x[i] = y).",
-                )
+        with torch._C.DisableTorchFunction():  # Each read would pass the mode.
+            changed = [
+                (label, view)
+                for _, view, version, label, number in self._placeholders
+                if view._version != version or (numbered and number != tracer().number_of(view))
+            ]
+        for label, view in changed:
+            what = "something" if func is None else operation_name(func)
+            self.refuse(
+                PurityError,
+                f"{what} changes {label} ({short(view)}) in place",
+                "compute a new tensor and return it (x = x + 1 instead of x += 1; "
+                "torch.index_put instead of x[i] = y).",
+            )

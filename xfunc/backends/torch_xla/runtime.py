@@ -11,8 +11,8 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType, ModuleType
 
 import torch
 
@@ -224,15 +224,18 @@ def user_computation(
 
 
 def custom_call(
-    x: torch.Tensor, target: str, config: str, attributes: dict[str, str]
-) -> torch.Tensor:
-    """One lazy node that is a custom call of one value."""
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[Shaped],
+    target: str,
+    config: str = "",
+    attributes: Mapping[str, str] = MappingProxyType({}),
+) -> list[torch.Tensor]:
+    """One lazy node that is a custom call."""
     original = 1  # the version of the interface
-    with torch._C.DisableTorchFunction():  # Each read would pass the mode of a trace.
-        (made,) = xla()._xla_custom_call(
-            [x], target, [list(x.shape)], [x.dtype], False, config, original, attributes
-        )
-    return made
+    shapes, dtypes = [[*x.shape] for x in outputs], [x.dtype for x in outputs]
+    return xla()._xla_custom_call(
+        list(inputs), target, shapes, dtypes, False, config, original, dict(attributes)
+    )
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:

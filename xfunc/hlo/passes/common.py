@@ -170,15 +170,14 @@ def _copy(
     add_copies(proto.instructions, instructions)
 
 
-def _without_lost_control(
-    proto: pb.HloInstructionProto, kept: Collection[int]
-) -> pb.HloInstructionProto:
+def _without_lost_control(proto: pb.HloInstructionProto, kept: set[int]) -> pb.HloInstructionProto:
     """The instruction without control dependencies on removed ones."""
-    if all(k in kept for k in proto.control_predecessor_ids):
+    waits = proto.control_predecessor_ids[:]
+    if kept.issuperset(waits):
         return proto
     copy = pb.HloInstructionProto()
     copy.CopyFrom(proto)
-    copy.control_predecessor_ids[:] = [k for k in proto.control_predecessor_ids if k in kept]
+    copy.control_predecessor_ids[:] = [k for k in waits if k in kept]
     return copy
 
 

@@ -16,6 +16,7 @@ import functools
 from collections.abc import Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
 from xfunc.hlo.edit import entry_of, origin, remove, unused
 from xfunc.hlo.literal import scalar_literal
 from xfunc.hlo.shape import Shape
@@ -34,6 +35,9 @@ def drop_trivial(proto: pb.HloModuleProto) -> None:
     candidates: set[int] = set()
     for i in c.instructions:
         k, opcode = i.id, i.opcode
+        if opcode in opcodes.LEAVES:
+            by_id[k], operands[k] = i, []
+            continue
         ids = i.operand_ids[:]  # See NOTE [slices of fields].
         if not stands_for.keys().isdisjoint(ids):
             i.operand_ids[:] = ids = [origin(j, stands_for) for j in ids]

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import entry_of, instruction
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import entry_of, instruction, rename_operation
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"
@@ -46,17 +47,13 @@ def recorded(sharding: pb.OpSharding) -> dict[str, str]:
     return {_RECORDED: sharding.SerializeToString(deterministic=True).hex()}
 
 
-def read(hlo: bytes) -> pb.HloModuleProto:
-    """A serialised module, in which the constraints recorded in its entry are real ones."""
-    proto = pb.HloModuleProto.FromString(hlo)
-    if _RECORDED.encode() in hlo:
-        for i in entry_of(proto).instructions:
-            if i.opcode == "custom-call" and _RECORDED in i.frontend_attributes.map:
-                sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
-                i.sharding.ParseFromString(sharding)
-                called, i.metadata.op_type = i.metadata.op_type, "xfunc__constraint"
-                i.metadata.op_name = i.metadata.op_name.replace(called, i.metadata.op_type)
-    return proto
+def read(contents: Contents) -> None:
+    """Make the constraints recorded in a module's entry real ones, in place."""
+    for i in contents.of(entry_of(contents.proto), ("custom-call",)):
+        if _RECORDED in i.frontend_attributes.map:
+            sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
+            i.sharding.ParseFromString(sharding)
+            rename_operation(i, "xfunc__constraint")
 
 
 def run_on_one_device(i: pb.HloInstructionProto) -> None:
