@@ -194,7 +194,7 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
     xf.config.set_backend("pjrt")
     xf.block_until_ready(xf.jit(torch.sin)(torch.ones(2)))
     try:
-        with pytest.raises(RuntimeError, match=r"initialize failed(.|\n)*Hint: call it at the sta"):
+        with pytest.raises(RuntimeError, match=r"came too late(.|\n)*Hint: call it at the start"):
             xf.distributed.initialize("localhost:1", 1, 0)
     finally:
         xf.config.set_backend(before)

@@ -12,18 +12,19 @@ Source: ``jax.distributed``, ``jax.experimental.multihost_utils``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import distributed
 
 from xfunc import tree
-from xfunc.backends import processes
+from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import is_on_devices
 from xfunc.errors import fail
 
 __all__ = [
+    "abort",
     "broadcast_one_to_all",
     "initialize",
     "is_initialized",
@@ -48,15 +49,24 @@ def initialize(
     SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
     that has been done), which coordinates the writing of checkpoints.
 
+    The processes first meet at the address, and see that they fit each other. From then on they
+    watch each other: if one ends by an uncaught error, or is killed, the others say so and exit
+    with status 69 within seconds. Such an error is printed, and its process exits with status 1
+    without Python's clean-up, which would wait for the others. `SystemExit` is a normal end, for
+    which the others wait: for an error, use `abort`.
+
     Args:
-        coordinator_address: ``"host:port"`` of process 0, with a free port.
+        coordinator_address: ``"host:port"`` of process 0, with a free port. Other connections use
+            further ports, which are chosen freely.
         num_processes: the number of processes.
         process_id: the number of this process.
         local_device_ids: the GPUs of this process; by default all that are visible.
         initialization_timeout: seconds to wait for the other processes.
 
     Raises:
-        RuntimeError: it was called twice or too late, or the other processes did not connect.
+        RuntimeError: it was called twice or too late, nobody answers at the address, or processes
+            are missing, have the same number, or were told different numbers of them. Then all
+            raise it, and none has joined.
         ValueError: an argument is invalid, or missing and cannot be detected.
         TypeError: an argument is of a wrong type.
         ImportError: JAX is not installed.
@@ -82,6 +92,19 @@ def shutdown() -> None:
     Source: ``jax.distributed.shutdown``.
     """
     processes.stop()
+
+
+def abort(message: str, status: int = 1) -> NoReturn:
+    """End all processes because of an error in this one.
+
+    It prints the message, tells it to the others, and exits at once: Python does not clean up. The
+    others print it too, and exit with status 69. An uncaught error does the same.
+
+    Args:
+        message: says what is wrong.
+        status: the exit status of this process.
+    """
+    ending.abort(message, status)
 
 
 def sync_global_devices(name: str) -> None:

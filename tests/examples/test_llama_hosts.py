@@ -58,7 +58,7 @@ def test_processes_that_end_and_others_that_go_on(
         until(running[0], "step 9:")
         running[1].kill()
         (first, said), (second, _) = ends(running)
-    assert (first, second) == (hosts.LOST, -signal.SIGKILL), said
+    assert (first, second) == (os.EX_UNAVAILABLE, -signal.SIGKILL), said
     assert "error: process 1 is gone: it was killed" in said
 
     # One process goes on from there, and finds what the two found.
@@ -79,7 +79,7 @@ def test_processes_that_end_and_others_that_go_on(
 def test_an_abort_waits_for_the_reason() -> None:
     with started(2, 1, "abort", module=COMMANDS) as running:
         (first, _), (second, said) = ends(running)
-    assert (first, second) == (-signal.SIGKILL, hosts.LOST), said
+    assert (first, second) == (-signal.SIGKILL, os.EX_UNAVAILABLE), said
     assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
 
 
