@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -121,9 +122,11 @@ def test_errors(pair: Found) -> None:
 def test_arguments_are_compared(pair: Found) -> None:
     for f in pair[1]:
         for key, said in (
-            ("unlike on devices", "((8,), 'torch.float32', 'on the devices')"),
-            ("unlike dtypes", "((4,), 'torch.int32', 'on the devices')"),
-            ("here and there", "((4,), 'torch.float32', 'on the host')"),
+            ("unlike on devices", "float32[8] in 2 parts"),
+            ("unlike dtypes", "int32[4] in 2 parts"),
+            ("here and there", "float32[4] on the host"),
+            ("unlike shardings", "float32[8] in 4 parts"),
+            ("unlike orders", "float32[8] in 2 parts on the devices [2, 3, 0, 1]"),
         ):
             assert f[key].startswith("TreeMismatchError: process_allgather was given")
             assert said in f[key]
@@ -155,6 +158,30 @@ def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
     assert torch.equal(loaded["x"], target["x"])
     assert loaded["n"].item() == 3
     assert xf.sharding.load_extra(folder / "step") == {"at": [1, 2]}
+
+
+def test_checkpoints_of_some_only(pair: Found) -> None:
+    """What one of them does not see, or has otherwise, is an error in all of them."""
+    for f in pair[1]:
+        assert f["other tree"].startswith("TreeMismatchError: save_checkpoint was given ")
+        assert "{'the path'" not in f["other tree"], "Only what differs is shown."
+        assert "n: int64[] on the host" in f["other tree"]
+        assert re.search("no n(,| in) ", f["other tree"])
+        assert f["other place"].startswith("TreeMismatchError: save_checkpoint_async was given the")
+        assert "Hint: pass the same structures" in f["other place"]
+    problem = "FileNotFoundError: there is no checkpoint at "
+    first, second = (f["unseen"] for f in pair[1])
+    assert first.startswith(f"RuntimeError: load_checkpoint failed in process 1: {problem}")
+    assert second.startswith(problem)
+    assert [f["own disks"].split(":")[0] for f in pair[1]] == ["CheckpointWriteError"] * 2
+    assert "what another process wrote is not on the disk of process 0" in pair[1][0]["own disks"]
+    assert [f["left on its disk"] for f in pair[1]] == [[], []]
+
+
+def test_work_that_failed_elsewhere(pair: Found) -> None:
+    other, own = (f["failed work"] for f in pair[1])
+    assert own == "ArithmeticError: no result"
+    assert other.startswith("RuntimeError: sync_global_devices failed in process 1: ArithmeticErr")
 
 
 def test_one_process() -> None:

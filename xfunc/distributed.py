@@ -21,7 +21,9 @@ from xfunc import tree
 from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import is_on_devices
+from xfunc.core.avals import short
 from xfunc.errors import fail
+from xfunc.sharding.parts import target_of
 
 __all__ = [
     "abort",
@@ -115,10 +117,16 @@ def sync_global_devices(name: str) -> None:
 
     Raises:
         ValueError: the names differ.
+        RuntimeError: the work of another process failed.
 
     Source: ``jax.experimental.multihost_utils.sync_global_devices``.
     """
-    runtime().block()
+
+    def finish() -> tuple[None, None]:
+        runtime().block()
+        return None, None
+
+    processes.agreed("sync_global_devices", finish)
     names = processes.gathered(name)
     if len(set(names)) > 1:
         fail(
@@ -135,7 +143,7 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
     process, are stacked along a new first axis.
 
     Args:
-        x: a tree of tensors and numbers, with the same shapes in all processes.
+        x: a tree of tensors and numbers, with the same shapes and shardings in all processes.
         tiled: concatenate host tensors along their first axis instead of stacking them.
 
     Raises:
@@ -224,6 +232,7 @@ def _gathered(x: torch.Tensor, tiled: bool) -> torch.Tensor:
 
 def _described(structure: tree.Structure, leaves: Sequence[torch.Tensor]) -> object:
     """What all processes must agree on, or they would wait forever, or end."""
-    kinds = ["on the devices" if _is_of_all(x) else "on the host" for x in leaves]
-    each = [(tuple(x.shape), str(x.dtype), kind) for x, kind in zip(leaves, kinds, strict=True)]
+    each = [
+        str(target_of(x)) if _is_of_all(x) else f"{short(x)} on the host of each" for x in leaves
+    ]
     return [str(structure), each]

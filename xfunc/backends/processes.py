@@ -141,9 +141,13 @@ def stop() -> None:
     client.leave()
 
 
-def gathered(value: object) -> list[object]:
-    """The value of each process, in the order of processes."""
-    count = active.runtime().process_count()
+def gathered(value: object, count: int | None = None) -> list[object]:
+    """The value of each process, in the order of processes.
+
+    Args:
+        count: how many they are; by default those whose devices run programs together.
+    """
+    count = active.runtime().process_count() if count is None else count
     if count == 1:
         return [value]
     if not distributed.is_initialized():
@@ -158,7 +162,7 @@ def gathered(value: object) -> list[object]:
     return found
 
 
-def agreed(name: str, prepare: Callable[[], tuple[object, _T]]) -> _T:
+def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | None = None) -> _T:
     """What a function prepares, if all processes describe it alike.
 
     Otherwise all of them raise, also if only one of them failed: the others would wait forever.
@@ -166,27 +170,40 @@ def agreed(name: str, prepare: Callable[[], tuple[object, _T]]) -> _T:
     Args:
         name: of the user's function, for messages.
         prepare: returns a description, and a value.
+        count: as of `gathered`.
     """
     try:
         said, value = prepare()
     except Exception as error:
-        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"), count)
         raise
-    everyones: list[Any] = gathered((said, None))
-    for k, (other, failure) in enumerate(everyones):
+    everyones: list[Any] = gathered((said, None), count)
+    for k, (_, failure) in enumerate(everyones):
         if failure is not None:
             fail(
                 RuntimeError,
                 f"{name} failed in process {k}: {failure}",
                 "correct what that process does; the others stop with it.",
             )
+    for k, (other, _) in enumerate(everyones):
         if other != said:
+            own, its = _where_they_differ(said, other)
             fail(
                 TreeMismatchError,
-                f"{name} was given {said} in this process, and {other} in process {k}",
-                "pass the same structures, shapes and dtypes in all of them.",
+                f"{name} was given {own} in this process, and {its} in process {k}",
+                "pass the same structures, shapes, dtypes and shardings in all of them.",
             )
     return value
+
+
+def _where_they_differ(said: Any, other: Any) -> tuple[object, object]:
+    """Two descriptions, of dicts the first item that differs."""
+    if not (isinstance(said, dict) and isinstance(other, dict)):
+        return said, other
+    keys = [*said, *(key for key in other if key not in said)]
+    key = next(key for key in keys if said.get(key) != other.get(key))
+    own, its = (f"{key}: {d[key]}" if key in d else f"no {key}" for d in (said, other))
+    return own, its
 
 
 def on_host(name: str, value: object) -> torch.Tensor:
