@@ -83,6 +83,15 @@ def test_an_abort_waits_for_the_reason() -> None:
     assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
 
 
+def test_a_signal_before_the_first_step(tmp_path: Path) -> None:
+    fit = ["early", "fit", *settings(tmp_path, f"folder={tmp_path / 'run'}")]
+    with started(2, 1, *fit, module=COMMANDS) as running:
+        (first, said), (second, why) = ends(running)
+    assert (first, second) == (os.EX_UNAVAILABLE, os.EX_TEMPFAIL), said + why
+    assert "process 1: interrupted by SIGTERM: the same command continues" in why
+    assert "error: process 1 failed: interrupted by SIGTERM" in said
+
+
 def arrays(reader: Reader, step: int) -> list[torch.Tensor]:
     return [x for x in reader.batch(step) if x is not None]
 
