@@ -266,46 +266,28 @@ def test_invalid_environment(
     assert not xf.distributed.is_initialized()
 
 
-# As these launchers set them for the processes of one job on one machine.
-LAUNCHERS = {
-    "SLURM": {
-        "SLURM_JOB_ID": "{job}",
-        "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_NTASKS": "{count}",
-        "SLURM_PROCID": "{index}",
-        "SLURM_LOCALID": "{index}",
-    },
-    "Open MPI": {
-        "OMPI_MCA_orte_hnp_uri": "{job}0000.0;tcp://127.0.0.1:34567",
-        "OMPI_COMM_WORLD_SIZE": "{count}",
-        "OMPI_COMM_WORLD_RANK": "{index}",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "{index}",
-    },
-}
-JOINED = """
+UNEVEN = """
 import sys, torch, xfunc as xf
-address, count, index = sys.argv[1:] or (None, 0, 0)
-xf.distributed.initialize(address, int(count) or None, int(index) if address else None)
-mine = torch.tensor([xf.process_index() + 10])
-everyones = xf.distributed.process_allgather(mine).flatten().tolist()
-print(xf.process_index(), everyones, torch.distributed.get_world_size())
+address, index = sys.argv[1:]
+xf.distributed.initialize(address, 2, int(index))
+mesh = xf.make_mesh((3,), ("data",))
+split = xf.NamedSharding(mesh, xf.P("data"))
+mine = xf.sharding.process_local_indices(split, (6,))[0]
+x = xf.make_array_from_process_local_data(split, torch.tensor(mine) + 1.0)
+y = xf.device_put(torch.arange(6.0), split)
+print(mine.tolist(), xf.jit(lambda x, y: x @ y)(x, y).item())
 """
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "an explicit address"])
-def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
-    job, count = free_port(), 2
-    variables = LAUNCHERS.get(launcher, {})
-    given = [] if variables else [f"127.0.0.1:{job}", count]
-    running = []
-    for i in range(count):
-        env = {k: v.format(job=job, count=count, index=i) for k, v in variables.items()}
-        arguments = [*given, i] if given else []
-        running.append(fresh.start(JOINED, *arguments, env={**env, "JAX_PLATFORMS": "cpu"}))
-    for i, process in enumerate(running):
+def test_devices_may_be_fewer_in_one(fresh: Server) -> None:
+    address, running = f"127.0.0.1:{free_port()}", []
+    for index, devices in enumerate((2, 1)):
+        env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": str(devices)}
+        running.append(fresh.start(UNEVEN, address, index, env=env))
+    for process, mine in zip(running, ([0, 1, 2, 3], [4, 5]), strict=True):
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.splitlines()[-1] == f"{i} [10, 11] {count}"
+        assert done.stdout.splitlines()[-1] == f"{mine} 70.0"
 
 
 TERMINATED = """

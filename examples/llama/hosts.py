@@ -33,7 +33,8 @@ def join() -> None:
         return
     # A single process of torchrun gets the same bits as several: see README.md. The hosts of a pod
     # of TPUs have been connected by torch_xla.
-    if (count := _started()) > 1 or (count and "RANK" in os.environ) or xf.process_count() > 1:
+    count = _started()
+    if count > 1 or (count and "RANK" in os.environ) or _is_in_job() or xf.process_count() > 1:
         xf.distributed.initialize()
 
 
@@ -41,6 +42,15 @@ def _started() -> int:
     """How many processes a launcher has started; 0 without a launcher."""
     counts = (os.environ.get(name, "") for has, name in _COUNTS.items() if has in os.environ)
     return max((int(count) for count in counts if count.isdecimal()), default=0)
+
+
+def _is_in_job() -> bool:
+    """Whether this is a pod of an indexed job of Kubernetes, which does not say how many there are.
+
+    On TPUs torch_xla connects them.
+    """
+    names = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"}
+    return names <= os.environ.keys() and os.environ.get("PJRT_DEVICE") != "TPU"
 
 
 def are_several() -> bool:

@@ -158,6 +158,28 @@ def test_who_started_it(
         hosts.check_alone("serve")
 
 
+@pytest.mark.parametrize(
+    ("variables", "joins"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),  # a pod of its own
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, True),
+    ],
+)
+def test_pods_of_kubernetes(
+    variables: dict[str, str], joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    joined: list[bool] = []
+    monkeypatch.setattr(xf.distributed, "initialize", lambda: joined.append(True))
+    hosts.join()
+    assert joined == [True] * joins
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    hosts.join()
+    assert joined == [True] * joins, "On TPUs torch_xla connects them."
+
+
 def test_one_process() -> None:
     hosts.join()
     hosts.check_same_settings(Run())
