@@ -273,7 +273,7 @@ xf.distributed.initialize(address, 2, int(index))
 mesh = xf.make_mesh((3,), ("data",))
 split = xf.NamedSharding(mesh, xf.P("data"))
 mine = xf.sharding.process_local_indices(split, (6,))[0]
-x = xf.make_array_from_process_local_data(split, torch.tensor(mine) + 1.0)
+x = xf.make_array_from_process_local_data(split, mine + 1.0)
 y = xf.device_put(torch.arange(6.0), split)
 print(mine.tolist(), xf.jit(lambda x, y: x @ y)(x, y).item())
 """

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import xfunc as xf
 from examples.llama import hosts
@@ -18,6 +19,7 @@ from examples.llama.config import Run
 from examples.llama.data_config import DataConfig
 from examples.llama.options import SettingError
 from examples.llama.reader import Reader
+from tests.examples import tuned
 from tests.examples.several_processes import TORCHRUN, curve, ends, settings, started, until
 
 COMMANDS = "tests.examples.several_processes"
@@ -74,6 +76,33 @@ def test_processes_that_end_and_others_that_go_on(
     assert of_one.splitlines()[1:6] == of_two.splitlines()[1:6]
     weights = [tmp_path / name / "model.safetensors" for name in ("one", "two")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["adapters", "quantised"])
+def test_fine_tuning_by_several_processes(kind: str, made: Path, tmp_path: Path) -> None:
+    """Import, training and export find what one process finds."""
+    found = []
+    for count in (1, 2):
+        run, out = tmp_path / f"by{count}", tmp_path / f"out{count}"
+        commands = [
+            *("import-hf", str(made / "hub"), *tuned.settings(made, run, kind), "mesh.fsdp=2"),
+            *("+", "fit", "--config", str(run / "config.yaml")),
+            *("+", "export-hf", str(run), "--adapter", "--out", str(out)),
+        ]
+        with started(count, 2 // count, *commands, module=COMMANDS) as running:
+            (status, said), *others = ends(running)
+        assert [status, *(s for s, _ in others)] == [0] * count, said + str(others)
+        assert re.findall(r"^(\S+) ends with 0$", said, re.MULTILINE) == [
+            "import-hf",
+            "fit",
+            "export-hf",
+        ]
+        found.append((tuned.curve(run), load_file(out / "adapter_model.safetensors")))
+    (losses, adapters), (theirs, others) = found
+    for line, other in zip(losses, theirs, strict=True):  # They add in another order.
+        assert line == pytest.approx(other, rel=1e-5)
+    torch.testing.assert_close(adapters, others, rtol=1e-4, atol=1e-5)
 
 
 def test_an_abort_waits_for_the_reason() -> None:
