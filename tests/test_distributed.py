@@ -290,6 +290,51 @@ def test_devices_may_be_fewer_in_one(fresh: Server) -> None:
         assert done.stdout.splitlines()[-1] == f"{mine} 70.0"
 
 
+BESIDE_A_GROUP = """
+import os, sys, torch, xfunc as xf
+from xfunc.backends import active
+torch.distributed.init_process_group("gloo")
+rank, how, address = int(os.environ["RANK"]), *sys.argv[1:]
+if how == "pod":  # Here torch's own runtime would connect them.
+    where = active.use("torch_xla")
+    where.process_count, where.process_index = lambda: 2, lambda: rank
+    os.environ["PJRT_DEVICE"] = "TPU"
+try:
+    xf.distributed.initialize(*([address, 2, 1 - rank] if how == "swapped" else []))
+except RuntimeError as error:
+    print(error)
+print(xf.distributed.is_initialized(), active.chosen())
+if how == "pod" and rank:
+    raise KeyError("on a pod")
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "statuses"),
+    [
+        ("same", "True pjrt", [0, 0]),
+        ("swapped", "False None", [0, 0]),
+        pytest.param("pod", "True torch_xla", [69, 1], marks=pytest.mark.torch_xla),
+    ],
+)
+def test_a_group_of_torch_exists(fresh: Server, how: str, said: str, statuses: list[int]) -> None:
+    env = {"JAX_PLATFORMS": "cpu", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+    env |= {"MASTER_PORT": str(free_port()), "XFUNC_BACKEND": ""}
+    address = f"127.0.0.1:{free_port()}"
+    running = [
+        fresh.start(BESIDE_A_GROUP, how, address, env={**env, "RANK": str(k)}) for k in range(2)
+    ]
+    done = [process.wait() for process in running]
+    for each in done:
+        assert each.stdout.splitlines()[-1] == said, each.stdout + each.stderr
+        problem = "process 0 of 2 of torch's process group was told that it is process 1 ("
+        assert (problem in each.stdout) == (how == "swapped")
+    assert [each.returncode for each in done] == statuses
+    if how == "pod":
+        assert "error: process 1 failed: KeyError: 'on a pod'" in done[0].stderr
+
+
 TERMINATED = """
 import os, signal, sys, time
 import xfunc as xf

@@ -49,7 +49,8 @@ def initialize(
     Call it once in each process, before any other function of xfunc. Missing arguments are taken
     from the environment variables of ``torchrun``, or detected as JAX does on Cloud TPUs and under
     SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
-    that has been done), which coordinates the writing of checkpoints.
+    that has been done), which coordinates the writing of checkpoints. On a TPU pod where the
+    backend ``"torch_xla"`` has been used before, it keeps that, whose runtime has connected them.
 
     The processes first meet at the address, and see that they fit each other. From then on they
     watch each other: if one ends by an uncaught error, or is killed, the others say so and exit

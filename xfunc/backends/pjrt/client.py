@@ -210,8 +210,9 @@ def _use_cache(folder: str | None) -> None:
 
 
 def leave() -> None:
-    """Leave the other processes."""
-    _library().distributed.shutdown()
+    """Leave the other processes, if JAX has joined them."""
+    if _library.cache_info().currsize:
+        _library().distributed.shutdown()
 
 
 def _has_accelerator() -> bool:
