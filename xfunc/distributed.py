@@ -90,7 +90,9 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Disconnect from the other processes. This happens automatically when the program exits.
+    """Wait until all processes have called this, and disconnect from them.
+
+    At the exit of the program this happens by itself, with a wait of at most 300 seconds.
 
     Source: ``jax.distributed.shutdown``.
     """

@@ -15,6 +15,7 @@ from xfunc.backends import ending
 PROGRAM = """
 import os, signal, sys, threading
 import xfunc as xf
+from xfunc.backends import ending
 address, index, how = sys.argv[1:]
 xf.distributed.initialize(address, 2, int(index))
 if how == "the same":
@@ -30,6 +31,9 @@ if index == "1":
         xf.distributed.abort("error: no settings", 2)
     if how == "exit":
         sys.exit(0)
+    if how == "early":
+        ending._PATIENCE = 0.1
+        sys.exit(3)
     if how == "thread":
         thread = threading.Thread(target=lambda: {}["thread"])
         thread.start()
@@ -84,6 +88,13 @@ def test_the_others_end_too(fresh: Server, how: str, status: int, reason: str) -
     assert re.search(f"^error: {reason}.* This process, 0, ends too: restart", said, re.MULTILINE)
     assert ("KeyError: 'uncaught'" in why) == (how == "uncaught")
     assert ("process 1: error: no settings" in why) == (how == "abort")
+
+
+def test_the_end_of_one_is_not_waited_for_for_ever(fresh: Server) -> None:
+    (first, _, said), (second, _, why) = ends(fresh, "early")
+    assert (first, second) == (ending.LOST, ending.LOST), said + why
+    assert "process 1 failed: it came to its end 0.1 seconds ago, and others did not." in said
+    assert "error: the others did not end within 0.1 seconds." in why
 
 
 def test_an_error_in_all_is_reported_by_the_first(fresh: Server) -> None:

@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, Store
 from xfunc.backends.watch import Watch
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
+_PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
 
 _watch: Watch | None = None
 _before = sys.excepthook
@@ -31,13 +32,22 @@ def begin(store: Store, index: int, count: int) -> None:
         return
     _watch = Watch(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
-    atexit.register(end)
+    atexit.register(_at_exit)
 
 
 def end() -> None:
     """Wait until all processes have come to their end, and stop watching."""
     if watch := _stopped():
         watch.leave()
+
+
+def _at_exit() -> None:
+    """Wait for the others, but not for ever: this process may end by an error, as `SystemExit`."""
+    watch = _stopped()
+    if watch is None or watch.leave(_PATIENCE):
+        return
+    news = watch.fail(f"it came to its end {_PATIENCE:g} seconds ago, and others did not")
+    _lost(watch.index, news or f"the others did not end within {_PATIENCE:g} seconds")
 
 
 def told(error: BaseException) -> None:
@@ -83,7 +93,7 @@ def _stopped() -> Watch | None:
     if watch is None or watch.pid != os.getpid():  # A fork is no process of the program.
         return None
     _watch = None
-    atexit.unregister(end)
+    atexit.unregister(_at_exit)
     if sys.excepthook is _uncaught:
         sys.excepthook = _before
     return watch

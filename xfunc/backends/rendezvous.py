@@ -151,9 +151,7 @@ def _store(place: Place, own: Member, deadline: float) -> tuple[Store, bool]:
 
     def connected(is_keeper: bool) -> Store:
         left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
-        return TCPStore(
-            *where, is_master=is_keeper, wait_for_workers=False, timeout=left, use_libuv=True
-        )
+        return TCPStore(*where, is_master=is_keeper, wait_for_workers=False, timeout=left)
 
     taken = ""
     if own.index == 0 and not place.is_kept:

@@ -69,10 +69,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
-        """Wait until all processes have left."""
+    def leave(self, patience: float | None = None) -> bool:
+        """Wait until all processes have left, or so many seconds; returns whether they have."""
         self._say(_LEFT)
-        self._thread.join()
+        self._thread.join(patience)
+        return not self._thread.is_alive()
 
     def fail(self, text: str) -> str | None:
         """Tell the others that this process has failed, unless another one failed first.
