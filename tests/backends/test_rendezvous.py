@@ -75,7 +75,7 @@ def test_all_are_told_what_does_not_fit(
 
 def test_somebody_does_not_come(address: str) -> None:
     for said in come(address, [member(0, 3), member(2, 3)], timeout=2):
-        assert f"of 3 processes, [1] did not come to {address} within 2 seconds; there wer" in said
+        assert f"of 3 processes, 1 did not come to {address} within 2 seconds; there wer" in said
         assert "process 0 (host0)" in said
         assert "process 2 (host2)" in said
 
@@ -90,6 +90,12 @@ def test_somebody_comes_late(address: str) -> None:
 def test_nobody_answers(address: str) -> None:
     with pytest.raises(RuntimeError, match=rf"no process 0 answers at {address}(.|\n)*Hint: "):
         meet(Place(address, 2, 1), member(1, 2), 0.5)
+
+
+def test_the_address_is_of_another_host(address: str) -> None:
+    elsewhere = address.replace("127.0.0.1", "192.0.2.1")  # reserved for documentation
+    with pytest.raises(RuntimeError, match=r"no process 0 answers .* cannot listen there itself: "):
+        meet(Place(elsewhere, 2, 0), member(0, 2), 0.5)
 
 
 def test_something_else_listens() -> None:

@@ -104,10 +104,9 @@ def _verdict(
         line = book.read(len(members) + 1, deadline)
         if line is None:
             missing = sorted({*range(own.count)} - {m.index for m in members})
-            here = ", ".join(map(str, members))
             verdict = (
-                f"of {own.count} processes, {missing} did not come to {place.address} "
-                f"within {timeout:g} seconds; there were {here}"
+                f"of {own.count} processes, {_listed(missing)} did not come to {place.address} "
+                f"within {timeout:g} seconds; there were {_listed(members)}"
             )
             book.write({"verdict": verdict})
             return verdict
@@ -157,9 +156,9 @@ def _store(place: Place, own: Member, deadline: float) -> tuple[Store, bool]:
     if own.index == 0 and not place.is_kept:
         try:
             return _within(deadline, lambda: connected(True)), True
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             # It may be that of another process 0, and then all will say so.
-            taken = f", and process 0 cannot listen there: {_short(error)}"
+            taken = f", and it cannot listen there itself: {_short(error)}"
             deadline = min(deadline, time.monotonic() + _LINGER)
     try:
         _reach(where, deadline)
@@ -204,6 +203,11 @@ def _within(deadline: float, f: Callable[[], _T]) -> _T:
     if not found:
         raise TimeoutError("what listens there does not answer as a process of xfunc")
     return found[0]
+
+
+def _listed(them: Sequence[object]) -> str:
+    more = f" and {len(them) - 8} more" if len(them) > 8 else ""
+    return ", ".join(map(str, them[:8])) + more
 
 
 def _short(error: BaseException) -> str:
