@@ -18,11 +18,13 @@ from torch import distributed
 
 from xfunc import tree
 from xfunc.backends.active import runtime
+from xfunc.backends.processes import agreed
 from xfunc.core.locations import Location, user_location
 from xfunc.errors import CheckpointWriteError, fail, report
 from xfunc.sharding import manifest
 from xfunc.sharding.checkpoint_tree import (
     Keys,
+    Leaf,
     check_fits,
     check_outside,
     leaves_of,
@@ -52,9 +54,10 @@ def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = Non
     Raises:
         CheckpointWriteError: it could not be written; partial files are removed.
         FileExistsError: `path` exists.
+        TreeMismatchError: several processes were given different trees or paths.
         TypeError: a leaf is neither a tensor nor a number, or `extra` is not JSON-serialisable.
         PurityError: a tensor is traced.
-        RuntimeError: a tensor was donated.
+        RuntimeError: a tensor was donated, or the call failed in another process.
     """
     job, tensors = _job("save_checkpoint", path, x, extra)
     _write(job, lambda name: fetch(tensors[name], job.targets[name]), None)
@@ -79,7 +82,8 @@ def save_checkpoint_async(
         failed; ``.done()`` says whether it has finished.
 
     Raises:
-        FileExistsError, TypeError, PurityError, RuntimeError: as of `save_checkpoint`.
+        FileExistsError, TreeMismatchError, TypeError, PurityError, RuntimeError: as of
+            `save_checkpoint`.
     """
     from xfunc.sharding import storage
 
@@ -117,13 +121,19 @@ def load_checkpoint(
         DamagedCheckpointError: a file is missing, cut off or changed.
         TreeMismatchError: paths, shapes or dtypes differ from those of `target`; all are listed.
         ShardingError: a sharding does not fit its array, or its mesh is not of these devices.
+        RuntimeError: the call failed in another process.
     """
-    folder = _folder(path)
-    check_outside("load_checkpoint", target)
-    leaves = leaves_of(target, "target")
-    targets = {leaf.name: target_for(leaf) for leaf in leaves}
-    stored = _stored(folder)
-    check_fits(stored.contents, leaves, targets, partial)
+
+    def prepare() -> tuple[object, tuple[list[Leaf], dict[str, Target], Stored]]:
+        folder = _folder(path)
+        check_outside("load_checkpoint", target)
+        leaves = leaves_of(target, "target")
+        targets = {leaf.name: target_for(leaf) for leaf in leaves}
+        stored = _stored(folder)
+        check_fits(stored.contents, leaves, targets, partial)
+        return _said(folder, targets), (leaves, targets, stored)
+
+    leaves, targets, stored = agreed("load_checkpoint", prepare, _count())
     from xfunc.sharding import storage
 
     loaded = storage.read(stored, targets)
@@ -175,22 +185,39 @@ def _job(
     name: str, path: str | os.PathLike[str], x: object, extra: object
 ) -> tuple[_Job, dict[str, torch.Tensor]]:
     """Check the arguments of a save, and wait for the previous one."""
-    folder = _folder(path)
-    check_outside(name, x)
-    leaves = {leaf.name: leaf for leaf in leaves_of(x, "x")}
-    tensors = {n: tensor_of(leaf, name) for n, leaf in leaves.items()}
-    text = _json(extra)
-    if _pending is not None:
-        concurrent.futures.wait([_pending])
-    if folder.exists():
-        fail(
-            FileExistsError,
-            f"{folder} already exists",
-            "save to a new folder, such as one for each step, or remove that one first.",
-        )
-    targets = {n: target_of(t) for n, t in tensors.items()}
-    keys = {n: leaf.keys for n, leaf in leaves.items()}
-    return _Job(folder, targets, keys, text, user_location()), tensors
+
+    def prepare() -> tuple[object, tuple[_Job, dict[str, torch.Tensor]]]:
+        folder = _folder(path)
+        check_outside(name, x)
+        leaves = {leaf.name: leaf for leaf in leaves_of(x, "x")}
+        tensors = {n: tensor_of(leaf, name) for n, leaf in leaves.items()}
+        text = _json(extra)
+        if _pending is not None:
+            concurrent.futures.wait([_pending])
+        if folder.exists():
+            fail(
+                FileExistsError,
+                f"{folder} already exists",
+                "save to a new folder, such as one for each step, or remove that one first.",
+            )
+        targets = {n: target_of(t) for n, t in tensors.items()}
+        keys = {n: leaf.keys for n, leaf in leaves.items()}
+        job = _Job(folder, targets, keys, text, user_location())
+        return _said(folder, targets), (job, tensors)
+
+    return agreed(name, prepare, _count())
+
+
+def _count() -> int:
+    """How many processes save and load together."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def _said(folder: Path, targets: Mapping[str, Target]) -> dict[str, str] | None:
+    """What all processes must agree on."""
+    if _count() == 1:
+        return None
+    return {"the path": str(folder), **{name: str(target) for name, target in targets.items()}}
 
 
 def _json(extra: object) -> bytes:
@@ -230,8 +257,7 @@ def _write(
         planner = Save(job.targets, parts, job.keys)
         storage.write(partial, job.folder.name, planner, job.extra, group)
     except BaseException as error:
-        if is_first:
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)  # In each: their disks may not be one.
         if not isinstance(error, OSError):
             raise
         raise CheckpointWriteError(

@@ -13,6 +13,7 @@ from xfunc.backends.active import runtime
 from xfunc.backends.devices import device_count, to_device
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
+from xfunc.core.avals import short
 from xfunc.sharding.spec import NamedSharding
 
 Start = tuple[int, ...]
@@ -33,6 +34,15 @@ class Target:
     on_host: bool = False
     placement: Placement | None = None
     sharding: NamedSharding | None = None
+
+    def __str__(self) -> str:
+        text = short(self)
+        if self.on_host or self.placement is None:
+            return f"{text} {'on the host' if self.on_host else 'on each device'}"
+        tiles = self.placement.tiles
+        devices = [*map(int, tiles.order.devices())]
+        order = "" if devices == sorted(devices) else f" on the devices {devices}"
+        return f"{text} in {'x'.join(map(str, tiles.dims))} parts{order}"
 
     def boxes(self) -> list[tuple[Start, tuple[int, ...]]]:
         """For each device of this process, the start and the size of its part.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -160,6 +161,13 @@ class _Writer(dcp.FileSystemWriter):
             for written in cast("list[list[_Written]]", results)
             for r in written
         }
+        for name, known in sums.items():
+            path = self._folder / name
+            if not path.exists() or path.stat().st_size != known.size:
+                what = "is not on the disk of process 0: the processes must share the folder"
+                raise FileNotFoundError(
+                    errno.ENOENT, f"what another process wrote {what}", str(path)
+                )
         sums[METADATA] = manifest.sum_of(self._folder / METADATA)
         sums[EXTRA] = manifest.write(self._folder / EXTRA, self._extra)
         manifest.write_manifest(self._folder, sums)

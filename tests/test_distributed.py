@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -121,9 +122,11 @@ def test_errors(pair: Found) -> None:
 def test_arguments_are_compared(pair: Found) -> None:
     for f in pair[1]:
         for key, said in (
-            ("unlike on devices", "((8,), 'torch.float32', 'on the devices')"),
-            ("unlike dtypes", "((4,), 'torch.int32', 'on the devices')"),
-            ("here and there", "((4,), 'torch.float32', 'on the host')"),
+            ("unlike on devices", "float32[8] in 2 parts"),
+            ("unlike dtypes", "int32[4] in 2 parts"),
+            ("here and there", "float32[4] on the host"),
+            ("unlike shardings", "float32[8] in 4 parts"),
+            ("unlike orders", "float32[8] in 2 parts on the devices [2, 3, 0, 1]"),
         ):
             assert f[key].startswith("TreeMismatchError: process_allgather was given")
             assert said in f[key]
@@ -155,6 +158,30 @@ def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
     assert torch.equal(loaded["x"], target["x"])
     assert loaded["n"].item() == 3
     assert xf.sharding.load_extra(folder / "step") == {"at": [1, 2]}
+
+
+def test_checkpoints_of_some_only(pair: Found) -> None:
+    """What one of them does not see, or has otherwise, is an error in all of them."""
+    for f in pair[1]:
+        assert f["other tree"].startswith("TreeMismatchError: save_checkpoint was given ")
+        assert "{'the path'" not in f["other tree"], "Only what differs is shown."
+        assert "n: int64[] on the host" in f["other tree"]
+        assert re.search("no n(,| in) ", f["other tree"])
+        assert f["other place"].startswith("TreeMismatchError: save_checkpoint_async was given the")
+        assert "Hint: pass the same structures" in f["other place"]
+    problem = "FileNotFoundError: there is no checkpoint at "
+    first, second = (f["unseen"] for f in pair[1])
+    assert first.startswith(f"RuntimeError: load_checkpoint failed in process 1: {problem}")
+    assert second.startswith(problem)
+    assert [f["own disks"].split(":")[0] for f in pair[1]] == ["CheckpointWriteError"] * 2
+    assert "what another process wrote is not on the disk of process 0" in pair[1][0]["own disks"]
+    assert [f["left on its disk"] for f in pair[1]] == [[], []]
+
+
+def test_work_that_failed_elsewhere(pair: Found) -> None:
+    other, own = (f["failed work"] for f in pair[1])
+    assert own == "ArithmeticError: no result"
+    assert other.startswith("RuntimeError: sync_global_devices failed in process 1: ArithmeticErr")
 
 
 def test_one_process() -> None:
@@ -194,7 +221,7 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
     xf.config.set_backend("pjrt")
     xf.block_until_ready(xf.jit(torch.sin)(torch.ones(2)))
     try:
-        with pytest.raises(RuntimeError, match=r"initialize failed(.|\n)*Hint: call it at the sta"):
+        with pytest.raises(RuntimeError, match=r"came too late(.|\n)*Hint: call it at the start"):
             xf.distributed.initialize("localhost:1", 1, 0)
     finally:
         xf.config.set_backend(before)
@@ -239,46 +266,73 @@ def test_invalid_environment(
     assert not xf.distributed.is_initialized()
 
 
-# As these launchers set them for the processes of one job on one machine.
-LAUNCHERS = {
-    "SLURM": {
-        "SLURM_JOB_ID": "{job}",
-        "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_NTASKS": "{count}",
-        "SLURM_PROCID": "{index}",
-        "SLURM_LOCALID": "{index}",
-    },
-    "Open MPI": {
-        "OMPI_MCA_orte_hnp_uri": "{job}0000.0;tcp://127.0.0.1:34567",
-        "OMPI_COMM_WORLD_SIZE": "{count}",
-        "OMPI_COMM_WORLD_RANK": "{index}",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "{index}",
-    },
-}
-JOINED = """
+UNEVEN = """
 import sys, torch, xfunc as xf
-address, count, index = sys.argv[1:] or (None, 0, 0)
-xf.distributed.initialize(address, int(count) or None, int(index) if address else None)
-mine = torch.tensor([xf.process_index() + 10])
-everyones = xf.distributed.process_allgather(mine).flatten().tolist()
-print(xf.process_index(), everyones, torch.distributed.get_world_size())
+address, index = sys.argv[1:]
+xf.distributed.initialize(address, 2, int(index))
+mesh = xf.make_mesh((3,), ("data",))
+split = xf.NamedSharding(mesh, xf.P("data"))
+mine = xf.sharding.process_local_indices(split, (6,))[0]
+x = xf.make_array_from_process_local_data(split, mine + 1.0)
+y = xf.device_put(torch.arange(6.0), split)
+print(mine.tolist(), xf.jit(lambda x, y: x @ y)(x, y).item())
 """
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "an explicit address"])
-def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
-    job, count = free_port(), 2
-    variables = LAUNCHERS.get(launcher, {})
-    given = [] if variables else [f"127.0.0.1:{job}", count]
-    running = []
-    for i in range(count):
-        env = {k: v.format(job=job, count=count, index=i) for k, v in variables.items()}
-        arguments = [*given, i] if given else []
-        running.append(fresh.start(JOINED, *arguments, env={**env, "JAX_PLATFORMS": "cpu"}))
-    for i, process in enumerate(running):
+def test_devices_may_be_fewer_in_one(fresh: Server) -> None:
+    address, running = f"127.0.0.1:{free_port()}", []
+    for index, devices in enumerate((2, 1)):
+        env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": str(devices)}
+        running.append(fresh.start(UNEVEN, address, index, env=env))
+    for process, mine in zip(running, ([0, 1, 2, 3], [4, 5]), strict=True):
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.splitlines()[-1] == f"{i} [10, 11] {count}"
+        assert done.stdout.splitlines()[-1] == f"{mine} 70.0"
+
+
+BESIDE_A_GROUP = """
+import os, sys, torch, xfunc as xf
+from xfunc.backends import active
+torch.distributed.init_process_group("gloo")
+rank, how, address = int(os.environ["RANK"]), *sys.argv[1:]
+if how == "pod":  # Here torch's own runtime would connect them.
+    where = active.use("torch_xla")
+    where.process_count, where.process_index = lambda: 2, lambda: rank
+    os.environ["PJRT_DEVICE"] = "TPU"
+try:
+    xf.distributed.initialize(*([address, 2, 1 - rank] if how == "swapped" else []))
+except RuntimeError as error:
+    print(error)
+print(xf.distributed.is_initialized(), active.chosen())
+if how == "pod" and rank:
+    raise KeyError("on a pod")
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "statuses"),
+    [
+        ("same", "True pjrt", [0, 0]),
+        ("swapped", "False None", [0, 0]),
+        pytest.param("pod", "True torch_xla", [69, 1], marks=pytest.mark.torch_xla),
+    ],
+)
+def test_a_group_of_torch_exists(fresh: Server, how: str, said: str, statuses: list[int]) -> None:
+    env = {"JAX_PLATFORMS": "cpu", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+    env |= {"MASTER_PORT": str(free_port()), "XFUNC_BACKEND": ""}
+    address = f"127.0.0.1:{free_port()}"
+    running = [
+        fresh.start(BESIDE_A_GROUP, how, address, env={**env, "RANK": str(k)}) for k in range(2)
+    ]
+    done = [process.wait() for process in running]
+    for each in done:
+        assert each.stdout.splitlines()[-1] == said, each.stdout + each.stderr
+        problem = "process 0 of 2 of torch's process group was told that it is process 1 ("
+        assert (problem in each.stdout) == (how == "swapped")
+    assert [each.returncode for each in done] == statuses
+    if how == "pod":
+        assert "error: process 1 failed: KeyError: 'on a pod'" in done[0].stderr
 
 
 TERMINATED = """

@@ -12,18 +12,21 @@ Source: ``jax.distributed``, ``jax.experimental.multihost_utils``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import distributed
 
 from xfunc import tree
-from xfunc.backends import processes
+from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import is_on_devices
+from xfunc.core.avals import short
 from xfunc.errors import fail
+from xfunc.sharding.parts import target_of
 
 __all__ = [
+    "abort",
     "broadcast_one_to_all",
     "initialize",
     "is_initialized",
@@ -46,17 +49,27 @@ def initialize(
     Call it once in each process, before any other function of xfunc. Missing arguments are taken
     from the environment variables of ``torchrun``, or detected as JAX does on Cloud TPUs and under
     SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
-    that has been done), which coordinates the writing of checkpoints.
+    that has been done), which coordinates the writing of checkpoints. On a TPU pod where the
+    backend ``"torch_xla"`` has been used before, it keeps that, whose runtime has connected them.
+
+    The processes first meet at the address, and see that they fit each other. From then on they
+    watch each other: if one ends by an uncaught error, or is killed, the others say so and exit
+    with status 69 within seconds. Such an error is printed, and its process exits with status 1
+    without Python's clean-up, which would wait for the others. `SystemExit` is a normal end, for
+    which the others wait: for an error, use `abort`.
 
     Args:
-        coordinator_address: ``"host:port"`` of process 0, with a free port.
+        coordinator_address: ``"host:port"`` of process 0, with a free port. Other connections use
+            further ports, which are chosen freely.
         num_processes: the number of processes.
         process_id: the number of this process.
         local_device_ids: the GPUs of this process; by default all that are visible.
         initialization_timeout: seconds to wait for the other processes.
 
     Raises:
-        RuntimeError: it was called twice or too late, or the other processes did not connect.
+        RuntimeError: it was called twice or too late, nobody answers at the address, or processes
+            are missing, have the same number, or were told different numbers of them. Then all
+            raise it, and none has joined.
         ValueError: an argument is invalid, or missing and cannot be detected.
         TypeError: an argument is of a wrong type.
         ImportError: JAX is not installed.
@@ -77,11 +90,26 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Disconnect from the other processes. This happens automatically when the program exits.
+    """Wait until all processes have called this, and disconnect from them.
+
+    At the exit of the program this happens by itself, with a wait of at most 300 seconds.
 
     Source: ``jax.distributed.shutdown``.
     """
     processes.stop()
+
+
+def abort(message: str, status: int = 1) -> NoReturn:
+    """End all processes because of an error in this one.
+
+    It prints the message, tells it to the others, and exits at once: Python does not clean up. The
+    others print it too, and exit with status 69. An uncaught error does the same.
+
+    Args:
+        message: says what is wrong.
+        status: the exit status of this process.
+    """
+    ending.abort(message, status)
 
 
 def sync_global_devices(name: str) -> None:
@@ -92,10 +120,16 @@ def sync_global_devices(name: str) -> None:
 
     Raises:
         ValueError: the names differ.
+        RuntimeError: the work of another process failed.
 
     Source: ``jax.experimental.multihost_utils.sync_global_devices``.
     """
-    runtime().block()
+
+    def finish() -> tuple[None, None]:
+        runtime().block()
+        return None, None
+
+    processes.agreed("sync_global_devices", finish)
     names = processes.gathered(name)
     if len(set(names)) > 1:
         fail(
@@ -112,7 +146,7 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
     process, are stacked along a new first axis.
 
     Args:
-        x: a tree of tensors and numbers, with the same shapes in all processes.
+        x: a tree of tensors and numbers, with the same shapes and shardings in all processes.
         tiled: concatenate host tensors along their first axis instead of stacking them.
 
     Raises:
@@ -201,6 +235,7 @@ def _gathered(x: torch.Tensor, tiled: bool) -> torch.Tensor:
 
 def _described(structure: tree.Structure, leaves: Sequence[torch.Tensor]) -> object:
     """What all processes must agree on, or they would wait forever, or end."""
-    kinds = ["on the devices" if _is_of_all(x) else "on the host" for x in leaves]
-    each = [(tuple(x.shape), str(x.dtype), kind) for x, kind in zip(leaves, kinds, strict=True)]
+    each = [
+        str(target_of(x)) if _is_of_all(x) else f"{short(x)} on the host of each" for x in leaves
+    ]
     return [str(structure), each]

@@ -1,8 +1,10 @@
 """Train Llama models and use them: `python -m examples.llama COMMAND ...`."""
 
 import argparse
+import contextlib
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from . import (
     fit,
     harness,
     hosts,
+    interrupts,
     options,
     scores,
     tokenizer,
@@ -49,11 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     args = parser.parse_args(argv)
+    # The server's library ends it on a signal.
+    signals = contextlib.nullcontext() if args.command == "serve" else interrupts.raised()
     try:
-        status = COMMANDS[args.command](args.arguments)
-        hosts.leave()
-    except KeyboardInterrupt:
-        return hosts.failed("interrupted: what was done since the last checkpoint is lost", 130)
+        with signals:
+            status = COMMANDS[args.command](args.arguments)
+            hosts.leave()
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, interrupts.Interrupted) else signal.SIGINT
+        text = f"interrupted by {signal.Signals(number).name}"
+        if args.command == "fit":
+            text += ": the same command continues from the last checkpoint"
+            return hosts.failed(text, os.EX_TEMPFAIL)
+        return hosts.failed(text, 128 + number)  # As shells say it.
     except _EXPLAINED as error:
         return hosts.failed(f"error: {error}", 2)
     return status

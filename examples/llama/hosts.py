@@ -2,9 +2,7 @@
 
 import os
 import sys
-import traceback
-from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -13,9 +11,6 @@ import xfunc as xf
 
 from . import options
 from .options import SettingError
-from .watch import Watch
-
-LOST = os.EX_UNAVAILABLE  # the exit status of a process whose run has lost another one
 
 _T = TypeVar("_T")
 _COUNTS = {  # a variable with the number of processes, by one that its launcher sets
@@ -23,7 +18,6 @@ _COUNTS = {  # a variable with the number of processes, by one that its launcher
     "SLURM_STEP_NODELIST": "SLURM_NTASKS",  # srun; an sbatch script alone has no step
     "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
 }
-_watch: Watch | None = None
 
 
 class ProcessesDifferError(SettingError):
@@ -31,30 +25,32 @@ class ProcessesDifferError(SettingError):
 
 
 def join() -> None:
-    """Connect the processes, if there are several, and let them watch each other from then on.
+    """Connect the processes, if there are several.
 
     A program calls this before it asks for devices; later calls do nothing.
     """
-    global _watch
-    if _watch is not None:
+    if distributed.is_initialized():
         return
-    if not distributed.is_initialized():
-        # A single process of torchrun gets the same bits as several: see README.md.
-        if (count := _started()) > 1 or (count and "RANK" in os.environ):
-            xf.distributed.initialize()
-        elif xf.process_count() > 1:  # a pod of TPUs, whose hosts torch_xla has connected
-            import torch_xla.distributed.xla_backend  # It knows xla://.  # noqa: F401
-
-            distributed.init_process_group("gloo", init_method="xla://")
-    if are_several():
-        _watch = Watch(_end)
-        sys.excepthook = _uncaught  # Otherwise it would wait for others that wait for it.
+    # A single process of torchrun gets the same bits as several: see README.md. The hosts of a pod
+    # of TPUs have been connected by torch_xla.
+    count = _started()
+    if count > 1 or (count and "RANK" in os.environ) or _is_in_job() or xf.process_count() > 1:
+        xf.distributed.initialize()
 
 
 def _started() -> int:
     """How many processes a launcher has started; 0 without a launcher."""
     counts = (os.environ.get(name, "") for has, name in _COUNTS.items() if has in os.environ)
     return max((int(count) for count in counts if count.isdecimal()), default=0)
+
+
+def _is_in_job() -> bool:
+    """Whether this is a pod of an indexed job of Kubernetes, which does not say how many there are.
+
+    On TPUs torch_xla connects them.
+    """
+    names = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"}
+    return names <= os.environ.keys() and os.environ.get("PJRT_DEVICE") != "TPU"
 
 
 def are_several() -> bool:
@@ -128,11 +124,7 @@ def fetch(x: Any) -> Any:
 
 def leave() -> None:
     """Wait until all processes have finished, and disconnect."""
-    global _watch
-    if _watch is not None:
-        _watch.leave()
-        _watch = None
-        xf.distributed.shutdown()
+    xf.distributed.shutdown()
 
 
 def failed(text: str, status: int) -> int:
@@ -140,42 +132,7 @@ def failed(text: str, status: int) -> int:
 
     One of several processes exits here: it must not wait for the others, which end too.
     """
-    if _watch is None:
-        print(text, file=sys.stderr)
-        return status
-    _part(_watch, text, status, text)
-
-
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End one of several processes after an uncaught error."""
-    lines = traceback.format_exception(kind, error, trace)
-    if _watch is None:
-        sys.stderr.writelines(lines)
-    else:
-        _part(_watch, lines[-1].strip(), 1, "".join(lines), explained=False)
-
-
-def _part(watch: Watch, text: str, status: int, shown: str, *, explained: bool = True) -> NoReturn:
-    news = watch.fail(text)
-    said = (news or "").partition(" failed: ")[2]
-    if said and text.startswith(said):  # It happened in all of them, and the first one reports it.
-        _exit(status)
-    if explained or news is None:
-        print(f"process {distributed.get_rank()}: {shown}", file=sys.stderr)
-    if news is not None:
-        _end(news)
-    _exit(status)
-
-
-def _end(news: str) -> NoReturn:
-    """End this process, because another one has."""
-    text = f"error: {news}. This process, {distributed.get_rank()}, ends too: restart all of them"
+    if are_several():
+        xf.distributed.abort(text, status)
     print(text, file=sys.stderr)
-    _exit(LOST)
-
-
-def _exit(status: int) -> NoReturn:
-    """Exit without waiting for the others, which Python's own clean-up does."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    return status

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama import __main__ as program
-from examples.llama import hosts
+from examples.llama import fit, hosts
 
 CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
 TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"
@@ -119,8 +119,23 @@ def abort() -> int:
     return ctypes.CDLL(None).abort()  # without holding up other threads
 
 
+def early(arguments: Sequence[str]) -> int:
+    """Run a command, whose second process gets SIGTERM before the first step."""
+    begin: Any = fit.begin
+
+    def begins(*given: Any) -> Any:
+        if not hosts.is_first():
+            signal.raise_signal(signal.SIGTERM)
+        return begin(*given)
+
+    fit.begin = begins
+    return program.main(arguments)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run commands, which `+` parts."""
+    if arguments[0] == "early":
+        sys.exit(early(arguments[1:]))
     hosts.join()
     program.COMMANDS["abort"] = lambda _: abort()
     for is_end, words in itertools.groupby(arguments, lambda word: word == "+"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import xfunc as xf
 from examples.llama import hosts
@@ -18,6 +19,7 @@ from examples.llama.config import Run
 from examples.llama.data_config import DataConfig
 from examples.llama.options import SettingError
 from examples.llama.reader import Reader
+from tests.examples import tuned
 from tests.examples.several_processes import TORCHRUN, curve, ends, settings, started, until
 
 COMMANDS = "tests.examples.several_processes"
@@ -58,7 +60,7 @@ def test_processes_that_end_and_others_that_go_on(
         until(running[0], "step 9:")
         running[1].kill()
         (first, said), (second, _) = ends(running)
-    assert (first, second) == (hosts.LOST, -signal.SIGKILL), said
+    assert (first, second) == (os.EX_UNAVAILABLE, -signal.SIGKILL), said
     assert "error: process 1 is gone: it was killed" in said
 
     # One process goes on from there, and finds what the two found.
@@ -76,11 +78,47 @@ def test_processes_that_end_and_others_that_go_on(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["adapters", "quantised"])
+def test_fine_tuning_by_several_processes(kind: str, made: Path, tmp_path: Path) -> None:
+    """Import, training and export find what one process finds."""
+    found = []
+    for count in (1, 2):
+        run, out = tmp_path / f"by{count}", tmp_path / f"out{count}"
+        commands = [
+            *("import-hf", str(made / "hub"), *tuned.settings(made, run, kind), "mesh.fsdp=2"),
+            *("+", "fit", "--config", str(run / "config.yaml")),
+            *("+", "export-hf", str(run), "--adapter", "--out", str(out)),
+        ]
+        with started(count, 2 // count, *commands, module=COMMANDS) as running:
+            (status, said), *others = ends(running)
+        assert [status, *(s for s, _ in others)] == [0] * count, said + str(others)
+        assert re.findall(r"^(\S+) ends with 0$", said, re.MULTILINE) == [
+            "import-hf",
+            "fit",
+            "export-hf",
+        ]
+        found.append((tuned.curve(run), load_file(out / "adapter_model.safetensors")))
+    (losses, adapters), (theirs, others) = found
+    for line, other in zip(losses, theirs, strict=True):  # They add in another order.
+        assert line == pytest.approx(other, rel=1e-5)
+    torch.testing.assert_close(adapters, others, rtol=1e-4, atol=1e-5)
+
+
 def test_an_abort_waits_for_the_reason() -> None:
     with started(2, 1, "abort", module=COMMANDS) as running:
         (first, _), (second, said) = ends(running)
-    assert (first, second) == (-signal.SIGKILL, hosts.LOST), said
+    assert (first, second) == (-signal.SIGKILL, os.EX_UNAVAILABLE), said
     assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
+
+
+def test_a_signal_before_the_first_step(tmp_path: Path) -> None:
+    fit = ["early", "fit", *settings(tmp_path, f"folder={tmp_path / 'run'}")]
+    with started(2, 1, *fit, module=COMMANDS) as running:
+        (first, said), (second, why) = ends(running)
+    assert (first, second) == (os.EX_UNAVAILABLE, os.EX_TEMPFAIL), said + why
+    assert "process 1: interrupted by SIGTERM: the same command continues" in why
+    assert "error: process 1 failed: interrupted by SIGTERM" in said
 
 
 def arrays(reader: Reader, step: int) -> list[torch.Tensor]:
@@ -147,6 +185,28 @@ def test_who_started_it(
             hosts.check_alone("serve")
     else:
         hosts.check_alone("serve")
+
+
+@pytest.mark.parametrize(
+    ("variables", "joins"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),  # a pod of its own
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, True),
+    ],
+)
+def test_pods_of_kubernetes(
+    variables: dict[str, str], joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    joined: list[bool] = []
+    monkeypatch.setattr(xf.distributed, "initialize", lambda: joined.append(True))
+    hosts.join()
+    assert joined == [True] * joins
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    hosts.join()
+    assert joined == [True] * joins, "On TPUs torch_xla connects them."
 
 
 def test_one_process() -> None:

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import xfunc as xf
 from examples.llama import __main__ as program
-from examples.llama import config, fit, flops, hosts, metrics, options, train
+from examples.llama import config, fit, flops, hosts, metrics, options, train, trained
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.interrupts import Interrupts
@@ -268,9 +268,45 @@ def test_a_second_signal_interrupts_at_once() -> None:
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.noted
-        with pytest.raises(KeyboardInterrupt, match="the second signal"):
+        with pytest.raises(KeyboardInterrupt, match=r"^SIGINT$"):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_before_the_first_step(
+    name: str,
+    settings: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "begin", lambda *_: signal.raise_signal(number))
+        assert program.main(["fit", *settings("a")]) == os.EX_TEMPFAIL
+    said = capsys.readouterr().err
+    assert said == f"interrupted by {name}: the same command continues from the last checkpoint\n"
+    assert signal.getsignal(number) == before
+    assert program.main(["fit", *settings("a")]) == 0
+
+    def arrives(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    run = str(tmp_path / "a")
+    capsys.readouterr()
+    monkeypatch.setattr(trained, "load", arrives)
+    monkeypatch.setattr(trained, "import_published", arrives)
+    for command in (
+        ["eval", run],
+        ["generate", run, "--prompt", "a"],
+        ["export-hf", run, "--out", str(tmp_path / "out")],
+        ["import-hf", run],
+    ):
+        assert program.main(command) == 128 + number
+        assert capsys.readouterr().err == f"interrupted by {name}\n"
+        assert signal.getsignal(number) == before
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_training(

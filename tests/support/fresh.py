@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -132,7 +131,7 @@ def _become(request: dict[str, Any]) -> None:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
         status = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -7,13 +7,16 @@ the address ``torchrun`` it is left to xfunc to find out who the others are.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 
 import xfunc as xf
+from xfunc.backends import active
 from xfunc.sharding import NamedSharding, P
 
 
@@ -106,6 +109,12 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     typed = xf.device_put(torch.ones(4, dtype=[torch.float32, torch.int32][k]), split)
     found["unlike dtypes"] = raised(lambda: gather(typed))
     found["here and there"] = raised(lambda: gather([torch.ones(4), typed][k]))
+    finer = NamedSharding(mesh, P(("data", "tensor")))
+    even = xf.device_put(torch.ones(8), [split, finer][k])
+    found["unlike shardings"] = raised(lambda: gather(even))
+    turned = xf.make_mesh((2, 2), ("data", "tensor"), devices=[[0, 1, 2, 3], [2, 3, 0, 1]][k])
+    even = xf.device_put(torch.ones(8), NamedSharding(turned, P("data")))
+    found["unlike orders"] = raised(lambda: gather(even))
     found["no tensor"] = raised(lambda: gather("abc" if k else 1.0))
     one_to_all = xf.distributed.broadcast_one_to_all
     found["first"] = one_to_all(torch.tensor([k == 0, True])).tolist()
@@ -127,8 +136,32 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     if (folder / "before").exists():
         before = xf.sharding.load_checkpoint(folder / "before", {"x": shape})
         found["before"] = gather(before["x"]).tolist()
+    some_only(found, folder, state, k)
     xf.distributed.shutdown()
     return found
+
+
+def some_only(found: dict[str, Any], folder: Path, state: dict[str, Any], k: int) -> None:
+    """What one of the processes does otherwise, or cannot do."""
+    save, load = xf.sharding.save_checkpoint, xf.sharding.load_checkpoint
+    one = {key: x for key, x in state.items() if key != "n" or k}
+    found["other tree"] = raised(lambda: save(folder / "other", one))
+    later = xf.sharding.save_checkpoint_async
+    found["other place"] = raised(lambda: later(folder / f"at {k}", state))
+    found["unseen"] = raised(lambda: load(folder / ["step", "nowhere"][k], state))
+    disk = folder / f"disk{k}"
+    disk.mkdir()
+    os.chdir(disk)  # Each has a folder of that name, on a disk of its own.
+    found["own disks"] = raised(lambda: save("step", state))
+    found["left on its disk"] = [path.name for path in disk.iterdir()]
+    with pytest.MonkeyPatch.context() as patch:
+        if k:
+            patch.setattr(active.runtime(), "block", no_result)
+        found["failed work"] = raised(lambda: xf.distributed.sync_global_devices("after work"))
+
+
+def no_result() -> None:
+    raise ArithmeticError("no result")
 
 
 def write() -> None:

@@ -43,6 +43,11 @@ def runtime() -> Runtime:
     return _runtime or use(os.environ.get("XFUNC_BACKEND") or _default())
 
 
+def chosen() -> str | None:
+    """The name of the runtime, if it has been chosen."""
+    return None if _runtime is None else _runtime.name
+
+
 def _default() -> str:
     """torch_xla, unless it is not installed: exported programs run without it."""
     return NAMES[0] if _has_torch_xla() else NAMES[1]

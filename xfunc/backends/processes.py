@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import PrefixStore, Store, TCPStore
 
-from xfunc.backends import active
+from xfunc.backends import active, ending, launchers
+from xfunc.backends.rendezvous import Member, meet, mismatch
 from xfunc.errors import TreeMismatchError, XfuncError, fail, shown
 
 _T = TypeVar("_T")
-_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _joined = False
 
 
@@ -41,67 +41,78 @@ def start(
             "xf.distributed.initialize was called before in this process",
             "call it once, at the start of the program.",
         )
-    _check(address, count, index)
-    if address is None and all(name in os.environ for name in _TORCHRUN):
-        for name in _TORCHRUN[1:]:
-            if not os.environ[name].isdecimal():
-                fail(
-                    ValueError,
-                    f"xf.distributed.initialize: {name} is {os.environ[name]!r} in the "
-                    "environment, which is not a number",
-                    "start the program by torchrun, which sets it, or unset it and pass "
-                    'coordinator_address="host:port", num_processes and process_id.',
-                )
-        count, index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        _check(None, count, index)
-        if not distributed.is_initialized():
-            _make_group_of_torchrun(count, index)
-        # torchrun's own store listens on torchrun's port.
-        address = _from_first(_free_address(os.environ["MASTER_ADDR"]) if index == 0 else None)
-    client.join(address, count, index, devices, timeout)
+    launchers.check(address, count, index)
+    if os.environ.get("PJRT_DEVICE") == "TPU" and active.chosen() == "torch_xla":
+        _start_on_pod()
+        _joined = True
+        return
+    place, devices = launchers.find(address, count, index, devices, timeout)
+    client.check_not_started()
+    count, index = place.count, place.index
+    where = f"{socket.gethostname()}, pid {os.getpid()}"
+    own = Member(index, count, client.kind_of_devices(), where)
+    is_ours = not distributed.is_initialized()
+    store = meet(place, own, timeout) if is_ours else _store_beside_group(own, place.host)
+    try:
+        if is_ours:
+            group = PrefixStore("group", store)
+            distributed.init_process_group("gloo", store=group, rank=index, world_size=count)
+        ending.begin(store, index, count)
+        coordinator = _from_first(_free_address(place.host) if index == 0 else None)
+        client.join(coordinator, count, index, devices, timeout)
+        active.use("pjrt")
+        if (found := active.runtime().process_count()) != count:
+            fail(
+                RuntimeError,
+                f"xf.distributed.initialize: JAX connected the devices of {found} processes, and "
+                f"there are {count}",
+                "use devices whose PJRT plugin supports several processes.",
+            )
+    except Exception as error:
+        ending.told(error)
+        client.leave()
+        if is_ours and distributed.is_initialized():
+            distributed.destroy_process_group()
+        raise
     _joined = True
-    active.use("pjrt")
+
+
+def _start_on_pod() -> None:
+    """Use the hosts of a TPU pod as torch_xla has connected them."""
+    where = active.runtime()
+    if where.process_count() == 1:
+        return
     if not distributed.is_initialized():
-        _make_group(address)
+        import torch_xla.distributed.xla_backend  # It knows xla://.  # noqa: F401
+
+        distributed.init_process_group("gloo", init_method="xla://")
+    host = socket.gethostname()
+    own = Member(where.process_index(), where.process_count(), "accelerators", host)
+    ending.begin(_store_beside_group(own, socket.gethostbyname(host)), own.index, own.count)
 
 
-def _check(address: object, count: object, index: object) -> None:
-    """Raise unless the arguments that are given are valid; JAX may end the process."""
-    if address is not None:
-        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            fail(
-                ValueError if isinstance(address, str) else TypeError,
-                f"xf.distributed.initialize: coordinator_address is {shown(address)}, which is "
-                'not a "host:port"',
-                'pass the name or address of process 0 and a free port there: "host0:1234".',
-            )
-    for name, value, least in (("num_processes", count, 1), ("process_id", index, 0)):
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            fail(
-                ValueError if isinstance(value, int) else TypeError,
-                f"xf.distributed.initialize: {name} is {shown(value)}, not a valid int",
-                f"pass an int of at least {least}.",
-            )
-    if isinstance(count, int) and isinstance(index, int) and index >= count:
-        fail(
-            ValueError,
-            f"xf.distributed.initialize: process_id is {index}, and num_processes is {count}",
-            "number the processes from 0 to num_processes - 1.",
-        )
+def _store_beside_group(own: Member, host: str) -> Store:
+    """A store of the processes of torch's process group, which exists.
 
-
-def _make_group_of_torchrun(count: int, index: int) -> None:
-    """Make torch's process group, also after ``torchrun`` has restarted the processes.
-
-    In torch 2.9 its store still has the old processes' addresses, which gloo would connect to.
+    Args:
+        host: that of process 0.
     """
-    store, _, _ = next(rendezvous("env://"))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = distributed.PrefixStore(f"xfunc/{attempt}", store)
-    distributed.init_process_group("gloo", store=store, rank=index, world_size=count)
+    members: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(members, own)
+    for k, each in enumerate(members):
+        wrong = mismatch(members[: k + 1])
+        if each.index != k or each.count != len(members):
+            wrong = f"process {k} of {len(members)} of torch's process group was told that it is "
+            wrong += f"{each} of {each.count}"
+        if wrong:
+            fail(
+                RuntimeError,
+                f"xf.distributed.initialize: {wrong}",
+                "give process_id and num_processes the rank and world size of the group.",
+            )
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if own.index == 0 else None
+    port = _from_first(store.port if store else None)
+    return store or TCPStore(host, port, is_master=False)
 
 
 def _free_address(host: str) -> str:
@@ -116,21 +127,6 @@ def _from_first(value: object) -> Any:
     return found[0]
 
 
-def _make_group(address: str | None) -> None:
-    """Give ``torch.distributed`` the same processes."""
-    from xfunc.backends.pjrt import client
-
-    where = active.runtime()
-    count, index = where.process_count(), where.process_index()
-    host = address.rpartition(":")[0] if address else socket.gethostbyname(socket.gethostname())
-    store = None
-    if index == 0:
-        store = distributed.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
-    host, port = client.from_first(f"{host}:{store.port if store else 0}").rsplit(":", 1)
-    store = store or distributed.TCPStore(host, int(port), count, is_master=False)
-    distributed.init_process_group("gloo", store=store, rank=index, world_size=count)
-
-
 def stop() -> None:
     """See `xfunc.distributed.shutdown`."""
     global _joined
@@ -139,14 +135,19 @@ def stop() -> None:
     if not _joined:
         return
     _joined = False
+    ending.end()
     if distributed.is_initialized():
         distributed.destroy_process_group()
     client.leave()
 
 
-def gathered(value: object) -> list[object]:
-    """The value of each process, in the order of processes."""
-    count = active.runtime().process_count()
+def gathered(value: object, count: int | None = None) -> list[object]:
+    """The value of each process, in the order of processes.
+
+    Args:
+        count: how many they are; by default those whose devices run programs together.
+    """
+    count = active.runtime().process_count() if count is None else count
     if count == 1:
         return [value]
     if not distributed.is_initialized():
@@ -161,7 +162,7 @@ def gathered(value: object) -> list[object]:
     return found
 
 
-def agreed(name: str, prepare: Callable[[], tuple[object, _T]]) -> _T:
+def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | None = None) -> _T:
     """What a function prepares, if all processes describe it alike.
 
     Otherwise all of them raise, also if only one of them failed: the others would wait forever.
@@ -169,27 +170,40 @@ def agreed(name: str, prepare: Callable[[], tuple[object, _T]]) -> _T:
     Args:
         name: of the user's function, for messages.
         prepare: returns a description, and a value.
+        count: as of `gathered`.
     """
     try:
         said, value = prepare()
     except Exception as error:
-        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"), count)
         raise
-    everyones: list[Any] = gathered((said, None))
-    for k, (other, failure) in enumerate(everyones):
+    everyones: list[Any] = gathered((said, None), count)
+    for k, (_, failure) in enumerate(everyones):
         if failure is not None:
             fail(
                 RuntimeError,
                 f"{name} failed in process {k}: {failure}",
                 "correct what that process does; the others stop with it.",
             )
+    for k, (other, _) in enumerate(everyones):
         if other != said:
+            own, its = _where_they_differ(said, other)
             fail(
                 TreeMismatchError,
-                f"{name} was given {said} in this process, and {other} in process {k}",
-                "pass the same structures, shapes and dtypes in all of them.",
+                f"{name} was given {own} in this process, and {its} in process {k}",
+                "pass the same structures, shapes, dtypes and shardings in all of them.",
             )
     return value
+
+
+def _where_they_differ(said: Any, other: Any) -> tuple[object, object]:
+    """Two descriptions, of dicts the first item that differs."""
+    if not (isinstance(said, dict) and isinstance(other, dict)):
+        return said, other
+    keys = [*said, *(key for key in other if key not in said)]
+    key = next(key for key in keys if said.get(key) != other.get(key))
+    own, its = (f"{key}: {d[key]}" if key in d else f"no {key}" for d in (said, other))
+    return own, its
 
 
 def on_host(name: str, value: object) -> torch.Tensor:

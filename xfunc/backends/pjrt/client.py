@@ -99,34 +99,68 @@ def _check_cpu_devices(jax: ModuleType, count: int) -> None:
         )
 
 
-def join(
+def check_not_started() -> None:
+    """Raise if it is too late to join other processes."""
+    from jax._src import xla_bridge
+
+    if has_started() or (_library() and xla_bridge.backends_are_initialized()):
+        fail(
+            RuntimeError,
+            "xf.distributed.initialize came too late: JAX has started its devices",
+            "call it at the start, before the backend 'pjrt' or JAX is used.",
+        )
+
+
+def kind_of_devices() -> str:
+    """Which devices JAX will use, as far as this is known before it starts them."""
+    return "the CPU" if _library().config.jax_platforms == "cpu" else "accelerators"
+
+
+def detected(
     address: str | None,
     count: int | None,
     index: int | None,
     devices: int | Sequence[int] | None,
     timeout: int,
+) -> tuple[str | None, int | None, int | None, int | Sequence[int] | None]:
+    """The arguments of `xfunc.distributed.initialize`, those missing as JAX finds them."""
+    _library()
+    from jax._src import clusters
+
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if devices is None and (ids := os.environ.get("JAX_LOCAL_DEVICE_IDS")):
+        devices = [int(each) for each in ids.split(",")]
+    try:
+        return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+            address, count, index, [devices] if isinstance(devices, int) else devices, None, timeout
+        )
+    except Exception as error:
+        fail(
+            RuntimeError,
+            "xf.distributed.initialize cannot find out who the other processes are: "
+            f"{type(error).__name__}: {error}",
+            'pass coordinator_address="host:port", num_processes and process_id.',
+        )
+
+
+def join(
+    address: str, count: int, index: int, devices: int | Sequence[int] | None, timeout: int
 ) -> None:
-    """Join other processes; see `xfunc.distributed.initialize`."""
+    """Join other processes, all of which do so; see `xfunc.distributed.initialize`."""
+    options: dict[str, Any] = {"cluster_detection_method": "deactivate"}
+    if given := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
+        port = address.rpartition(":")[2]
+        options["coordinator_bind_address"] = f"{given.rpartition(':')[0]}:{port}"
     try:
         with _sigterm_kept():
             _library().distributed.initialize(
-                address, count, index, devices, initialization_timeout=timeout
+                address, count, index, devices, initialization_timeout=timeout, **options
             )
-    except ValueError as error:
-        fail(
-            ValueError,
-            f"xf.distributed.initialize cannot join the other processes: {error}",
-            "start the program by torchrun, SLURM, Open MPI or on a Cloud TPU, or pass "
-            'coordinator_address="host:port", num_processes and process_id.',
-        )
     except RuntimeError as error:
-        late = "before any JAX" in str(error)
         fail(
             RuntimeError,
             f"xf.distributed.initialize failed: {error}",
-            "call it at the start, before the backend 'pjrt' or JAX is used."
-            if late
-            else "see whether all processes have started, and reach the first at its address.",
+            "see whether the ports of process 0 can be reached.",
         )
 
 
@@ -176,18 +210,9 @@ def _use_cache(folder: str | None) -> None:
 
 
 def leave() -> None:
-    """Leave the other processes."""
-    _library().distributed.shutdown()
-
-
-def from_first(text: str) -> str:
-    """The text of the first process, in every process."""
-    jax()
-    from jax.experimental import multihost_utils
-
-    padded = np.zeros(256, np.uint8)
-    padded[: len(text)] = np.frombuffer(text.encode(), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes().rstrip(b"\0").decode()
+    """Leave the other processes, if JAX has joined them."""
+    if _library.cache_info().currsize:
+        _library().distributed.shutdown()
 
 
 def _has_accelerator() -> bool:

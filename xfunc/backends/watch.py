@@ -1,4 +1,4 @@
-"""Processes of a run monitor each other: each must report regularly that it is alive.
+"""Processes that run together monitor each other: each must report regularly that it is alive.
 
 In a computation they share, they wait for each other: if one died, the others would wait for a long
 time, or for ever, deep within XLA. So a thread of each process exchanges messages with the first
@@ -13,12 +13,14 @@ abort waits for a few seconds, in which the thread says so and ends the process.
 import contextlib
 import ctypes
 import datetime
+import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import distributed
+from torch.distributed import ProcessGroupGloo, Store
 
 _EVERY = 0.3  # seconds from one round to the next
 _SILENCE = 100.0  # seconds after which a process that says nothing counts as lost
@@ -30,21 +32,36 @@ _GO_ON, _END, _LOST = " ", "e", "x"
 
 
 class Watch:
-    """Watches the other processes of ``torch.distributed``. All must create one at the same time.
+    """Watches the other processes. All must create one at the same time.
 
     Args:
-        lost: called in another thread with what has happened, if a process has failed or is gone
-            and this one has not. It must end this process, since the main thread may never
-            continue.
+        store: one that the processes share.
+        index: the number of this process.
+        count: how many they are.
+        lost: called in another thread with `index` and what has happened, if a process has failed
+            or is gone and this one has not. It must end this process, since the main thread may
+            never continue.
         silence: seconds after which a process that says nothing counts as lost.
+
+    Attributes:
+        index: as given.
+        pid: the process that watches; its forks do not.
     """
 
-    def __init__(self, lost: Callable[[str], object], silence: float = _SILENCE):
-        self._lost, self._silence = lost, silence
-        self._rank, self._count = distributed.get_rank(), distributed.get_world_size()
-        # A separate group, because threads must not mix their messages.
+    def __init__(
+        self,
+        store: Store,
+        index: int,
+        count: int,
+        lost: Callable[[int, str], object],
+        silence: float = _SILENCE,
+    ):
+        self.index, self.pid = index, os.getpid()
+        self._count, self._lost, self._silence = count, lost, silence
+        # Not one of torch.distributed's groups: threads must not mix their messages, and a program
+        # may destroy those.
         timeout = datetime.timedelta(seconds=silence)
-        self._group = distributed.new_group(backend="gloo", timeout=timeout)
+        self._group: Any = ProcessGroupGloo(store, index, count, timeout)  # It lacks types.
         self._said, self._news = _WELL, ""
         self._failing = self._failed = False
         self._heard, self._changed = threading.Event(), threading.Event()
@@ -52,10 +69,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
-        """Wait until all processes have left."""
+    def leave(self, patience: float | None = None) -> bool:
+        """Wait until all processes have left, or so many seconds; returns whether they have."""
         self._say(_LEFT)
-        self._thread.join()
+        self._thread.join(patience)
+        return not self._thread.is_alive()
 
     def fail(self, text: str) -> str | None:
         """Tell the others that this process has failed, unless another one failed first.
@@ -66,7 +84,7 @@ class Watch:
         self._failing = True
         # The first process should report an error that occurs in all of them. And an error here may
         # follow from the end of another process, news of which is on its way.
-        if not self._heard.wait(2.0 if self._rank == 0 else 4.0):
+        if not self._heard.wait(2.0 if self.index == 0 else 4.0):
             self._failed = True
             self._say(_FAILED + text)
             self._thread.join(10.0)
@@ -77,10 +95,10 @@ class Watch:
         self._changed.set()
 
     def _run(self) -> None:
-        self._news = self._lead() if self._rank == 0 else self._follow()
+        self._news = self._lead() if self.index == 0 else self._follow()
         self._heard.set()
         if self._news and not self._failing:
-            self._lost(self._news)
+            self._lost(self.index, self._news)
 
     def _lead(self) -> str:
         """Listen to the others in turn; returns what has happened, empty if all have left."""
@@ -111,20 +129,23 @@ class Watch:
         """Report in turn to the first; returns what has happened, empty if all have left."""
         try:
             while True:
-                distributed.send(_packed(self._said), 0, self._group)
+                self._send(self._said, 0)
                 if (answer := self._receive(0)) != _GO_ON:
                     return answer[1:]
         except RuntimeError as error:
             return self._gone(0, error)
 
+    def _send(self, text: str, k: int) -> None:
+        self._group.send([_packed(text)], k, 0).wait()
+
     def _receive(self, k: int) -> str:
         found = torch.empty(_SIZE, dtype=torch.uint8)
-        distributed.recv(found, k, self._group)
+        self._group.recv([found], k, 0).wait()
         return bytes(found.tolist()).rstrip(b"\0").decode(errors="replace")
 
     def _answer(self, text: str, k: int) -> None:
         with contextlib.suppress(RuntimeError):  # It is gone: the next round will notice.
-            distributed.send(_packed(text), k, self._group)
+            self._send(text, k)
 
     def _gone(self, k: int, error: RuntimeError) -> str:
         return (
@@ -138,7 +159,9 @@ def _delay_aborts() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     # A handler is given the signal's number: 6 seconds. It runs no Python, which may be busy.
-    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    before = libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    if before:  # Such as that of faulthandler.
+        libc.signal(signal.SIGABRT, before)
 
 
 def _packed(text: str) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""What the other processes learn when one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+
+import pytest
+
+from tests.support.fresh import Server
+from xfunc.backends import ending
+
+PROGRAM = """
+import os, signal, sys, threading
+import xfunc as xf
+from xfunc.backends import ending
+address, index, how = sys.argv[1:]
+xf.distributed.initialize(address, 2, int(index))
+if how == "the same":
+    raise KeyError(how)
+if index == "1":
+    if how == "uncaught":
+        raise KeyError(how)
+    if how == "interrupted":
+        signal.raise_signal(signal.SIGINT)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "abort":
+        xf.distributed.abort("error: no settings", 2)
+    if how == "exit":
+        sys.exit(0)
+    if how == "early":
+        ending._PATIENCE = 0.1
+        sys.exit(3)
+    if how == "thread":
+        thread = threading.Thread(target=lambda: {}["thread"])
+        thread.start()
+        thread.join()
+    if how == "interactive":
+        sys.ps1 = ">>> "
+        try:
+            raise KeyError(how)
+        except KeyError:
+            sys.excepthook(*sys.exc_info())
+    if how == "fork":
+        if not (child := os.fork()):
+            try:
+                raise KeyError(how)
+            except KeyError:
+                sys.excepthook(*sys.exc_info())
+                os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if how not in ("exit",):
+    xf.distributed.sync_global_devices("the end")
+print("at the end")
+"""
+
+
+def ends(fresh: Server, how: str) -> list[tuple[int, list[str], str]]:
+    """The status of each of two processes, and what it printed."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    env = {"JAX_PLATFORMS": "cpu"}
+    running = [fresh.start(PROGRAM, address, k, how, env=env) for k in range(2)]
+    done = [process.wait() for process in running]
+    return [
+        (d.returncode, [x for x in d.stdout.splitlines() if "Gloo" not in x], d.stderr)
+        for d in done
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ("uncaught", 1, "process 1 failed: KeyError: 'uncaught'"),
+        ("interrupted", -signal.SIGINT, "process 1 failed: KeyboardInterrupt"),
+        ("abort", 2, "process 1 failed: error: no settings"),
+        ("killed", -signal.SIGKILL, "process 1 is gone: it was killed, crashed, or has said"),
+    ],
+)
+def test_the_others_end_too(fresh: Server, how: str, status: int, reason: str) -> None:
+    (first, _, said), (second, printed, why) = ends(fresh, how)
+    assert (first, second) == (ending.LOST, status), said + why
+    assert printed == []
+    assert re.search(f"^error: {reason}.* This process, 0, ends too: restart", said, re.MULTILINE)
+    assert ("KeyError: 'uncaught'" in why) == (how == "uncaught")
+    assert ("process 1: error: no settings" in why) == (how == "abort")
+
+
+def test_the_end_of_one_is_not_waited_for_for_ever(fresh: Server) -> None:
+    (first, _, said), (second, _, why) = ends(fresh, "early")
+    assert (first, second) == (ending.LOST, ending.LOST), said + why
+    assert "process 1 failed: it came to its end 0.1 seconds ago, and others did not." in said
+    assert "error: the others did not end within 0.1 seconds." in why
+
+
+def test_an_error_in_all_is_reported_by_the_first(fresh: Server) -> None:
+    (first, _, said), (second, _, nothing) = ends(fresh, "the same")
+    assert (first, second) == (1, 1), said + nothing
+    assert "KeyError: 'the same'" in said
+    assert "KeyError" not in nothing
+
+
+@pytest.mark.parametrize("how", ["exit", "thread", "interactive", "fork"])
+def test_what_ends_no_process(fresh: Server, how: str) -> None:
+    (first, said, whole), (second, printed, why) = ends(fresh, how)
+    assert (first, second) == (0, 0), whole + why
+    assert said == ["at the end"]
+    assert printed == {"exit": [], "fork": ["7", "at the end"]}.get(how, ["at the end"])
+    assert (f"KeyError: '{how}'" in why) == (how != "exit")
+
+
+def test_one_process_aborts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^3$"):
+        ending.abort("error: alone", 3)
+    assert capsys.readouterr().err == f"error: alone{os.linesep}"

@@ -1,0 +1,131 @@
+"""How one of several processes ends after an error, so that the others do not wait for it.
+
+NOTE [errors end a process at once]: Python's own clean-up waits for threads, and JAX's for the
+other processes, which wait for this one: for five minutes, with JAX 0.7.1. So an uncaught error is
+printed and told to the others, and the process exits without clean-up, as with MPI_Abort.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import TracebackType
+from typing import NoReturn
+
+from torch.distributed import PrefixStore, Store
+
+from xfunc.backends.watch import Watch
+
+LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
+_PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
+
+_watch: Watch | None = None
+_before = sys.excepthook
+
+
+def begin(store: Store, index: int, count: int) -> None:
+    """Let the processes watch each other, if there are several."""
+    global _watch, _before
+    if count == 1:
+        return
+    _watch = Watch(PrefixStore("watch", store), index, count, _lost)
+    _before, sys.excepthook = sys.excepthook, _uncaught
+    atexit.register(_at_exit)
+
+
+def end() -> None:
+    """Wait until all processes have come to their end, and stop watching."""
+    if watch := _stopped():
+        watch.leave()
+
+
+def _at_exit() -> None:
+    """Wait for the others, but not for ever: this process may end by an error, as `SystemExit`."""
+    watch = _stopped()
+    if watch is None or watch.leave(_PATIENCE):
+        return
+    news = watch.fail(f"it came to its end {_PATIENCE:g} seconds ago, and others did not")
+    _lost(watch.index, news or f"the others did not end within {_PATIENCE:g} seconds")
+
+
+def told(error: BaseException) -> None:
+    """Tell the others about an error, if they are watching, and stop watching."""
+    if watch := _stopped():
+        watch.fail(_line(error))
+
+
+def abort(message: str, status: int) -> NoReturn:
+    """See `xfunc.distributed.abort`."""
+    watch = _stopped()
+    if watch is None:
+        print(message, file=sys.stderr)
+        raise SystemExit(status)
+    news = watch.fail(message)
+    if not _is_same(news, message):
+        print(f"process {watch.index}: {message}", file=sys.stderr)
+    _exit(watch.index, news, message, status)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook for uncaught errors."""
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive  # The session goes on.
+    watch = None if is_interactive else _stopped()
+    if watch is None:
+        _before(kind, error, trace)
+        return
+    text = _line(error)
+    news = watch.fail(text)
+    if not _is_same(news, text):
+        _before(kind, error, trace)
+    if issubclass(kind, KeyboardInterrupt):  # It ends as without the hook: by the signal.
+        _flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    _exit(watch.index, news, text, 1)
+
+
+def _stopped() -> Watch | None:
+    """The watch of this process, which is none from now on."""
+    global _watch
+    watch = _watch
+    if watch is None or watch.pid != os.getpid():  # A fork is no process of the program.
+        return None
+    _watch = None
+    atexit.unregister(_at_exit)
+    if sys.excepthook is _uncaught:
+        sys.excepthook = _before
+    return watch
+
+
+def _line(error: BaseException) -> str:
+    """What an error is, in a line."""
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _is_same(news: str | None, text: str) -> bool:
+    """Whether the same has happened in all processes: the first one reports it."""
+    said = (news or "").partition(" failed: ")[2]
+    return bool(said) and text.startswith(said)
+
+
+def _lost(index: int, news: str) -> NoReturn:
+    """End this process, because another one has."""
+    print(f"error: {news}. This process, {index}, ends too: restart all of them", file=sys.stderr)
+    _flush()
+    os._exit(LOST)
+
+
+def _exit(index: int, news: str | None, text: str, status: int) -> NoReturn:
+    if news is not None and not _is_same(news, text):
+        _lost(index, news)
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

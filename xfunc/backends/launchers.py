@@ -1,0 +1,89 @@
+"""Who the processes of a program are, as it is told, or as their launcher says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from xfunc.backends.rendezvous import Place
+from xfunc.errors import fail, shown
+
+_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+
+def find(
+    address: str | None,
+    count: int | None,
+    index: int | None,
+    devices: int | Sequence[int] | None,
+    timeout: int,
+) -> tuple[Place, int | Sequence[int] | None]:
+    """Where this process meets the others, and which GPUs are its own (None: all)."""
+    from xfunc.backends.pjrt import client
+
+    if address is None and all(name in os.environ for name in _TORCHRUN):
+        return _of_torchrun(), devices
+    given = client.detected(address, count, index, devices, timeout)
+    address, count, index, devices = given
+    if address is None or count is None or index is None:
+        names = "coordinator_address", "num_processes", "process_id"
+        missing = [name for name, value in zip(names, given, strict=False) if value is None]
+        fail(
+            ValueError,
+            f"xf.distributed.initialize was not given {' and '.join(missing)}, and no launcher "
+            "that it knows has started this process",
+            "start the program by torchrun, SLURM, Open MPI or on a Cloud TPU, or pass "
+            'coordinator_address="host:port", num_processes and process_id.',
+        )
+    check(address, count, index)
+    return Place(address, count, index), devices
+
+
+def _of_torchrun() -> Place:
+    host, port, index, count = (os.environ[name] for name in _TORCHRUN)
+    for name in _TORCHRUN[1:]:
+        if not os.environ[name].isdecimal():
+            fail(
+                ValueError,
+                f"xf.distributed.initialize: {name} is {os.environ[name]!r} in the "
+                "environment, which is not a number",
+                "start the program by torchrun, which sets it, or unset it and pass "
+                'coordinator_address="host:port", num_processes and process_id.',
+            )
+    check(f"{host}:{port}", int(count), int(index))
+    return Place(
+        f"{host}:{port}",
+        int(count),
+        int(index),
+        # After a restart, its store still has what the old processes wrote.
+        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        is_kept=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def check(address: object, count: object, index: object) -> None:
+    """Raise unless the arguments that are given are valid; JAX may end the process."""
+    if address is not None:
+        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            fail(
+                ValueError if isinstance(address, str) else TypeError,
+                f"xf.distributed.initialize: coordinator_address is {shown(address)}, which is "
+                'not a "host:port"',
+                'pass the name or address of process 0 and a free port there: "host0:1234".',
+            )
+    for name, value, least in (("num_processes", count, 1), ("process_id", index, 0)):
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            fail(
+                ValueError if isinstance(value, int) else TypeError,
+                f"xf.distributed.initialize: {name} is {shown(value)}, not a valid int",
+                f"pass an int of at least {least}.",
+            )
+    if isinstance(count, int) and isinstance(index, int) and index >= count:
+        fail(
+            ValueError,
+            f"xf.distributed.initialize: process_id is {index}, and num_processes is {count}",
+            "number the processes from 0 to num_processes - 1.",
+        )
