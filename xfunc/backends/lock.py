@@ -39,6 +39,10 @@ class _Lock(_RLock):
             self.refusing.pop()
             self._refused.now = before
 
+    def unless_refused(self) -> contextlib.AbstractContextManager[object]:
+        """The lock, or nothing in a thread that is refused it."""
+        return contextlib.nullcontext() if self._is_refused() else self
+
     def _is_refused(self) -> bool:
         return getattr(self._refused, "now", False)
 
