@@ -6,7 +6,11 @@ import functools
 import importlib
 import importlib.util
 import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
+from xfunc.backends.lock import lock
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.tracer import Printer, Tracer
 from xfunc.core import ambient
@@ -14,7 +18,9 @@ from xfunc.errors import fail, shown
 from xfunc.hlo import Module, set_printer
 
 NAMES = ("torch_xla", "pjrt")
+R = TypeVar("R")
 _runtime: Runtime | None = None
+_kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
 
 
 # Imported by name at first use, because backends import this module. Programs are traced by
@@ -39,8 +45,27 @@ set_printer(_text_of)
 
 
 def runtime() -> Runtime:
-    """The runtime that programs run on; the first call chooses it."""
+    """The runtime that programs run on; the first call chooses it.
+
+    It stays the same for a thread that holds `xfunc.backends.lock.lock`.
+    """
+    if _kept and (kept := _kept.get(threading.get_ident())) is not None:
+        return kept
     return _runtime or use(os.environ.get("XFUNC_BACKEND") or _default())
+
+
+def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
+    """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
+    thread = threading.get_ident()
+    before = _kept.get(thread)
+    _kept[thread] = where
+    try:
+        return run(*args)
+    finally:
+        if before is None:
+            del _kept[thread]
+        else:
+            _kept[thread] = before
 
 
 def _default() -> str:
@@ -62,6 +87,7 @@ def use(name: str) -> Runtime:
     Raises:
         ValueError: there is none with that name.
         ImportError: a package that it needs is not installed.
+        RuntimeError: this thread is tracing, or running a program.
     """
     global _runtime
     if name not in NAMES:
@@ -77,7 +103,14 @@ def use(name: str) -> Runtime:
             "the backend 'torch_xla' needs torch_xla, which is not installed",
             "pip install xfunc with its dependencies, or use the backend 'pjrt'.",
         )
+    if _runtime is not None and _runtime.name != name and lock.is_held_here():
+        fail(
+            RuntimeError,
+            f"the backend was to change to {name!r} inside of a call that runs on another",
+            "call xf.config.set_backend outside of functions that xfunc traces or runs.",
+        )
     found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
-    _runtime = found
-    ambient.note_backend(None if name == NAMES[0] else name)
+    with lock:  # A call in another thread ends on the runtime that it began on.
+        _runtime = found
+        ambient.note_backend(None if name == NAMES[0] else name)
     return found

@@ -20,6 +20,7 @@ import torch
 
 from xfunc.backends import flags
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
+from xfunc.backends.lock import once
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import jax as jax_
 
 
-@functools.cache
+@once
 def jax() -> ModuleType:
     """JAX with 64-bit integers and floats; the first call starts its devices.
 
@@ -47,7 +48,7 @@ def has_started() -> bool:
     return jax.cache_info().currsize > 0
 
 
-@functools.cache
+@once
 def _library() -> ModuleType:
     """JAX, whose devices may not have started."""
     # torch_xla only traces, and must not take an accelerator from JAX.
