@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_what_was_made_before(before: str, after: str) -> None:
     capturing, compiled = xf.jit(lambda x: x * held), f.lower(X).compile()
     loaded = xf.export.deserialize(xf.export.serialize(f.lower(X)))
     pull = xf.vjp(f, X)[1]
-    _, torchs_pull = torch.func.vjp(f, X)
+    torchs_pull: Any = torch.func.vjp(f, X)[1]
     n = xf.Dim("n", max=6)
     bucketed = xf.jit(lambda x, y: x @ y).lower(
         xf.ShapeDtypeStruct((n, 4), torch.float32), xf.ShapeDtypeStruct((4,), torch.float32)
