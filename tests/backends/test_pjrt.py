@@ -380,3 +380,15 @@ def test_profile(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     recorded = file.read_bytes()
     assert b"my step" in recorded
+
+
+def test_memory_that_is_missing_when_it_runs() -> None:
+    """The program has only been launched when the call returns: who reads is told."""
+
+    def sort(n: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(2.0**23)[:, None] * torch.arange(2.0**23) + n
+        return torch.sort(table, 1)[0][3, 3]
+
+    found = xf.jit(sort)(torch.ones(()))
+    with pytest.raises(xf.errors.OutOfMemoryError, match="program that was to compute this value"):
+        found.item()

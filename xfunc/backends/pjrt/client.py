@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from xfunc.backends import flags
+from xfunc.backends.errors import run_error
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
 from xfunc.core.garbage import uncollected
@@ -245,6 +246,7 @@ def get(array: jax_.Array) -> torch.Tensor:
 
     Raises:
         ShardingError: other processes hold parts of it.
+        ExecutionError: the program that was to compute them failed; it had only been launched.
     """
     if not array.is_fully_addressable:
         if not array.is_fully_replicated:
@@ -256,7 +258,10 @@ def get(array: jax_.Array) -> torch.Tensor:
                 "compute what you want to know.",
             )
         array = array.addressable_data(0)
-    return copied(np.asarray(array))
+    try:
+        return copied(np.asarray(array))
+    except RuntimeError as error:
+        raise run_error("the program that was to compute this value", str(error)) from error
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ import torch
 
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import fail_given_twice
-from xfunc.backends.errors import compile_error
+from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
@@ -28,7 +28,7 @@ from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
-from xfunc.errors import CompileError
+from xfunc.errors import XfuncError
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.common_mesh import CommonMesh
 
@@ -132,10 +132,10 @@ class Executable:
         except (RuntimeError, ValueError) as error:
             raise self._named(error) from error
 
-    def _named(self, error: Exception) -> CompileError:
+    def _named(self, error: Exception) -> XfuncError:
         if any(clash in str(error) for clash in _CLASHES):
             fail_given_twice(self._name)
-        return compile_error(self._name, str(error))
+        return run_error(self._name, str(error))
 
     def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         """Run to the end."""
