@@ -14,7 +14,7 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.lock import once
-from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt import client, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
@@ -75,9 +75,12 @@ class Pjrt:
     @contextlib.contextmanager
     def profile(self, folder: str) -> Iterator[None]:
         """See `xfunc.backends.protocol.Runtime.profile`."""
-        with client.jax().profiler.trace(folder):
+        profile.start(folder)
+        try:
             yield
             self.block()
+        finally:
+            profile.stop()
 
     def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Show what the host does in a block under a name."""

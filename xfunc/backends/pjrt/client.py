@@ -222,6 +222,18 @@ def _set_flags(flags: str | None) -> None:
         os.environ["XLA_FLAGS"] = flags  # in its place among the others, which functions may see
 
 
+@functools.cache
+def x64() -> Any:
+    """JAX's setting for 64-bit values, which the user's own code may switch off.
+
+    Its `value` is that of this thread; ``with x64()(True):`` switches it on in a block.
+    """
+    jax()
+    from jax._src import config
+
+    return config.enable_x64
+
+
 def platform() -> str:
     """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
     return jax().default_backend()
@@ -232,13 +244,14 @@ def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     held = tensor.cpu().resolve_conj().resolve_neg()
     # The tensor may change while the copy is in use. JAX 0.7.1 does not copy memory that is aligned
     # as torch's is, even with may_alias=False.
-    if len(sharding.device_set) == 1:
-        copy = held.clone(memory_format=torch.contiguous_format)
-        return jax().device_put(as_numpy(copy), sharding)
-    values = as_numpy(held)
-    return jax().make_array_from_callback(
-        values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
-    )
+    with x64()(True):
+        if len(sharding.device_set) == 1:
+            copy = held.clone(memory_format=torch.contiguous_format)
+            return jax().device_put(as_numpy(copy), sharding)
+        values = as_numpy(held)
+        return jax().make_array_from_callback(
+            values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
+        )
 
 
 def get(array: jax_.Array) -> torch.Tensor:

@@ -93,7 +93,8 @@ class Executable:
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
-        with warnings.catch_warnings(), around, client.flags_of_start():
+        self._x64 = client.x64()
+        with warnings.catch_warnings(), around, client.flags_of_start(), self._x64(True):
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             returned = [_shaped(a) for a in outputs]
             place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
@@ -121,6 +122,9 @@ class Executable:
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
+        if not self._x64.value:  # JAX would compute in 32 bits.
+            with self._x64(True):
+                return self(inputs)
         try:
             arrays = [x._jax_array for x in inputs]
         except AttributeError:
