@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +253,7 @@ def test_profile(tmp_path):
 
 def test_folders_that_no_profile_can_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
+    folder: Any
     for folder, kind, problem in (
         (tmp_path / "file", FileExistsError, "cannot write into .*: File exists"),
         (tmp_path / "file" / "inner", NotADirectoryError, "cannot write into .*: Not a directory"),
