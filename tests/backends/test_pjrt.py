@@ -366,6 +366,11 @@ def test_compiler_options() -> None:
             xf.jit(torch.sin, compiler_options={name: value})(x)
     with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
         xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
+    assert xf.eval_shape(fast, x, y).shape == (2,)
+    assert "maximum" in str(xf.make_hlo(fast)(x, y))
+    for outer in (xf.jit(lambda x: fast(x, x)), xf.grad(lambda x: fast(x, x).sum())):
+        with pytest.raises(ValueError, match=r"maximum has compiler_options, (.|\n)*outermost jit"):
+            outer(torch.ones(2))
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
         xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
     xf.config.set_backend("torch_xla")

@@ -40,6 +40,7 @@ def jax() -> ModuleType:
     found = _library()
     count = os.environ.get("CPU_NUM_DEVICES", "")
     if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
+        _make_cpu_devices(found, int(count))
         _check_cpu_devices(found, int(count))
     return found
 
@@ -70,9 +71,6 @@ def _library() -> ModuleType:
         # JAX would ask an installed libtpu, which looks for its machine over the network.
         config.update("jax_platforms", "cpu")
     config.update("jax_enable_x64", True)
-    count = os.environ.get("CPU_NUM_DEVICES", "")
-    if count.isdecimal() and int(count) > 1 and config.jax_platforms == "cpu":
-        _make_cpu_devices(jax, int(count))
     return jax
 
 
