@@ -60,4 +60,7 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
 
 def _without_options(fun: Callable[..., object]) -> Callable[..., object]:
     """The function itself, if it is jitted with options for a compiler: nothing is compiled."""
-    return fun.fun if isinstance(fun, Jit) and fun.compiler else fun
+    inner: Callable[..., object] = fun
+    if isinstance(fun, Jit) and fun.compiler:
+        inner = fun.fun
+    return inner
