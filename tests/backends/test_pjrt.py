@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 import sys
@@ -306,7 +307,7 @@ def test_without_torch_xla(fresh: Server) -> None:
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
-        client._library.__wrapped__()
+        inspect.unwrap(client._library)()
 
 
 def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:

@@ -127,6 +127,27 @@ def test_what_was_made_before(before: str, after: str) -> None:
         torch.testing.assert_close(got.detach().cpu(), want)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "installed", "chosen"),
+    [
+        (["/dev/nvidia0"], "torch_xla jax_cuda12_plugin", "pjrt"),
+        (["/dev/nvidia0"], "torch_xla jax_cuda13_plugin", "pjrt"),
+        (["/dev/nvidia0"], "torch_xla", "torch_xla"),
+        ([], "torch_xla jax_cuda12_plugin", "torch_xla"),
+        ([], "", "pjrt"),
+    ],
+)
+def test_auto(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], installed: str, chosen: str
+) -> None:
+    monkeypatch.setattr(active.glob, "glob", lambda pattern: gpus)
+    monkeypatch.setattr(active, "_is_installed", installed.split().__contains__)
+    xf.config.set_backend("auto")
+    assert active.runtime().name == chosen
+    with pytest.raises(ValueError, match="choose one of 'torch_xla', 'pjrt', 'auto'"):
+        xf.config.set_backend("automatic")
+
+
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_a_traced_function_must_not_switch(before: str, after: str) -> None:
     xf.config.set_backend(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from xfunc.errors import fail, shown
 from xfunc.hlo import Module, set_printer
 
 NAMES = ("torch_xla", "pjrt")
+AUTO = "auto"
 R = TypeVar("R")
 _runtime: Runtime | None = None
 _kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
@@ -73,10 +75,20 @@ def _default() -> str:
     return NAMES[0] if _has_torch_xla() else NAMES[1]
 
 
+def _for_this_machine() -> str:
+    """pjrt for a GPU that JAX has a plugin for; else the default."""
+    plugins = map(_is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+    return NAMES[1] if glob.glob("/dev/nvidia[0-9]*") and any(plugins) else _default()
+
+
 def _has_torch_xla() -> bool:
-    """Whether torch_xla is installed, without importing it."""
+    return _is_installed("torch_xla")
+
+
+def _is_installed(package: str) -> bool:
+    """Without importing it."""
     try:
-        return importlib.util.find_spec("torch_xla") is not None
+        return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # Something refuses to look for it.
         return False
 
@@ -90,11 +102,12 @@ def use(name: str) -> Runtime:
         RuntimeError: this thread is tracing, or running a program.
     """
     global _runtime
+    name = _for_this_machine() if name == AUTO else name
     if name not in NAMES:
         fail(
             ValueError,
             f"there is no backend {shown(name)}",
-            f"choose one of {', '.join(map(repr, NAMES))}, with xf.config.set_backend or in the "
+            f"choose one of {', '.join(map(repr, (*NAMES, AUTO)))}, with xf.config.set_backend or in the "
             "environment variable XFUNC_BACKEND.",
         )
     if name == NAMES[0] and not _has_torch_xla():
