@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_what_was_made_before(before: str, after: str) -> None:
 def test_auto(
     monkeypatch: pytest.MonkeyPatch, gpus: list[str], installed: str, chosen: str
 ) -> None:
-    monkeypatch.setattr(active.glob, "glob", lambda pattern: gpus)
+    monkeypatch.setattr(active, "glob", SimpleNamespace(glob=lambda pattern: gpus))
     monkeypatch.setattr(active, "_is_installed", installed.split().__contains__)
     xf.config.set_backend("auto")
     assert active.runtime().name == chosen
