@@ -145,7 +145,7 @@ def test_auto(
     monkeypatch.setattr(active, "_is_installed", installed.split().__contains__)
     xf.config.set_backend("auto")
     assert active.runtime().name == chosen
-    with pytest.raises(ValueError, match="choose one of 'torch_xla', 'pjrt', 'auto'"):
+    with pytest.raises(ValueError, match="choose one of 'torch_xla', 'pjrt' and 'auto'"):
         xf.config.set_backend("automatic")
 
 

@@ -107,8 +107,8 @@ def use(name: str) -> Runtime:
         fail(
             ValueError,
             f"there is no backend {shown(name)}",
-            f"choose one of {', '.join(map(repr, (*NAMES, AUTO)))}, with xf.config.set_backend or in "
-            "the environment variable XFUNC_BACKEND.",
+            f"choose one of {', '.join(map(repr, NAMES))} and {AUTO!r}, with xf.config.set_backend "
+            "or in the environment variable XFUNC_BACKEND.",
         )
     if name == NAMES[0] and not _has_torch_xla():
         fail(
