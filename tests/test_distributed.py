@@ -362,3 +362,31 @@ def test_sigterm_does_what_it_did(
     assert done.returncode == status, done.stdout + done.stderr
     lines = [x for x in done.stdout.splitlines() if "Gloo" not in x]
     assert lines == printed
+
+
+LEFT_ALONE = """
+import os, sys, torch, xfunc as xf
+address, number = sys.argv[1], int(sys.argv[2])
+xf.distributed.initialize(address, 2, number)
+split = xf.NamedSharding(xf.make_mesh((2,), "x"), xf.P("x"))
+x = xf.make_array_from_process_local_data(split, torch.ones(2, 4))
+total = xf.jit(lambda x: (x / x.sum()).sum())
+for step in range(1000):
+    try:
+        total(x).item()
+    except xf.errors.ExecutionError as error:
+        print(error, flush=True)
+        os._exit(7)
+    if number == 1:
+        os._exit(8)
+"""
+
+
+def test_the_other_process_ends(fresh: Server) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": "1"}
+    running = [fresh.start(LEFT_ALONE, address, k, env=env) for k in range(2)]
+    alone, other = (process.wait() for process in running)
+    assert (alone.returncode, other.returncode) == (7, 8), alone.stdout + alone.stderr
+    assert "<lambda> failed while it ran: " in alone.stdout
+    assert "Hint: another process has ended" in alone.stdout

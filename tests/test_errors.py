@@ -17,7 +17,7 @@ from tests.support.error_cases import SECTIONS
 from tests.support.error_sections.case import Case
 from xfunc import errors
 from xfunc.backends import flags
-from xfunc.backends.errors import compile_error
+from xfunc.backends.errors import compile_error, run_error
 
 CASES = [case for section in SECTIONS for case in section.cases]
 BUILTINS = {
@@ -30,6 +30,7 @@ BUILTINS = {
     "ShapeError": ValueError,
     "CompileError": RuntimeError,
     "OutOfMemoryError": errors.CompileError,
+    "ExecutionError": RuntimeError,
     "DamagedCheckpointError": ValueError,
     "CheckpointWriteError": OSError,
 }
@@ -67,6 +68,7 @@ def test_every_class_has_examples() -> None:
     }
     assert {*BUILTINS} == classes - {"XfuncError"}
     shown = {case.message.partition(":")[0] for case in CASES}
+    shown.add("ExecutionError")  # It takes another process, which ends: see test_distributed.py.
     assert shown >= {*BUILTINS, "TypeError", "ValueError", "RuntimeError"}
 
 
@@ -121,6 +123,29 @@ def test_other_words_of_the_compiler() -> None:
     assert str(error).startswith(
         "XLA could not compile train_step: UNIMPLEMENTED: some operation\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: Connection closed by peer", "another process has ended"),
+        ("NCCL operation failed: unhandled system error", "another process has ended"),
+        ("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS", "mend what the message names"),
+    ],
+)
+def test_failures_of_a_running_program(message: str, hint: str) -> None:
+    error = run_error("train_step", message)
+    assert type(error) is errors.ExecutionError
+    problem, where, said = str(error).rsplit("\n", 2)
+    assert problem == f"train_step failed while it ran: {message}"
+    assert where.startswith(f"  at {__file__}:")
+    assert said.startswith(f"Hint: {hint}")
+
+
+def test_out_of_memory_while_it_runs() -> None:
+    error = run_error("train_step", "INTERNAL: Out of memory allocating 1024 bytes.")
+    assert isinstance(error, errors.OutOfMemoryError)
+    assert error.required_bytes == 1024
 
 
 def test_bytes_of_results_that_do_not_fit() -> None:

@@ -20,7 +20,7 @@ from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_orde
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
 from xfunc.stages import stages
-from xfunc.stages.compiler_options import Option
+from xfunc.stages.compiler_options import Option, refuse_inside
 from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
@@ -93,9 +93,9 @@ def jit(
             dimension. One program is then used for all sizes of a bucket, with exact results.
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
-        compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They
-            apply to direct calls only: not to calls inside another traced function, or calls that
-            autograd watches. Not together with `dynamic_shapes` or `memory_limit`.
+        compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They are
+            for the outermost `jit`, and do not apply to calls that autograd watches. Not together
+            with `dynamic_shapes` or `memory_limit`.
         memory_limit: bytes that the program may hold on each device, arguments included. The
             fastest policy with which it fits, from keeping everything to keeping nothing or, for a
             TPU, to keeping it in the host's memory, is applied to all its checkpoints and scans; a
@@ -103,7 +103,8 @@ def jit(
 
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
-        ValueError: a static argument is not hashable.
+        ValueError: a static argument is not hashable; a call in a traced function has
+            compiler_options.
         PurityError: `fun` mutates an argument or draws from the global random generator.
         ConcretizationError: `fun` reads the value of an argument.
         OutOfMemoryError: nothing fits the memory limit; the error gives the smallest limit that
@@ -163,15 +164,12 @@ class Jit(Transform[P, R]):
         self._is_sharded = self._in is not None or self._out is not None
         limit.check(memory_limit, f"jit({function_name(fun)})")
         self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
-        self._compiler = checked_options(compiler, f"jit({function_name(fun)})")
-        if self._compiler and (dynamic[0] is not None or memory_limit is not None):
-            fail(
-                ValueError,
-                f"jit({function_name(fun)}) has compiler_options together with "
-                f"{'memory_limit' if dynamic[0] is None else 'dynamic_shapes'}",
-                "give only one of the two.",
-            )
-        self._is_plain &= memory_limit is None and not self._compiler
+        self.compiler = checked_options(compiler, f"jit({function_name(fun)})")
+        if self.compiler and (dynamic[0] is not None or memory_limit is not None):
+            other = "memory_limit" if dynamic[0] is None else "dynamic_shapes"
+            problem = f"jit({function_name(fun)}) has compiler_options together with {other}"
+            fail(ValueError, problem, "give only one of the two.")
+        self._is_plain &= memory_limit is None and not self.compiler
         both = set(self._static[0]) & set(self._donate[0])
         if both:
             fail(
@@ -179,7 +177,7 @@ class Jit(Transform[P, R]):
                 f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
                 "only arrays can be donated: take it out of one of the two.",
             )
-        options: tuple[Hashable, ...] = (self._static, self._donate, self._compiler)
+        options: tuple[Hashable, ...] = (self._static, self._donate, self.compiler)
         if self._is_sharded:
             options = (*options, hashable(self._in), hashable(self._out))
         super().__init__(fun, options, "jit")
@@ -204,6 +202,8 @@ class Jit(Transform[P, R]):
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_eager():
             return self.fun(*args, **kwargs)
+        if self.compiler:
+            refuse_inside(self._staged.name)
         given, named, options = self._split(args, kwargs)
         # Inside a program, XLA reuses memory automatically.
         return call_in_trace(self._staged, given, named, options._replace(donated=frozenset))
@@ -237,7 +237,7 @@ class Jit(Transform[P, R]):
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object], Options]:
         """Arguments without the static ones, and the options that stage them."""
-        options = PLAIN._replace(compiler=self._compiler) if self._compiler else PLAIN
+        options = PLAIN._replace(compiler=self.compiler) if self.compiler else PLAIN
         if self._static != ((), ()):
             nums = [i for i in self._static[0] if i < len(args)]
             names = [n for n in self._static[1] if n in kwargs]

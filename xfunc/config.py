@@ -62,6 +62,9 @@ def set_platform(platform: str) -> None:
 def set_backend(name: str) -> None:
     """Run programs by ``"torch_xla"`` (the default) or by ``"pjrt"``, JAX's runtime.
 
+    ``"auto"`` chooses ``"pjrt"`` if there are an NVIDIA GPU and JAX's plugin for it, or torch_xla
+    is not installed; ``xf.default_backend()`` tells the kind of devices.
+
     At any time: data is moved where a program needs it, and programs are kept for each of the two.
     The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.
 

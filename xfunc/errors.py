@@ -19,6 +19,7 @@ __all__ = [
     "CompileError",
     "ConcretizationError",
     "DamagedCheckpointError",
+    "ExecutionError",
     "LeakError",
     "OutOfMemoryError",
     "PurityError",
@@ -79,6 +80,10 @@ class OutOfMemoryError(CompileError):
         super().__init__(message)
         self.required_bytes = required_bytes
         self.limit_bytes = limit_bytes
+
+
+class ExecutionError(XfuncError, RuntimeError):
+    """A program failed while it ran: another process ended, for example."""
 
 
 class DamagedCheckpointError(XfuncError, ValueError):

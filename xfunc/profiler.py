@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from xfunc.backends.active import runtime
-from xfunc.errors import fail
+from xfunc.errors import fail, shown
 
 __all__ = ["annotate", "trace"]
 
@@ -24,9 +24,11 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises:
         RuntimeError: something is being recorded already.
+        OSError: the folder cannot be made.
 
     Source: ``jax.profiler.trace``.
     """
+    folder = _made(log_dir)
     if not _one.acquire(blocking=False):
         fail(
             RuntimeError,
@@ -34,10 +36,30 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
             "record one at a time: end the other block first.",
         )
     try:
-        with runtime().profile(os.fspath(log_dir)):
+        with runtime().profile(folder):
             yield
     finally:
         _one.release()
+
+
+def _made(log_dir: object) -> str:
+    """The folder, which XLA would miss only when it has recorded everything."""
+    if not isinstance(log_dir, (str, os.PathLike)):
+        fail(
+            TypeError,
+            f"profiler.trace was given {shown(log_dir)} (a {type(log_dir).__name__})",
+            "pass the path of a folder.",
+        )
+    folder = os.fspath(log_dir)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        fail(
+            type(error),
+            f"profiler.trace cannot write into {shown(folder)}: {error.strerror}",
+            "give it a folder that exists or can be made.",
+        )
+    return folder
 
 
 _one = threading.Lock()  # XLA has one session at a time.

@@ -31,7 +31,6 @@ UNDER = ("jit", "vmap", "grad", "jvp")
 OF = ("float32", "bfloat16", "float16", "complex64", "int64", "bool")
 FILE = "operations.xz"
 WORKERS = 12
-FINDINGS = Path(os.environ.get("OUT", "."), "operations.jsonl")
 
 
 @dataclasses.dataclass
@@ -122,18 +121,19 @@ def _digest(case: Case) -> str:
 
 
 def check(folder: Path, only: Sequence[str] = ()) -> None:
-    """Run the programs; print the table, and keep each finding in `FINDINGS`."""
+    """Run the programs; print the table, and keep each finding in the folder or in $OUT."""
     units = [
         Unit(name, dtype, tuple(t for p in some for t in p.transforms), 1)
         for (name, dtype), some in read(folder).items()
         if not only or name in only
     ]
+    findings = Path(os.environ.get("OUT") or folder, "operations.jsonl")
     parts = [units[k::WORKERS] for k in range(WORKERS)]
     command = [sys.executable, "-m", "benchmarks.gpu.operations", str(folder)]
     flags = "--xla_gpu_autotune_level=0 " + os.environ.get("XLA_FLAGS", "")
     env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
     with ThreadPoolExecutor(WORKERS) as pool:
-        each = pool.map(lambda part: run.measure(part, FINDINGS, command, env), parts)
+        each = pool.map(lambda part: run.measure(part, findings, command, env), parts)
         found = [f for part in each for f in part]
     print(page.table(found))
 

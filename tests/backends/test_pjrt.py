@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 import sys
@@ -306,7 +307,7 @@ def test_without_torch_xla(fresh: Server) -> None:
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
-        client._library.__wrapped__()
+        inspect.unwrap(client._library)()
 
 
 def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
@@ -366,6 +367,11 @@ def test_compiler_options() -> None:
             xf.jit(torch.sin, compiler_options={name: value})(x)
     with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
         xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
+    assert xf.eval_shape(fast, x, y).shape == (2,)
+    assert "maximum" in str(xf.make_hlo(fast)(x, y))
+    for outer in (xf.jit(lambda x: fast(x, x)), xf.grad(lambda x: fast(x, x).sum())):
+        with pytest.raises(ValueError, match=r"maximum has compiler_options, (.|\n)*outermost jit"):
+            outer(torch.ones(2))
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
         xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
     xf.config.set_backend("torch_xla")
@@ -380,3 +386,15 @@ def test_profile(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     recorded = file.read_bytes()
     assert b"my step" in recorded
+
+
+def test_memory_that_is_missing_when_it_runs() -> None:
+    """The program has only been launched when the call returns: who reads is told."""
+
+    def sort(n: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(2.0**23)[:, None] * torch.arange(2.0**23) + n
+        return torch.sort(table, 1)[0][3, 3]
+
+    found = xf.jit(sort)(torch.ones(()))
+    with pytest.raises(xf.errors.OutOfMemoryError, match="program that was to compute this value"):
+        found.item()

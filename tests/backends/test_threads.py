@@ -24,6 +24,18 @@ print(y.item(), os.environ["NPROC"])
         assert int(threads) == max(int(given), 32)
 
 
+def test_devices_for_a_jax_that_was_only_imported(fresh: Server) -> None:
+    program = """
+import sys, jax, xfunc as xf
+xf.config.set_compilation_cache_dir(sys.argv[1])
+xf.config.set_cpu_devices(8)
+xf.config.set_backend("pjrt")
+print(xf.device_count(), jax.device_count())
+"""
+    done = fresh.run(program, "/nowhere")
+    assert (done.returncode, done.stdout) == (0, "8 8\n"), done.stderr
+
+
 @pytest.mark.torch_xla
 def test_torch_xla_started_with_too_few_threads(fresh: Server) -> None:
     program = """

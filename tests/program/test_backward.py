@@ -353,3 +353,18 @@ def test_mixed_second_derivative(wrap: Any) -> None:
     torch.testing.assert_close(
         xf.grad(examples, 1)(x, w).cpu(), 8 * (x * x).sum() * w.sum() * torch.ones(3).double()
     )
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode() -> None:
+    """It reads gradients to find NaN: not those of a trace, but those of its program."""
+    fun = xf.jit(lambda x: x.sqrt())
+    good, bad = torch.ones(2, requires_grad=True), torch.full((2,), -1.0, requires_grad=True)
+    with torch.autograd.detect_anomaly():
+        fun(good).sum().backward()
+        with pytest.raises(RuntimeError, match="returned nan values in its 0th output"):
+            fun(bad).sum().backward()
+        assert torch.is_anomaly_check_nan_enabled()
+        assert xf.grad(lambda x: x.sqrt().sum())(torch.ones(2)).tolist() == [0.5, 0.5]
+    assert good.grad is not None
+    assert good.grad.tolist() == [0.5, 0.5]

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -248,6 +249,21 @@ def test_profile(tmp_path):
     with xf.profiler.trace(tmp_path / "again"):
         pass
     assert list((tmp_path / "again").glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_folders_that_no_profile_can_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    folder: Any
+    for folder, kind, problem in (
+        (tmp_path / "file", FileExistsError, "cannot write into .*: File exists"),
+        (tmp_path / "file" / "inner", NotADirectoryError, "cannot write into .*: Not a directory"),
+        (None, TypeError, "profiler.trace was given None"),
+    ):
+        with (
+            pytest.raises(kind, match=rf"{problem}(.|\n)*Hint"),
+            xf.profiler.trace(folder),
+        ):
+            raise AssertionError("the block runs")
 
 
 # -- what survives on disk ------------------------------------------------------------------------

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import importlib.util
 import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
+from xfunc.backends.lock import lock
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.tracer import Printer, Tracer
 from xfunc.core import ambient
@@ -14,7 +19,10 @@ from xfunc.errors import fail, shown
 from xfunc.hlo import Module, set_printer
 
 NAMES = ("torch_xla", "pjrt")
+AUTO = "auto"
+R = TypeVar("R")
 _runtime: Runtime | None = None
+_kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
 
 
 # Imported by name at first use, because backends import this module. Programs are traced by
@@ -39,7 +47,12 @@ set_printer(_text_of)
 
 
 def runtime() -> Runtime:
-    """The runtime that programs run on; the first call chooses it."""
+    """The runtime that programs run on; the first call chooses it.
+
+    It stays the same for a thread that holds `xfunc.backends.lock.lock`.
+    """
+    if _kept and (kept := _kept.get(threading.get_ident())) is not None:
+        return kept
     return _runtime or use(os.environ.get("XFUNC_BACKEND") or _default())
 
 
@@ -48,15 +61,39 @@ def chosen() -> str | None:
     return None if _runtime is None else _runtime.name
 
 
+def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
+    """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
+    thread = threading.get_ident()
+    before = _kept.get(thread)
+    _kept[thread] = where
+    try:
+        return run(*args)
+    finally:
+        if before is None:
+            del _kept[thread]
+        else:
+            _kept[thread] = before
+
+
 def _default() -> str:
     """torch_xla, unless it is not installed: exported programs run without it."""
     return NAMES[0] if _has_torch_xla() else NAMES[1]
 
 
+def _for_this_machine() -> str:
+    """pjrt for a GPU that JAX has a plugin for; else the default."""
+    plugins = map(_is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+    return NAMES[1] if glob.glob("/dev/nvidia[0-9]*") and any(plugins) else _default()
+
+
 def _has_torch_xla() -> bool:
-    """Whether torch_xla is installed, without importing it."""
+    return _is_installed("torch_xla")
+
+
+def _is_installed(package: str) -> bool:
+    """Without importing it."""
     try:
-        return importlib.util.find_spec("torch_xla") is not None
+        return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # Something refuses to look for it.
         return False
 
@@ -67,14 +104,16 @@ def use(name: str) -> Runtime:
     Raises:
         ValueError: there is none with that name.
         ImportError: a package that it needs is not installed.
+        RuntimeError: this thread is tracing, or running a program.
     """
     global _runtime
+    name = _for_this_machine() if name == AUTO else name
     if name not in NAMES:
         fail(
             ValueError,
             f"there is no backend {shown(name)}",
-            f"choose one of {', '.join(map(repr, NAMES))}, with xf.config.set_backend or in the "
-            "environment variable XFUNC_BACKEND.",
+            f"choose one of {', '.join(map(repr, NAMES))} and {AUTO!r}, with xf.config.set_backend "
+            "or in the environment variable XFUNC_BACKEND.",
         )
     if name == NAMES[0] and not _has_torch_xla():
         fail(
@@ -82,7 +121,14 @@ def use(name: str) -> Runtime:
             "the backend 'torch_xla' needs torch_xla, which is not installed",
             "pip install xfunc with its dependencies, or use the backend 'pjrt'.",
         )
+    if _runtime is not None and _runtime.name != name and lock.is_held_here():
+        fail(
+            RuntimeError,
+            f"the backend was to change to {name!r} inside of a call that runs on another",
+            "call xf.config.set_backend outside of functions that xfunc traces or runs.",
+        )
     found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
-    _runtime = found
-    ambient.note_backend(None if name == NAMES[0] else name)
+    with lock:  # A call in another thread ends on the runtime that it began on.
+        _runtime = found
+        ambient.note_backend(None if name == NAMES[0] else name)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from xfunc.errors import CompileError, OutOfMemoryError, report
+from xfunc.errors import CompileError, ExecutionError, OutOfMemoryError, report
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -26,6 +26,7 @@ _OUT_OF_MEMORY = tuple(
 _SPACE = re.compile(r"\bspace[ =](hbm|host|\w*mem|sflag)\b")  # vmem, smem: a kernel's own
 
 
+_OTHER_PROCESS = re.compile(r"gloo|nccl|connection|peer\b|coordination|heartbeat", re.IGNORECASE)
 _OPTION = re.compile(r"No such compile option: '(.*?)'|While setting option (\w+)")
 
 
@@ -40,14 +41,8 @@ def compile_error(name: str, message: str) -> CompileError:
                 "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
             )
         )
-    for pattern in _OUT_OF_MEMORY:
-        found = pattern.search(message)
-        if found:
-            given = found.groups()
-            sizes = [
-                int(float(n) * _UNITS[u]) for n, u in zip(given[::2], given[1::2], strict=True)
-            ]
-            return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
+    if (too_large := _too_large(name, message)) is not None:
+        return too_large
     message = message.removeprefix("NOT_FOUND: ")  # JAX adds the class, torch_xla does not.
     hint = "rewrite the operation that it names; if it names none, please report the program."
     option = _OPTION.search(message)
@@ -58,6 +53,31 @@ def compile_error(name: str, message: str) -> CompileError:
             else f"give the compiler option {option[2]!r} a value that it takes, or leave it out."
         )
     return CompileError(report(f"XLA could not compile {name}: {message}", hint))
+
+
+def run_error(name: str, message: str) -> ExecutionError | OutOfMemoryError:
+    """XLA's message about a program that it has compiled, and that failed when it ran."""
+    if (too_large := _too_large(name, message)) is not None:
+        return too_large
+    hint = "mend what the message names; if it names nothing of yours, please report the program."
+    if _OTHER_PROCESS.search(message):
+        hint = (
+            "another process has ended or cannot be reached: see what it printed last, and start "
+            "all of them again, from a checkpoint."
+        )
+    return ExecutionError(report(f"{name} failed while it ran: {message}", hint))
+
+
+def _too_large(name: str, message: str) -> OutOfMemoryError | None:
+    for pattern in _OUT_OF_MEMORY:
+        found = pattern.search(message)
+        if found:
+            given = found.groups()
+            sizes = [
+                int(float(n) * _UNITS[u]) for n, u in zip(given[::2], given[1::2], strict=True)
+            ]
+            return out_of_memory(f"{name} does not fit in memory: {message}", *sizes)
+    return None
 
 
 def out_of_memory(

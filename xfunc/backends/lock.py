@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 _RLock: Any = type(threading.RLock())
 
@@ -38,6 +41,14 @@ class _Lock(_RLock):
         finally:
             self.refusing.pop()
             self._refused.now = before
+
+    def unless_refused(self) -> contextlib.AbstractContextManager[object]:
+        """The lock, or nothing in a thread that is refused it."""
+        return contextlib.nullcontext() if self._is_refused() else self
+
+    def is_held_here(self) -> bool:
+        """Whether this thread holds it."""
+        return self._is_owned()
 
     def _is_refused(self) -> bool:
         return getattr(self._refused, "now", False)
@@ -69,3 +80,16 @@ class _Lock(_RLock):
 
 
 lock = _Lock()
+
+
+def once(make: Callable[[], R]) -> functools._lru_cache_wrapper[R]:
+    """`functools.cache` of a function that starts something: other threads wait for the first."""
+    made = functools.cache(make)
+
+    @functools.cache
+    @functools.wraps(make)
+    def get() -> R:
+        with lock:
+            return made()
+
+    return get

@@ -15,6 +15,7 @@ import torch
 
 from xfunc.backends.active import runtime
 from xfunc.backends.lock import lock
+from xfunc.backends.protocol import Runtime
 from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
@@ -61,10 +62,23 @@ def read(text: str) -> Placement | None:
 
 def is_on_devices(tensor: torch.Tensor) -> bool:
     """Whether a tensor's data is where programs run."""
+    return _holds(runtime(), tensor)
+
+
+def _holds(where: Runtime, tensor: torch.Tensor) -> bool:
     try:
-        return bool(runtime().holds(tensor))
+        return bool(where.holds(tensor))
     except AttributeError:  # A plain tensor, while the runtime has its own class.
         return False
+
+
+def lies(tensor: torch.Tensor) -> Placement | None:
+    """How a tensor is sharded on the devices; None: it is not."""
+    where = runtime()
+    if where.device_count() == 1 or not _holds(where, tensor):
+        return None
+    (found,) = where.lie([tensor])
+    return found
 
 
 def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
@@ -74,9 +88,10 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
         ShardingError: the sharding is for another number of devices.
     """
     with lock:
-        count = runtime().device_count()
+        where = runtime()
+        count = where.device_count()
         if count == 1:
-            found = runtime().to_device(tensor.detach())
+            found = where.to_device(tensor.detach())
         else:
             tiles = sharding.tiles(tensor.ndim)
             n = math.prod(tiles.dims) * tiles.manual * tiles.replicated
@@ -87,7 +102,7 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
                     "use a mesh of available devices (xf.sharding.make_mesh); an AbstractMesh is "
                     "only for lowering.",
                 )
-            found = runtime().put(tensor.detach(), placement_of(tiles))
+            found = where.put(tensor.detach(), placement_of(tiles))
     remember(found, sharding)
     return found
 
@@ -101,17 +116,15 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return x
     sharding.check(tuple(x.shape), f"{label} of {function}")
-    if is_on_devices(x) and runtime().device_count() > 1:
-        (where,) = runtime().lie([x])
+    where = lies(x)
+    if where is not None:
         if where is placement_of(sharding.tiles(x.ndim)):
             return x
-        if where is not None:
-            fail(
-                ShardingError,
-                f"{function} takes {label} sharded as {sharding}, but it is sharded as "
-                f"{where.tiles}",
-                "reshard it with xf.device_put, or remove its sharding from the function.",
-            )
+        fail(
+            ShardingError,
+            f"{function} takes {label} sharded as {sharding}, but it is sharded as {where.tiles}",
+            "reshard it with xf.device_put, or remove its sharding from the function.",
+        )
     return divided(x, sharding)
 
 
@@ -134,12 +147,12 @@ def known_sharding(tensor: torch.Tensor) -> Sharding | None:
     known = remembered(tensor)
     if known is None or not hasattr(known, "tiles"):
         return None
-    if runtime().device_count() == 1:
+    where = runtime()
+    if where.device_count() == 1:
         return known
-    if not is_on_devices(tensor):
+    if not _holds(where, tensor):
         return None
-    (where,) = runtime().lie([tensor])
-    return known if placement_of(known.tiles(tensor.ndim)) is where else None
+    return known if placement_of(known.tiles(tensor.ndim)) is where.lie([tensor])[0] else None
 
 
 def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:

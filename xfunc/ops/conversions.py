@@ -15,13 +15,20 @@ taken it from its tensor by then. Such a tensor has neither data nor a computati
 it lives, no synchronisation of live tensors succeeds. So what reads asks first.
 
 NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
+
+NOTE [reads beside other threads]: to read a value, torch_xla 2.9 takes a lock of the device, and
+then Python's (the GIL); to launch a program, it keeps Python's and waits for the device's. So a
+thread reads under the lock that launches take, `xfunc.backends.lock.lock`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from xfunc.backends.active import tracer
+from xfunc.backends.lock import lock
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import above, bare, theirs
@@ -79,6 +86,12 @@ def _on_host(x: Tensor) -> Tensor:
     return torch.view_as_complex(above(torch.view_as_real, x).cpu())
 
 
+def _read(name: str, *args: object, **options: object) -> Any:
+    """torch_xla's own kernel, which reads: see NOTE [reads beside other threads]."""
+    with lock.unless_refused():
+        return theirs(name, *args, **options)
+
+
 @bare("_to_copy")
 def to_copy(
     x: Tensor,
@@ -93,6 +106,8 @@ def to_copy(
             check_readable(x)
         if leaves and x.dtype is torch.complex128:
             return _on_host(x).to(device, dtype or x.dtype)
+        if leaves:
+            return _read("_to_copy", x, dtype=dtype, device=device, **options)
         if not leaves and dtype is not None and _differ(x, dtype):
             return above(converted, x, dtype)
     else:
@@ -116,6 +131,7 @@ def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         check_readable(source)
         if source.is_complex():
             return x.copy_(source.cpu())
+        return _read("copy_", x, source, non_blocking)
     return theirs("copy_", x, source, non_blocking)
 
 
@@ -124,14 +140,14 @@ def item(x: Tensor) -> complex:
     check_readable(x)
     if x.dtype is torch.complex128:
         return _on_host(x).item()
-    return theirs("_local_scalar_dense", x)
+    return _read("_local_scalar_dense", x)
 
 
 @bare("_to_cpu")
 def to_cpu(tensors: list[Tensor]) -> list[Tensor]:
     """What torch_xla computes on the host begins with this."""
     check_readable(*tensors)
-    return theirs("_to_cpu", tensors)
+    return _read("_to_cpu", tensors)
 
 
 def _filling(name: str, at: int) -> None:

@@ -18,7 +18,8 @@ from typing import Protocol, TypeAlias, cast
 
 import torch
 
-from xfunc.backends.active import tracer
+from xfunc.backends.active import runtime, staying_on, tracer
+from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
@@ -36,11 +37,13 @@ class _VmapInfo(Protocol):
 
 
 class _PrimitiveContext(AutogradContext, Protocol):
+    runtime: Runtime
     primitive: Primitive
     strides: list[tuple[int, ...]]
 
 
 class _PairContext(AutogradContext, Protocol):
+    runtime: Runtime
     application: Application
     n_args: int
     plain: bool
@@ -71,7 +74,7 @@ class PrimitiveFunction(torch.autograd.Function):
     def setup_context(
         ctx: _PrimitiveContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
     ) -> None:
-        ctx.primitive = inputs[0]
+        ctx.primitive, ctx.runtime = inputs[0], runtime()
         ctx.strides = [o.stride() for o in output]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in output if not differentiable(o)))
@@ -81,7 +84,9 @@ class PrimitiveFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _PrimitiveContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         args = alive(ctx.saved_tensors)
-        return _differentiable_backward(ctx, ctx.primitive, args, alive(cts))
+        return staying_on(
+            ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, alive(cts)
+        )
 
     @staticmethod
     def jvp(ctx: _PrimitiveContext, _: None, *tangents: Tensor | None) -> Gradients:
@@ -138,7 +143,7 @@ class PairFunction(torch.autograd.Function):
     def setup_context(
         ctx: _PairContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
     ) -> None:
-        ctx.application, args = inputs[0], inputs[1:]
+        ctx.application, ctx.runtime, args = inputs[0], runtime(), inputs[1:]
         pair = ctx.application.pair
         n = pair.n_outputs
         ctx.n_args = len(args)
@@ -149,19 +154,7 @@ class PairFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        application, n = ctx.application, ctx.n_args
-        pair = application.pair
-        saved = alive(ctx.saved_tensors)
-        args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
-        if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
-            # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
-            # depend on the variables of a gradient further down.
-            assert application.primitive is not None, "a batched pair is no leaf of a gradient"
-            return _differentiable_backward(ctx, application.primitive, args, given)
-        if all(c is None for c in given):
-            return (None,) * (n + 1)
-        grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
-        return (None, *placed(n, pair.wrt, grads))
+        return staying_on(ctx.runtime, _gradients, ctx, alive(ctx.saved_tensors), cts)
 
     @staticmethod
     def vmap(
@@ -174,6 +167,24 @@ class PairFunction(torch.autograd.Function):
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
         outs = apply(PairFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
         return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
+
+
+def _gradients(
+    ctx: _PairContext, saved: Sequence[Tensor], cts: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The backward pass of `PairFunction`."""
+    application, n = ctx.application, ctx.n_args
+    pair = application.pair
+    args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+    if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
+        # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
+        # depend on the variables of a gradient further down.
+        assert application.primitive is not None, "a batched pair is no leaf of a gradient"
+        return _differentiable_backward(ctx, application.primitive, args, given)
+    if all(c is None for c in given):
+        return (None,) * (n + 1)
+    grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
+    return (None, *placed(n, pair.wrt, grads))
 
 
 def _watched_below(cts: Sequence[Tensor | None]) -> bool:

@@ -138,7 +138,8 @@ def compile_for(
             )
         return Compiled(lowered, Running(lowered, options))
     compiler, _ = _registered(target)
-    return Compiled(lowered, compiler(lowered, target, dict(options), timeout))
+    given: dict[str, object] = dict(compiler_options(options, "compile"))
+    return Compiled(lowered, compiler(lowered, target, given, timeout))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 from xfunc.errors import fail, shown
 
@@ -34,3 +34,13 @@ def compiler_options(given: object, function: str) -> CompilerOptions:
             )
         options.append((name, value))
     return tuple(sorted(options, key=lambda option: option[0]))
+
+
+def refuse_inside(name: str) -> NoReturn:
+    """Raise the error of a jitted function with options that is called in a traced function."""
+    fail(
+        ValueError,
+        f"{name} has compiler_options, and is called inside of a function that is being traced",
+        "give them to the outermost jit, as in xf.jit(xf.grad(f), compiler_options=...), whose "
+        "program contains the call.",
+    )

@@ -11,7 +11,7 @@ from xfunc import tree
 from xfunc.backends import active
 from xfunc.backends.donated import run_donating
 from xfunc.backends.placement import hand_on_mesh
-from xfunc.backends.protocol import Executable
+from xfunc.backends.protocol import Executable, Runtime
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
@@ -46,6 +46,7 @@ class Entry:
     effects: tuple[Effect, ...] = ()
     compiler: CompilerOptions = ()
     executable: Executable | None = None
+    _runtime: Runtime | None = None  # that of the last run
     _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
 
@@ -87,14 +88,14 @@ class Entry:
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
             return bind(self.call, flat)
-        if self.executable is None:
+        where = active.runtime()
+        if where is not self._runtime:
             lowering = self.program.lowering
             if not lowering.outputs:
                 return []
-            self._consts = lowering.held()
+            self._runtime, self._consts, self.executable = where, lowering.held(), None
         if self._consts:
             flat = [*flat, *self._consts]
-        where = active.runtime()
         several = where.device_count() > 1
         if self.executable is None or several:
             lowering = self.program.lowering

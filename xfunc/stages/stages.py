@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import printer, runtime
-from xfunc.backends.placement import is_on_devices, known_sharding
+from xfunc.backends.active import printer
+from xfunc.backends.placement import known_sharding, lies
 from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, shown
@@ -214,7 +214,5 @@ def _tiles(
 def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
-    if not isinstance(x, torch.Tensor) or not is_on_devices(x) or runtime().device_count() == 1:
-        return None
-    (where,) = runtime().lie([x])
+    where = lies(x) if isinstance(x, torch.Tensor) else None
     return where and where.tiles

@@ -33,12 +33,13 @@ def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tuple(x.shape) == shape:
         return x
     cut = x.cpu()[tuple(slice(0, n) for n in shape)].clone()
-    if device_count() == 1:
-        return to_device(cut)
-    (where,) = runtime().lie([x])
+    running = runtime()
+    if running.device_count() == 1:
+        return running.to_device(cut)
+    (where,) = running.lie([x])
     if where is not None and any(n % k for n, k in zip(shape, where.tiles.dims, strict=True)):
         where = None
-    found = runtime().put(cut, where)
+    found = running.put(cut, where)
     hand_on_mesh([x], [found])
     return found
 

@@ -71,6 +71,23 @@ def no_saved_tensors_hooks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_search_for_nan() -> Iterator[None]:
+    """Keep torch's anomaly mode from reading traced gradients.
+
+    Those that a program returns are searched, by the backward pass that runs it.
+    """
+    if not torch.is_anomaly_check_nan_enabled():
+        yield
+        return
+    is_enabled = torch.is_anomaly_enabled()
+    torch.set_anomaly_enabled(is_enabled, check_nan=False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(is_enabled, check_nan=True)
+
+
+@contextlib.contextmanager
 def no_validation_of_distributions() -> Iterator[None]:
     """Keep torch.distributions from checking traced parameters, unless it is told to.
 

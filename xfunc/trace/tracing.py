@@ -171,6 +171,7 @@ class Trace:
                 stack.enter_context(switches.young_garbage_only())
                 stack.enter_context(switches.derivatives_or_errors())
                 stack.enter_context(switches.no_validation_of_distributions())
+                stack.enter_context(switches.no_search_for_nan())
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))

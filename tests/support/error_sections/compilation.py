@@ -6,7 +6,7 @@ from tests.support.error_sections.case import Case, Section
 
 COMPILATION = Section(
     "CompileError",
-    "*(RuntimeError)* The compiler rejected a program that was traced successfully. The message quotes the compiler.",
+    "*(RuntimeError)* The compiler rejected a program that was traced successfully. The message quotes the compiler. A program that fails later, while it runs (another process ended, for example), is an `ExecutionError`, also a RuntimeError.",
     [
         Case(
             "A kernel for the TPU runs on the CPU.",

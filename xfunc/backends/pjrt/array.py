@@ -12,10 +12,11 @@ aliases may share.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy.typing as npt
@@ -160,8 +161,10 @@ class Array(torch.Tensor):
         if torch.Tag.inplace_view in func.tags and type(args[0]) is Array:
             args[0]._looked_at = args[0]._data.alias()  # Its aliases keep their shape.
         args, kwargs = pytree.tree_map(plain, (tuple(args), kwargs or {}))
-        found = func(*args, **kwargs)
-        storages = {x._data.read().untyped_storage().data_ptr(): x for x in held.values()}
+        lazy = any(x.is_complex() for x in held.values())
+        with _lazy_conjugates() if lazy else contextlib.nullcontext():
+            found = func(*args, **kwargs)
+        memories = {_memory(x._data.read()): x for x in held.values()}
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         # The schemas of collectives do not say what they write to.
         writes = {a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d"}
@@ -171,9 +174,10 @@ class Array(torch.Tensor):
                 held[id(x)]._follow(x)
         for x in pytree.tree_leaves(found):
             if isinstance(x, torch.Tensor) and id(x) not in held:
-                shared = storages.get(x.untyped_storage().data_ptr())
-                if shared is not None:
-                    shared._data.written()
+                memory = _memory(x)
+                for known, y in memories.items():
+                    if memory in (None, known):
+                        y._data.written()
         return pytree.tree_map(lambda x: held.get(id(x), x), found)
 
     @property
@@ -189,8 +193,8 @@ class Array(torch.Tensor):
     # What reads memory, which is the copy's.
 
     @_unless_traced
-    def cpu(self, *args: object, **kwargs: object) -> torch.Tensor:
-        return self.clone()
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.clone().cpu(*args, **kwargs)
 
     @_unless_traced
     def tolist(self) -> list[Any]:
@@ -240,7 +244,7 @@ class Array(torch.Tensor):
     def __repr__(self, **kwargs: object) -> str:
         if self._data.is_elsewhere:
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
-        return repr(self._data.read() if self.grad_fn is None else self.clone())
+        return repr(self._plain() if self.grad_fn is None else self.clone())
 
     # What changes the tensor and not its data; see NOTE [untouched].
 
@@ -305,7 +309,29 @@ class Array(torch.Tensor):
 
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
-        return self._data.read().clone().requires_grad_(self.requires_grad)
+        found = self._data.read().clone()
+        if isinstance(self, torch.nn.Parameter):  # torch says so of what `Parameter` made of it.
+            return torch.nn.Parameter(found, self.requires_grad)
+        return found.requires_grad_(self.requires_grad)
+
+
+@contextlib.contextmanager
+def _lazy_conjugates() -> Iterator[None]:
+    """Let kernels conjugate and negate what they have marked to be, as `torch.linalg.pinv` does.
+
+    Below a subclass, torch 2.9 takes no notice of the marks.
+    """
+    unset = torch._C._SetExcludeDispatchKeyGuard
+    keys = torch._C.DispatchKey
+    with unset(keys.Conjugate, False), unset(keys.Negative, False):
+        yield
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where a tensor of torch's lies; None: in those of its parts, like a sparse one."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 # torch.compile would look into how data is read: with dynamo's own tensors, which have none.

@@ -13,7 +13,8 @@ import torch
 from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
-from xfunc.backends.pjrt import client
+from xfunc.backends.lock import once
+from xfunc.backends.pjrt import client, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
@@ -74,9 +75,12 @@ class Pjrt:
     @contextlib.contextmanager
     def profile(self, folder: str) -> Iterator[None]:
         """See `xfunc.backends.protocol.Runtime.profile`."""
-        with client.jax().profiler.trace(folder):
+        profile.start(folder)
+        try:
             yield
             self.block()
+        finally:
+            profile.stop()
 
     def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Show what the host does in a block under a name."""
@@ -99,10 +103,13 @@ class Pjrt:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's value on the device, in a buffer of its own.
 
-        Tensors that autograd or a transform watches are unchanged: programs move them themselves.
+        Tensors that autograd or a transform watches need only be of the CPU, where their gradients
+        will be: programs move them themselves.
         """
-        if type(tensor) is Array or tensor.requires_grad or top_level() is not None:
+        if type(tensor) is Array:
             return tensor
+        if tensor.requires_grad or top_level() is not None:
+            return tensor.cpu()
         return self._uploaded(tensor)
 
     def _uploaded(self, tensor: torch.Tensor) -> Array:
@@ -220,7 +227,7 @@ def _register_host_calls() -> None:
     host_calls.stop_at_exit()
 
 
-@functools.cache
+@once
 def make_runtime() -> Runtime:
     """The runtime of this process."""
     client.jax()

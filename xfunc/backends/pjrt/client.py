@@ -19,7 +19,9 @@ import numpy.typing as npt
 import torch
 
 from xfunc.backends import flags
+from xfunc.backends.errors import run_error
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
+from xfunc.backends.lock import once
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import jax as jax_
 
 
-@functools.cache
+@once
 def jax() -> ModuleType:
     """JAX with 64-bit integers and floats; the first call starts its devices.
 
@@ -38,6 +40,7 @@ def jax() -> ModuleType:
     found = _library()
     count = os.environ.get("CPU_NUM_DEVICES", "")
     if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
+        _make_cpu_devices(found, int(count))
         _check_cpu_devices(found, int(count))
     return found
 
@@ -47,7 +50,7 @@ def has_started() -> bool:
     return jax.cache_info().currsize > 0
 
 
-@functools.cache
+@once
 def _library() -> ModuleType:
     """JAX, whose devices may not have started."""
     # torch_xla only traces, and must not take an accelerator from JAX.
@@ -68,9 +71,6 @@ def _library() -> ModuleType:
         # JAX would ask an installed libtpu, which looks for its machine over the network.
         config.update("jax_platforms", "cpu")
     config.update("jax_enable_x64", True)
-    count = os.environ.get("CPU_NUM_DEVICES", "")
-    if count.isdecimal() and int(count) > 1 and config.jax_platforms == "cpu":
-        _make_cpu_devices(jax, int(count))
     return jax
 
 
@@ -245,6 +245,18 @@ def _set_flags(flags: str | None) -> None:
         os.environ["XLA_FLAGS"] = flags  # in its place among the others, which functions may see
 
 
+@functools.cache
+def x64() -> Any:
+    """JAX's setting for 64-bit values, which the user's own code may switch off.
+
+    Its `value` is that of this thread; ``with x64()(True):`` switches it on in a block.
+    """
+    jax()
+    from jax._src import config
+
+    return config.enable_x64
+
+
 def platform() -> str:
     """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
     return jax().default_backend()
@@ -255,13 +267,14 @@ def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     held = tensor.cpu().resolve_conj().resolve_neg()
     # The tensor may change while the copy is in use. JAX 0.7.1 does not copy memory that is aligned
     # as torch's is, even with may_alias=False.
-    if len(sharding.device_set) == 1:
-        copy = held.clone(memory_format=torch.contiguous_format)
-        return jax().device_put(as_numpy(copy), sharding)
-    values = as_numpy(held)
-    return jax().make_array_from_callback(
-        values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
-    )
+    with x64()(True):
+        if len(sharding.device_set) == 1:
+            copy = held.clone(memory_format=torch.contiguous_format)
+            return jax().device_put(as_numpy(copy), sharding)
+        values = as_numpy(held)
+        return jax().make_array_from_callback(
+            values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
+        )
 
 
 def get(array: jax_.Array) -> torch.Tensor:
@@ -269,6 +282,7 @@ def get(array: jax_.Array) -> torch.Tensor:
 
     Raises:
         ShardingError: other processes hold parts of it.
+        ExecutionError: the program that was to compute them failed; it had only been launched.
     """
     if not array.is_fully_addressable:
         if not array.is_fully_replicated:
@@ -280,7 +294,10 @@ def get(array: jax_.Array) -> torch.Tensor:
                 "compute what you want to know.",
             )
         array = array.addressable_data(0)
-    return copied(np.asarray(array))
+    try:
+        return copied(np.asarray(array))
+    except RuntimeError as error:
+        raise run_error("the program that was to compute this value", str(error)) from error
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

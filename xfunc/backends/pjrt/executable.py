@@ -18,7 +18,7 @@ import torch
 
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import fail_given_twice
-from xfunc.backends.errors import compile_error
+from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
@@ -28,7 +28,7 @@ from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
-from xfunc.errors import CompileError
+from xfunc.errors import XfuncError
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.common_mesh import CommonMesh
 
@@ -93,7 +93,8 @@ class Executable:
         shapes = [_shaped(*x) for x in zip(avals, where, strict=True)]
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
-        with warnings.catch_warnings(), around, client.flags_of_start():
+        self._x64 = client.x64()
+        with warnings.catch_warnings(), around, client.flags_of_start(), self._x64(True):
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             returned = [_shaped(a) for a in outputs]
             place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
@@ -121,6 +122,9 @@ class Executable:
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
+        if not self._x64.value:  # JAX would compute in 32 bits.
+            with self._x64(True):
+                return self(inputs)
         try:
             arrays = [x._jax_array for x in inputs]
         except AttributeError:
@@ -132,10 +136,10 @@ class Executable:
         except (RuntimeError, ValueError) as error:
             raise self._named(error) from error
 
-    def _named(self, error: Exception) -> CompileError:
+    def _named(self, error: Exception) -> XfuncError:
         if any(clash in str(error) for clash in _CLASHES):
             fail_given_twice(self._name)
-        return compile_error(self._name, str(error))
+        return run_error(self._name, str(error))
 
     def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         """Run to the end."""

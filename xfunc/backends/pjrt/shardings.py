@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from xfunc.backends.pjrt.client import jax
+from xfunc.backends.pjrt.client import jax, x64
 from xfunc.backends.placement import Placement, read
 from xfunc.hlo.spmd.tiles import Tiles
 
@@ -60,7 +60,7 @@ def sharding_on(known: CommonMesh, placement: Placement | None) -> Sharding:
 
 def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
-    with partitioner(shardy=False):
+    with partitioner(shardy=False), x64()(True):
         return _mover(to)(array)
 
 

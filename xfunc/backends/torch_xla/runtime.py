@@ -18,13 +18,14 @@ import torch
 
 from xfunc.backends import flags, maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
+from xfunc.backends.lock import once
 from xfunc.backends.torch_xla.loading import load
 from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
 from xfunc.errors import fail, report
 
 
-@functools.cache
+@once
 def xla() -> ModuleType:
     """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
     variables = dict(os.environ)
