@@ -124,6 +124,18 @@ def test_sets_of_what_holds_tensors(folder: Path, kind: Callable[..., Any]) -> N
     assert not list(folder.iterdir())
 
 
-def test_sets_without_tensors_are_kept(folder: Path) -> None:
-    names = {"a", "b"}
-    assert [traces(lambda x: x * ("a" in names)) for _ in range(2)] == [1, 0]
+class Settings:
+    skipped = frozenset(["a", "b"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_sets_contain_may_be_asked(folder: Path, number: int) -> None:
+    names, numbers = {"a", "b"}, {number, 3}
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        known = "a" in names and "a" in Settings.skipped and "a" in {"a", "b"}
+        return x * known * Settings.skipped.isdisjoint("c") * sum(numbers)
+
+    assert [traces(fun), traces(fun)] == [1, 0]
+    names.add("c")
+    assert traces(fun) == 1
