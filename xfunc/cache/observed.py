@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from xfunc.backends import active
 from xfunc.cache import views
 from xfunc.cache.digest import Digest, Unknown, code_digest, is_library
 from xfunc.cache.globals import names_in
@@ -186,15 +185,6 @@ def same(links: Links) -> str | None:
         if _behind(sys.modules[module], name) != what:
             return link
     return None
-
-
-def variables(names: Iterable[str]) -> dict[str, str]:
-    """The digests of environment variables, whose values may be secret; "" if there is none."""
-    known = active.tracer().environment()
-    return {
-        n: hashlib.sha256(os.fsencode(known[n])).hexdigest() if n in known else ""
-        for n in sorted(names)
-    }
 
 
 def digests(files: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xfunc import config
 from xfunc.cache.identity import forget_changes, root_of, skeleton
 from xfunc.cache.misses import Key, difference, differences
 from xfunc.core import locations
@@ -94,7 +93,7 @@ class FunctionCache:
 
     def explained(self, never_kept: str = "") -> str:
         """The last miss, in lines; `never_kept`: why none of its programs is kept on disk."""
-        why = (config.kept_traces and never_kept) or self.not_kept
+        why = never_kept or self.not_kept
         return f"last miss: {self.last_miss}" + (f"\nnot kept on disk: {why}" if why else "")
 
     def add(self, key: Hashable, entry: object, guards: Iterable[Guard] = ()) -> None:

@@ -38,7 +38,7 @@ from xfunc.cache.classes import can_change
 from xfunc.cache.digest import Digest, Unknown, is_library
 from xfunc.cache.globals import Globals, Guards, Reached, names_in
 from xfunc.cache.obscure import is_obscure
-from xfunc.cache.observed import Observer, digests, same, variables
+from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
 from xfunc.core import ambient, archive
 from xfunc.core.archive import check_names, packed, unpacked
@@ -148,7 +148,7 @@ class Place:
             files, links, read = header["files"], header["links"], header["environment"]
             if header["digest"] != self._digest.hex():
                 return None
-            if digests(files) != files or variables(read) != read or same(links) is not None:
+            if digests(files) != files or _variables(read) != read or same(links) is not None:
                 return None
             return _read(name, avals, header, contents)
         except _WHAT_READING_RAISES:
@@ -170,7 +170,7 @@ class Place:
             if not why:
                 links = seen.links(self._modules.values())
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
-                found["environment"] = variables(seen.read)
+                found["environment"] = _variables(seen.read)
                 data = _written(program, captures, out_tree, found)
                 archive.keep(self._file, data, "traced programs")
         except Unknown as error:
@@ -232,6 +232,15 @@ def place_of(
         return Place(value, parts, named, raws), ""
     except Unknown as error:
         return None, f"it depends on {error}"
+
+
+def _variables(names: Iterable[str]) -> dict[str, str]:
+    """The digests of environment variables, whose values may be secret; "" if there is none."""
+    known = active.tracer().environment()
+    return {
+        n: hashlib.sha256(os.fsencode(known[n])).hexdigest() if n in known else ""
+        for n in sorted(names)
+    }
 
 
 def _environment() -> tuple[object, ...]:
