@@ -22,6 +22,7 @@ __all__ = [
     "LeakError",
     "OutOfMemoryError",
     "PurityError",
+    "ShapeError",
     "ShardingError",
     "TreeMismatchError",
     "UnsupportedOpError",

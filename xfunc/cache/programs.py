@@ -56,6 +56,7 @@ class FunctionCache:
     Attributes:
         latest: what was found last.
         not_kept: why the program of the last miss is not kept on disk; "" if it is, or if none is.
+        globals: the guards of its globals, once it has been traced.
     """
 
     def __init__(self, name: str, root: object):
@@ -64,9 +65,7 @@ class FunctionCache:
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss, self.not_kept = "not called yet", ""
         self.latest = Latest(None, None)
-        self.globals: Guards | None = (
-            None  # The guards of its globals (`globals.Guards`), once it has been traced.
-        )
+        self.globals: Guards | None = None
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""

@@ -44,7 +44,7 @@ from xfunc.core import ambient, archive
 from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.export.loaded import read_avals, write_avals
-from xfunc.hlo import InvalidHloError, Module, verify
+from xfunc.hlo import InvalidHloError, verify
 from xfunc.program import foreign
 from xfunc.program.program import Program
 from xfunc.trace.lowering import Lowering
@@ -320,7 +320,7 @@ def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, byt
     lowering = Lowering.of(
         name, contents[_HLO], whole, read_avals(header["outputs"]), consts, header["inputs"]
     )
-    verify(Module.from_bytes(contents[_HLO]))
+    verify(lowering.module)
     out_tree: tree.Structure = _Trees(io.BytesIO(contents[_TREE])).load()
     return Kept(lowering, [int(c) for c in header["captures"]], out_tree, header["has_rule"])
 
