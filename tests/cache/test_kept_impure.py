@@ -1,5 +1,6 @@
 """What differs between processes or machines is not kept among traced programs on disk."""
 
+import functools
 import os
 import platform
 import socket
@@ -40,6 +41,10 @@ class Item:
 
 
 ITEM = Item(2)
+OPERATORS = torch.library.Library("beside", "DEF")
+OPERATORS.define("number() -> Tensor")
+# Without a frame of Python, as one in C++.
+OPERATORS.impl("number", functools.partial(torch.ones, ()), "CompositeExplicitAutograd")
 
 NOT_KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
     "hash": lambda x: x * (hash("text") % 7),
@@ -55,6 +60,7 @@ NOT_KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
     "threads": lambda x: x * torch.get_num_threads(),
     "more threads": lambda x: x * torch.get_num_interop_threads(),
     "precision": lambda x: x * len(torch.get_float32_matmul_precision()),
+    "an operator of another package": lambda x: x + torch.ops.beside.number(),
     "GPUs": lambda x: x * torch.cuda.device_count(),
     "NumPy's errors": lambda x: x * len(np.geterr()["over"]),
     "NumPy's printing": lambda x: x * np.get_printoptions()["precision"],

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from xfunc.backends import fortran, host_calls, solvers
-from xfunc.hlo import Shape
+from xfunc.hlo import Shape, edit
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
 
@@ -42,7 +42,7 @@ def use_lapack(proto: pb.HloModuleProto) -> None:
                 called.add(name)
     if called & solvers.ROUTINES.keys():
         fortran.load()
-    _drop_unused(proto)
+    _drop_uncalled(proto)
 
 
 def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> str | None:
@@ -74,12 +74,12 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
     return name
 
 
-def _drop_unused(proto: pb.HloModuleProto) -> None:
+def _drop_uncalled(proto: pb.HloModuleProto) -> None:
     """Remove computations that nothing calls any more."""
     used = {proto.entry_computation_id}
     for c in reversed(proto.computations):  # callers before callees
         if c.id in used:
-            used.update(k for i in c.instructions for k in i.called_computation_ids)
+            used.update(edit.called(c))
     kept = [c for c in proto.computations if c.id in used]
     if len(kept) < len(proto.computations):
         new = pb.HloModuleProto(computations=kept)

@@ -26,19 +26,22 @@ _KNOWN = frozenset(
     "_heapq _abc types _typing typing _contextvars _weakref weakref _warnings _thread sys datetime "
     "torch torch_xla _XLAC numpy optree jaxlib".split()
 )
+# Operators that torch has itself: those of other packages are in namespaces of their own.
+_OPERATORS, _NAMESPACES = "torch._ops.", frozenset("aten prims prim c10d _c10d_functional".split())
 # Of other modules in C, functions that may be called.
 _PURE = frozenset(["fspath", "_path_normpath"])
 _NOW = frozenset(["now", "utcnow", "today"])
 # Functions of numpy and torch that read files.
-_READERS = frozenset("fromfile from_file import_ir_module _load_from_file read_file".split())
+_READERS = frozenset("fromfile from_file import_ir_module".split())
 # By the names of functions in C: hashes of text and addresses differ between processes, and the
-# settings of torch are in no key. Packages call most of these without depending on the result.
+# seeds of torch are in no key. Packages call most of these without depending on the result.
 _BY_PROGRAM = frozenset(
     "id hash getrefcount getsizeof getallocatedblocks getrecursionlimit getswitchinterval "
     "get_ident get_native_id getweakrefcount data_ptr get_int_max_str_digits "
     "initial_seed seed get_state _get_extobj_dict".split()
 )
-# Functions of torch that tell a setting or a state, but for those that the key has.
+# Functions of torch that tell a setting or a state, but for those that the key has, or that say the
+# same in each trace.
 _TELLS = re.compile(r"_?(get|is|are|has)_")
 _IN_KEY = frozenset(
     "get_default_dtype is_grad_enabled is_inference_mode_enabled is_autocast_enabled "
@@ -95,6 +98,8 @@ def calls_impure(frame: types.FrameType, function: Any) -> bool:
 
 def is_known(module: str) -> bool:
     """Whether a module in C reads nothing but what it is given."""
+    if module.startswith(_OPERATORS):
+        return module.removeprefix(_OPERATORS).strip() in _NAMESPACES
     return module.partition(".")[0] in _KNOWN
 
 
