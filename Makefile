@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test test-pjrt test-newest-jax test-extras coverage check bench docs clean env key
+.PHONY: help demo test test-pjrt newest-jax test-newest-jax test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -39,13 +39,15 @@ test-pjrt: env ## run a part of the tests with the backend pjrt
 # environment's jax; what else jax needs is there.
 NEWEST_JAX := $(abspath build/newest-jax)
 
-test-newest-jax: env ## run the tests of the backend pjrt with the newest jax that the Python has
+newest-jax: env ## install the newest jax that the Python has in the folder build
 	if [ ! -e $(NEWEST_JAX)/.complete ]; then
 		rm -rf $(NEWEST_JAX)
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEWEST_JAX) \
 			--upgrade jax jaxlib ml_dtypes opt_einsum
 		touch $(NEWEST_JAX)/.complete
 	fi
+
+test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 	export PYTHONPATH=$$PYTHONPATH:$(NEWEST_JAX)
 	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)

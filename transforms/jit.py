@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 
 import torch
 
-from xfunc import tree
+from xfunc import config, tree
 from xfunc.backends.placement import remember
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
@@ -389,11 +389,11 @@ class Jit(Transform[P, R]):
 
     def explain(self) -> str:
         """Hits, misses, the last miss and why it is not kept on disk; the buckets used so far."""
-        info, why = self.cache_info(), self._staged.cache.explained()
+        limits = self._dynamic or self._limit
+        never = "" if limits is None or config.kept_traces is None else limits.why_not_kept()
+        info, why = self.cache_info(), self._staged.cache.explained(never)
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
         text = f"{self._staged.name}: {counts}\n{why}"
-        if self._dynamic is not None:
-            text = f"{text}\n{self._dynamic.explain()}"
-        elif self._limit is not None:
-            text = f"{text}\n{self._limit.explain()}"
+        if limits is not None:
+            text = f"{text}\n{limits.explain()}"
         return text.rstrip()

@@ -23,6 +23,7 @@ __all__ = [
     "LeakError",
     "OutOfMemoryError",
     "PurityError",
+    "ShapeError",
     "ShardingError",
     "TreeMismatchError",
     "UnsupportedOpError",

@@ -61,40 +61,40 @@ def flatten(tree: PyTree, is_leaf: IsLeaf | None = None) -> tuple[list[Leaf], St
 
 def adopt(leaves: Iterable[object]) -> bool:
     """Register as nodes those leaf classes that torch's own pytrees know; whether any were new."""
-    known = torch_pytree.SUPPORTED_NODES
-    classes = [
-        c
-        for c in set(builtins.map(type, leaves)) - _adopted
-        if c in known and not c.__module__.startswith("torch")  # torch.Size stays a leaf.
-    ]
-    for cls in classes:
-        _adopt(cls, known[cls])
-    return bool(classes)
+    new = [c for c in set(builtins.map(type, leaves)) - _adopted if adopt_class(c)]
+    return bool(new)
+
+
+def adopt_class(cls: type) -> bool:
+    """Register a class as a node if torch's own pytrees know it; whether it is one now."""
+    node = torch_pytree.SUPPORTED_NODES.get(cls)
+    if node is None or cls.__module__.startswith("torch"):  # torch.Size stays a leaf.
+        return False
+    if cls not in _adopted:
+        _adopt(cls, node)
+    return True
 
 
 _adopted: set[type] = set()  # A class may remain a leaf if `is_leaf` says so.
 
 
 def _adopt(cls: type, node: torch_pytree.NodeDef) -> None:
-    def take_apart(x: object) -> tuple[Iterable[object], _Context]:
+    def take_apart(x: object) -> tuple[Iterable[object], Context]:
         children, context = node.flatten_fn(x)
-        return children, _Context(context)
+        return children, Context(context)
 
     _adopted.add(cls)
     register(cls, take_apart, lambda context, xs: node.unflatten_fn(list(xs), context.value))
 
 
-class _Context:
+@dataclasses.dataclass(frozen=True)
+class Context:
     """torch's context of a node: compared by value, hashable or not."""
 
-    def __init__(self, value: object):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Context and other.value == self.value
+    value: Any
 
     def __hash__(self) -> int:
-        return hash(_Context)
+        return hash(Context)
 
     def __repr__(self) -> str:
         return repr(self.value)

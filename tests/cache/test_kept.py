@@ -1,12 +1,10 @@
 """Traced programs on disk: what finds them, and everything that must not."""
 
 import dataclasses
-import json
 import random
 import sys
-import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,151 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from tests.support.fresh import Server
+from tests.support.kept_program import W, X, by_torch, equal, run
+from tests.support.kept_program import load as load
 from xfunc.stages import kept
-
-SOURCE = """
-import dataclasses, functools, math, os, random, sys, time
-import numpy as np
-import torch
-import torch.nn.functional as F
-import xfunc as xf
-
-RATE = 2.0
-TABLE = {"a": [1.0, 2.0]}
-ARRAY = np.arange(3.0, dtype=np.float32)
-FILE = None
-ORDER = ("a", "b")
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    layers: int = 3
-    scale: float = 0.5
-
-class Base:
-    factor = 2.0
-    def shift(self, x):
-        return x + self.factor
-
-class Model(Base):
-    def __init__(self, k):
-        self.k = k
-    def __call__(self, x):
-        return self.shift(x) * self.k
-
-CONFIG, MODEL = Config(), Model(3.0)
-Pair = __import__("collections").namedtuple("Pair", "x y")
-
-def inner(x):
-    return torch.tanh(x) * 3.0
-
-def helper(x, by=1.5, *, plus=0.25):
-    return inner(x) * by + plus
-
-def body(x):
-    for _ in range(CONFIG.layers):
-        x = helper(x * CONFIG.scale)
-    return MODEL(x) * RATE * TABLE["a"][1] + float(np.sqrt(ARRAY[-1]))
-
-def loss(w, x):
-    last, each = xf.scan(lambda h, _: (body(h @ w), h.sum()), x, length=2)
-    return F.softmax(last, -1).square().sum() + last.abs().mean() + max(1, 2)
-
-def f(w, x):
-    return xf.value_and_grad(loss)(w, x)
-
-def by(k, held):
-    return lambda w, x: {"out": (x @ w) * k + held, "pair": Pair(x, [k])}
-
-def linear(w, x):
-    return torch.nn.Linear.forward(type("L", (), {"weight": w, "bias": None})(), x)
-
-def reads(w, x):
-    with open(FILE) as opened:
-        return x * float(opened.read())
-
-def clock(w, x):
-    return x * time.time()
-
-def draws(w, x):
-    return x * random.random()
-
-def computed(w, x):
-    return x * globals()["RA" + "TE"]
-
-def environment(w, x):
-    return x * float(os.environ["FACTOR"])
-
-def imports(w, x):
-    import own_settings
-    return x * own_settings.rate
-
-def arguments(w, x):
-    return x * len(sys.argv)
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, ct):
-        return ct * 2
-
-def rule(w, x):
-    return Twice.apply(x)
-
-def counts(w, x):
-    TABLE["a"].append(0.0)
-    return x * len(TABLE["a"])
-
-def constant(w, x):
-    return x + torch.tensor([1.0, 2.0, 3.0]) + xf.random.normal(xf.random.key(0), (3,))
-"""
-
-W = torch.linspace(-0.1, 0.1, 9, dtype=torch.float64).reshape(3, 3)
-X = torch.linspace(0, 0.1, 6, dtype=torch.float64).reshape(2, 3)
-
-
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Loads the program from its file, anew each time, as another process would."""
-    xf.config.set_trace_cache_dir(tmp_path / "traces")
-
-    def load(*edits: tuple[str, str]) -> types.ModuleType:
-        text = SOURCE
-        for old, new in edits:
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        file = tmp_path / "kept_program.py"
-        file.write_text(text)
-        module = types.ModuleType("kept_program")
-        module.__file__ = str(file)
-        monkeypatch.setitem(sys.modules, "kept_program", module)
-        exec(compile(text, str(file), "exec"), vars(module))
-        xf.clear_caches()
-        return module
-
-    yield load
-    xf.config.set_trace_cache_dir(None)
-
-
-def run(fun: Any, *args: Any, **settings: Any) -> tuple[int, Any]:
-    """How often a function is traced in its first call, and its result."""
-    jitted = xf.jit(fun, **settings)
-    found = jitted(*(args or (W, X)))
-    return xf.trace_count(jitted), xf.device_get(found)
-
-
-def by_torch(fun: Any, *args: Any) -> Any:
-    with xf.disable_jit():
-        return fun(*(args or (W, X)))
-
-
-def equal(got: Any, want: Any) -> None:
-    for g, w in zip(xf.tree.leaves(got), xf.tree.leaves(want), strict=True):
-        g, w = torch.as_tensor(g).cpu(), torch.as_tensor(w).cpu()
-        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
 def set_at(*path: str, to: Any) -> Callable[[Any, pytest.MonkeyPatch], None]:
@@ -343,69 +199,3 @@ def test_what_is_kept(load: Any, name: str) -> None:
     traces, found = run(getattr(load(), name))
     assert traces == 0
     equal(found, by_torch(getattr(load(), name)))
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "another"])
-def test_a_damaged_file_is_replaced(load: Any, damage: str, tmp_path: Path) -> None:
-    run(load().f)
-    (file,) = (tmp_path / "traces").iterdir()
-    data = whole = file.read_bytes()
-    if damage == "another":
-        run(load().constant)
-        (data,) = [p.read_bytes() for p in file.parent.iterdir() if p != file]
-    at = len(whole) // 2
-    flipped = whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :]
-    file.write_bytes({"cut": whole[:at], "flipped": flipped, "empty": b"", "another": data}[damage])
-    traces, found = run(load().f)
-    assert traces == 1
-    equal(found, by_torch(load().f))
-    assert run(load().f)[0] == 0
-
-
-def test_a_folder_that_cannot_be_written(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    xf.config.set_trace_cache_dir(tmp_path / "file")
-    with pytest.warns(UserWarning, match="traced programs cannot be kept in .*file"):
-        equal(run(load().f)[1], by_torch(load().f))
-
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    xf.config.set_trace_cache_dir(tmp_path / "full")
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-    with pytest.warns(UserWarning, match="traced programs cannot be kept in .*No space left"):
-        equal(run(load().f)[1], by_torch(load().f))
-
-
-SCRIPT = """if True:
-    import json, sys
-    import torch, xfunc as xf
-
-    xf.config.set_trace_cache_dir(sys.argv[1])
-    sys.path.insert(0, sys.argv[2])
-    import kept_program
-
-    jitted = xf.jit(kept_program.f)
-    w, x = torch.load(sys.argv[3])
-    loss, grad = xf.device_get(jitted(w, x))
-    loaded = "torch_xla" in sys.modules
-    print(json.dumps([xf.trace_count(jitted), loaded, loss.item(), grad.tolist()]))
-"""
-
-
-def test_other_processes(fresh: Server, tmp_path: Path) -> None:
-    """Two at once, and one after them, which neither traces nor loads torch_xla."""
-    (tmp_path / "kept_program.py").write_text(SOURCE)
-    torch.save((W, X), tmp_path / "inputs")
-    args = tmp_path / "traces", tmp_path, tmp_path / "inputs"
-    env = {"XFUNC_BACKEND": "pjrt", "CPU_NUM_DEVICES": "1"}
-    both = [fresh.start(SCRIPT, *args, env=env) for _ in range(2)]
-    done = [*(p.wait() for p in both), fresh.run(SCRIPT, *args, env=env)]
-    for one, wanted in zip(done, [(1, True), (1, True), (0, False)], strict=True):
-        assert one.returncode == 0, one.stderr
-        traces, loaded, *found = json.loads(one.stdout.splitlines()[-1])
-        assert (traces, loaded) == wanted
-        assert found == json.loads(done[0].stdout.splitlines()[-1])[2:]
-    assert [p.suffix for p in (tmp_path / "traces").iterdir()] == [".trace"]

@@ -1,5 +1,6 @@
 """What differs between processes or machines is not kept among traced programs on disk."""
 
+import functools
 import os
 import platform
 import socket
@@ -40,6 +41,10 @@ class Item:
 
 
 ITEM = Item(2)
+OPERATORS = torch.library.Library("beside", "DEF")
+OPERATORS.define("number() -> Tensor")
+# Without a frame of Python, as one in C++.
+OPERATORS.impl("number", functools.partial(torch.ones, ()), "CompositeExplicitAutograd")
 
 NOT_KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
     "hash": lambda x: x * (hash("text") % 7),
@@ -55,6 +60,7 @@ NOT_KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
     "threads": lambda x: x * torch.get_num_threads(),
     "more threads": lambda x: x * torch.get_num_interop_threads(),
     "precision": lambda x: x * len(torch.get_float32_matmul_precision()),
+    "an operator of another package": lambda x: x + torch.ops.beside.number(),
     "GPUs": lambda x: x * torch.cuda.device_count(),
     "NumPy's errors": lambda x: x * len(np.geterr()["over"]),
     "NumPy's printing": lambda x: x * np.get_printoptions()["precision"],
@@ -124,6 +130,18 @@ def test_sets_of_what_holds_tensors(folder: Path, kind: Callable[..., Any]) -> N
     assert not list(folder.iterdir())
 
 
-def test_sets_without_tensors_are_kept(folder: Path) -> None:
-    names = {"a", "b"}
-    assert [traces(lambda x: x * ("a" in names)) for _ in range(2)] == [1, 0]
+class Settings:
+    skipped = frozenset(["a", "b"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_sets_contain_may_be_asked(folder: Path, number: int) -> None:
+    names, numbers = {"a", "b"}, {number, 3}
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        known = "a" in names and "a" in Settings.skipped and "a" in {"a", "b"}
+        return x * known * Settings.skipped.isdisjoint("c") * sum(numbers)
+
+    assert [traces(fun), traces(fun)] == [1, 0]
+    names.add("c")
+    assert traces(fun) == 1

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.cache.test_kept import W, X, equal, run
-from tests.cache.test_kept import load as load
 from tests.support.fresh import Server
+from tests.support.kept_program import W, X, equal, run
+from tests.support.kept_program import load as load
 from xfunc.backends.torch_xla import runtime
 from xfunc.cache.observed import same
 

@@ -1,14 +1,19 @@
 """The structures of results that traced programs on disk may have, and those that they may not."""
 
 import dataclasses
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import optree
 import pytest
 import torch
+from torch.utils import _pytree as torch_pytree
 
 import xfunc as xf
+from xfunc import tree
 
 
 class Outer:
@@ -69,6 +74,38 @@ def test_kept(folder: Path, fun: Callable[[torch.Tensor], Any]) -> None:
         assert xf.tree.structure(found) == structure
         for a, b in zip(xf.tree.leaves(found), leaves, strict=True):
             torch.testing.assert_close(a.cpu(), b)
+
+
+INSTALLED = """
+class Output(dict): pass
+def split(x): return [*x.values()], [*x]
+def joined(xs, names): return Output(zip(names, xs))
+"""
+
+
+def test_a_class_that_another_process_has_not_met(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed one, of which torch's pytrees know how to take it apart."""
+    module = types.ModuleType("installed_outputs")
+    module.__file__ = "/site-packages/installed_outputs.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(INSTALLED, module.__file__, "exec"), vars(module))
+    output: Any = module.__dict__["Output"]
+    torch_pytree.register_pytree_node(output, module.__dict__["split"], module.__dict__["joined"])
+
+    def fun(given: Any) -> Any:
+        return output(out=given["x"] * 2)
+
+    for wanted in (1, 0):
+        xf.clear_caches()
+        jitted = xf.jit(fun)
+        found = jitted(output(x=torch.ones(2)))
+        assert xf.trace_count(jitted) == wanted
+        assert type(found) is output
+        assert found["out"].tolist() == [2.0, 2.0]
+        optree.unregister_pytree_node(output, namespace=tree.NAMESPACE)
+        tree._adopted.discard(output)
 
 
 def helper(x: Any) -> Any:

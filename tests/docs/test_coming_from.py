@@ -165,8 +165,8 @@ def members(module: types.ModuleType) -> set[str]:
 
 # On no page: the base class, and what only xfunc itself calls. On others: what JAX has no name for.
 ELSEWHERE = {
-    "errors.XfuncError", "tree.adopt", "__version__", "stages", "memory_stats", "call_jax",
-    "aot.topology_of",
+    "errors.XfuncError", "tree.adopt", "tree.adopt_class", "__version__", "stages", "memory_stats",
+    "call_jax", "aot.topology_of",
 }  # fmt: skip
 
 

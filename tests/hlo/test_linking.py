@@ -1,6 +1,7 @@
 """What is applied in a trace is in its module once, whatever its shapes and dtypes."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_a_function_is_in_the_module_once_however_often_it_is_called() -> None:
         return x.sum()
 
     module = xf.jit(model).lower(x, w).module
-    assert len(module.computations) == len(xf.jit(block).lower(x, w).module.computations) + 2
+    assert len(module.computations) == 3  # one adds the terms of the sum
     assert sum(i.opcode == "call" for i in module.entry.instructions) == 5
     assert block.cache_info().traces == 1
 
@@ -50,17 +51,16 @@ def test_a_function_is_in_the_module_once_however_often_it_is_called() -> None:
 @pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1)], ids=str)
 def test_every_dtype_passes_through(shape: tuple[int, ...], dtype: torch.dtype, many: bool) -> None:
-    inner = xf.jit(lambda x: (x, x.reshape(-1)) if many else x)
+    inner = xf.jit(lambda x: [x, x.reshape(-1)][: 1 + many])
     x = torch.ones(shape).to(dtype)
 
     def outer(x: torch.Tensor) -> list[torch.Tensor]:
-        found = inner(x)
-        whole = list(found) if many else [found]
+        whole = inner(x)
         assert [w.dtype for w in whole] == [dtype] * len(whole)
         return [*whole, *(whole if dtype in FLOAT8 else (w.clone() for w in whole))]
 
     found = [t.cpu() for t in xf.jit(outer)(x)]
-    expected = [x, x.reshape(-1)] * 2 if many else [x, x]
+    expected = [x, x.reshape(-1)][: 1 + many] * 2
     assert [(t.dtype, t.shape) for t in found] == [(t.dtype, t.shape) for t in expected]
     pairs = zip(found, expected, strict=True)
     assert all(torch.equal(a.to(torch.complex64), b.to(torch.complex64)) for a, b in pairs)
@@ -107,14 +107,14 @@ def test_operations_are_named_after_the_function() -> None:
     assert name.removeprefix("xfunc__").rpartition(".")[2] == "decorated"
 
 
-def recorded(calls: list[int], single: bool) -> pb.HloModuleProto:
+def recorded(calls: Sequence[int], single: bool) -> pb.HloModuleProto:
     """A module that applies other ones to its parameter, each to the result of the last."""
     b = Builder("recorded")
     body = b.computation("recorded")
     x = body.parameter(F32)
     for number in calls:
         shape = F32 if single else Shape.of_tuple([F32])
-        x = body.custom_call(target(number), [x], shape)
+        x = body.custom_call(target(number, []), [x], shape)
         x = x if single else body.get_tuple_element(x, 0)
     return b.build(body.build(body.tuple([x]))).proto
 
@@ -128,8 +128,8 @@ def test_control_dependencies_move_with_their_instructions(single: bool) -> None
     module = b.build(body.build(body.tuple([body.add(first, second)])))
     module.proto.computations[0].instructions[2].control_predecessor_ids.append(first.id)
 
-    proto = recorded([7, 7, 3], single)
-    link(Contents(proto), {7: ("ordered", module), 3: ("other", module)})
+    proto = recorded([1, 1, 0], single)
+    link(Contents(proto), [("other", module), ("ordered", module)])
     verify(Module(proto))
     assert [c.name.rpartition(".")[0] for c in proto.computations] == ["ordered"] * 2 + ["recorded"]
     for c in proto.computations[:2]:

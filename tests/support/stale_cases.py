@@ -203,6 +203,12 @@ CASES: dict[str, Case] = {
         "s.k = 3.0",
         "s.k = 2.0",
     ),
+    "attribute of a module by a pattern": _case(
+        "s = types.ModuleType('s'); s.k = 2.0\ndef f(x):\n"
+        " match s:\n  case types.ModuleType(k=k): return x * k",
+        "s.k = 3.0",
+        "s.k = 2.0",
+    ),
     "attribute of a module by getattr": _case(
         "s = types.ModuleType('s'); s.k = 2.0\ndef f(x): return x * getattr(s, 'k')",
         "s.k = 3.0",
@@ -380,6 +386,7 @@ EQUAL: dict[str, tuple[str, str, str]] = {
     # Two expressions whose values compare equal, and what is computed with the value `v`.
     "signed zero of numpy": ("np.float32(0.0)", "np.float32(-0.0)", "x / float(v)"),
     "float64 of numpy": ("np.float64(2.0)", "2.0", "x * (3 if type(v) is float else 2)"),
+    "order of a set": ("{0, 8}", "{8, 0}", "x * (1 + list(v)[0])"),
     "empty ranges": ("range(0)", "range(5, 5)", "x * (v.stop + 1)"),
     "ranges with another stop": ("range(0, 3, 2)", "range(0, 4, 2)", "x * v.stop"),
     "fold of a datetime": (
@@ -421,7 +428,7 @@ EQUAL: dict[str, tuple[str, str, str]] = {
     "weak references": ("ref(2.0)", "ref(3.0)", "x * v().k"),
     "slices": ("slice(0, 1)", "slice(0, 2)", "x * x[v].sum()"),
     "complex zeros": ("complex(0, 0.0)", "complex(0, -0.0)", "x * (2 + math.copysign(1, v.imag))"),
-    "order of a set": ("{1, 2}", "{1, 2, 3}", "x * len(v)"),
+    "sets": ("{1, 2}", "{1, 2, 3}", "x * len(v)"),
 }  # fmt: skip
 
 EQUAL_PREAMBLE = (

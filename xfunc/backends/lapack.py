@@ -24,6 +24,8 @@ from xfunc.backends import fortran, host_calls, solvers
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.composite import operation_of
+from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import remove_computations
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -42,7 +44,7 @@ def use_lapack(proto: pb.HloModuleProto) -> None:
                 called.add(name)
     if called & solvers.ROUTINES.keys():
         fortran.load()
-    _drop_unused(proto)
+    _drop_uncalled(proto)
 
 
 def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> str | None:
@@ -74,17 +76,13 @@ def _routine(i: pb.HloInstructionProto, composites: dict[int, str | None]) -> st
     return name
 
 
-def _drop_unused(proto: pb.HloModuleProto) -> None:
+def _drop_uncalled(proto: pb.HloModuleProto) -> None:
     """Remove computations that nothing calls any more."""
-    used = {proto.entry_computation_id}
+    contents, used = Contents(proto), {proto.entry_computation_id}
     for c in reversed(proto.computations):  # callers before callees
         if c.id in used:
-            used.update(k for i in c.instructions for k in i.called_computation_ids)
-    kept = [c for c in proto.computations if c.id in used]
-    if len(kept) < len(proto.computations):
-        new = pb.HloModuleProto(computations=kept)
-        del proto.computations[:]
-        proto.computations.MergeFrom(new.computations)
+            used.update(contents.called(c))
+    remove_computations(proto, {c.id for c in proto.computations} - used)
 
 
 def _register(name: str) -> Callable[[host_calls.Function], host_calls.Function]:

@@ -12,6 +12,7 @@ import enum
 import functools
 import hashlib
 import logging
+import os
 import sys
 import types
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ import torch
 
 from xfunc.cache import classes, views, volatile
 from xfunc.cache.globals import Names
+from xfunc.cache.impure import is_known
+from xfunc.cache.obscure import has_fixed_order, is_obscure
 from xfunc.cache.valuation import is_transparent
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -43,10 +46,13 @@ class Digest:
 
     Attributes:
         codes: the code of all functions among them, nested code included.
+        sets: the names of variables and attributes that are sets: NOTE [sets] in
+            `xfunc.cache.obscure`.
     """
 
     def __init__(self) -> None:
         self.codes: set[types.CodeType] = set()
+        self.sets: set[str] = set()
         self._hash = hashlib.sha256()
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -56,10 +62,10 @@ class Digest:
         """The digest of what was added."""
         return self._hash.hexdigest()
 
-    def add_apart(self, x: object) -> None:
-        """Add an object that shares nothing with those before."""
+    def add_apart(self, x: object, name: str = "") -> None:
+        """Add an object that shares nothing with those before; `name`: of the variable it is in."""
         self._seen.clear()
-        self.add(x)
+        self._named(name, x)
 
     def put(self, *words: object) -> None:
         """Add words, each by its text."""
@@ -92,6 +98,8 @@ class Digest:
                 raise Unknown(f"a {kind.__name__} that is nested too deep") from None
 
     def _object(self, kind: type, x: Any) -> None:
+        if is_obscure(x):
+            raise Unknown(f"{x.__name__} under another name")
         if isinstance(x, type):
             self._class(x)
         elif isinstance(x, types.FunctionType):
@@ -114,7 +122,9 @@ class Digest:
         elif kind is contextvars.ContextVar:
             self._all("variable", (x.name, views.context_value(x)))
         elif isinstance(x, logging.Logger):
-            self.put("logger", x.name)
+            self.put("logger", x.name, x.getEffectiveLevel(), x.disabled)
+        elif x is os.environ:
+            self.put("environment")  # What is read of it is seen: `xfunc.cache.observed.Observer`.
         elif isinstance(x, (np.ndarray, np.generic)):
             self._array(kind, x)
         elif kind is _FIELD:
@@ -146,6 +156,16 @@ class Digest:
         for x in xs:
             self.add(x)
 
+    def _named(self, name: str, x: Any, of_ours: bool = False) -> None:
+        """Add the content of a variable or an attribute, perhaps of an object of ours."""
+        is_set = type(x) in (set, frozenset) and all(type(e) in _ATOMS for e in x)
+        if not name or not is_set or has_fixed_order(x) or volatile.mark_of(x, None) is not None:
+            self.add(x)
+        else:
+            if not of_ours:
+                self.sets.add(name)
+            self.put("set", *sorted(map(repr, x)))
+
     def _container(self, kind: type, x: Any) -> None:
         if volatile.mark_of(x, None) is not None:
             raise Unknown("something that the function changes")
@@ -155,14 +175,9 @@ class Digest:
         if isinstance(x, dict):
             self._all("dict", (part for item in x.items() for part in item))
         elif isinstance(x, (set, frozenset)):
-            parts = [Digest() for _ in x]
-            for part, element in zip(parts, x, strict=True):
-                part.add(element)
-                self.codes |= part.codes
-            # Captured tensors go by their order, and that of a set is another in each process.
-            if any(part._slots for part in parts):
-                raise Unknown("a set of objects that hold tensors")
-            self.put("set", len(parts), *sorted(part.hex() for part in parts))
+            if not has_fixed_order(x):
+                raise Unknown(f"a {kind.__name__} whose order is another in each process")
+            self._all("set", x)
         else:
             self._all("sequence", (kind is tuple, *x))
 
@@ -171,8 +186,10 @@ class Digest:
         named |= {n: getattr(x, n) for n in views.all_slots(type(x)) if hasattr(x, n)}
         if any(volatile.mark_of(x, n) is not None for n in named):
             raise Unknown("something that the function changes")
-        self.put("state")
-        self._all("names", (part for item in named.items() for part in item))
+        self.put("state", len(named))
+        for name, value in named.items():
+            self.put(name)
+            self._named(name, value, type(x).__module__.startswith("xfunc."))
 
     def _array(self, kind: type, x: Any) -> None:
         if x.dtype.hasobject or kind.__module__ != "numpy":
@@ -192,15 +209,19 @@ class Digest:
         self.put("tensor", slot, kind.__name__, tuple(x.shape), x.dtype, *more)
 
     def _function(self, x: types.FunctionType) -> None:
-        if not is_of_program(x.__code__) and _named(x.__module__, x.__qualname__) is x:
+        if not is_of_program(x.__code__) and _by_name(x.__module__, x.__qualname__) is x:
             self.put("function", x.__module__, x.__qualname__)
             return
         self._note(x.__code__)
         self.put("function", x.__globals__.get("__name__"), code_digest(x.__code__))
-        for cell in x.__closure__ or ():
+        self.put(x.__module__, x.__qualname__, x.__name__, repr(x.__doc__))
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             if volatile.mark_of(cell, None) is not None:
                 raise Unknown("a variable that the function changes")
-            self._all("cell", [v for v in [views.content(cell)] if v is not views.MISSING])
+            held = views.content(cell)
+            self.put("cell", held is views.MISSING)
+            if held is not views.MISSING:
+                self._named(name, held)
         self._all("defaults", (x.__defaults__, x.__kwdefaults__))
         self._state(x)
 
@@ -219,9 +240,12 @@ class Digest:
             self._all("bound", (x.__name__, owner))
 
     def _class(self, cls: type) -> None:
-        self.put("class", cls.__module__, cls.__qualname__)
+        self.put("class", cls.__module__, cls.__qualname__, cls.__name__)
         if not is_of_user(cls):
-            if _named(cls.__module__, cls.__qualname__) is cls or not classes.can_change(cls):
+            in_c = not classes.can_change(cls)
+            if in_c and not is_known(cls.__module__):
+                raise Unknown(f"the compiled class {cls.__module__}.{cls.__qualname__}")
+            if in_c or _by_name(cls.__module__, cls.__qualname__) is cls:
                 return
             if cls.__module__ != "jaxtyping":
                 raise Unknown(f"the class {cls.__qualname__}")
@@ -231,14 +255,17 @@ class Digest:
             self.add(type(cls))
         self._all("bases", cls.__bases__)
         own = {n: v for n, v in vars(cls).items() if not classes.is_derived(n)}
+        own["__doc__"] = cls.__doc__
+        for name, field in vars(cls).get("__dataclass_fields__", {}).items():
+            own[f"field {name}"] = (field.init, field.compare, dict(field.metadata))
         self.put(len(own))
         for name, value in own.items():
             self.put(name)
             if not isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-                self.add(value)
+                self._named(name, value)
 
 
-def _named(module: str | None, qualname: str) -> object:
+def _by_name(module: str | None, qualname: str) -> object:
     """What can be reached by these names, without wrappers; None: nothing."""
     found: Any = sys.modules.get(module or "")
     for name in qualname.split("."):
@@ -260,6 +287,8 @@ def code_digest(code: types.CodeType) -> str:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             found.put("code", code_digest(const))
+        elif isinstance(const, frozenset):  # as in ``x in {"a", "b"}``
+            found.put("set", *sorted(map(repr, const)))
         else:
             found.add_apart(const)
     return found.hex()

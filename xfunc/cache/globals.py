@@ -47,12 +47,10 @@ class Reached(NamedTuple):
     Attributes:
         places: namespaces, and names in them.
         changes: whether the functions changed some places, which no longer count.
-        environment: whether they mention the environment variables.
     """
 
     places: list[tuple[dict[str, object], str]]
     changes: bool
-    environment: bool
 
 
 class Globals:
@@ -114,7 +112,7 @@ class Globals:
         """Everything that is reached by name, now."""
         found = self._reach()
         places = [(namespace, name) for (_, name), namespace in found.places.items()]
-        return Reached(places, bool(self._volatile), bool(found.others))
+        return Reached(places, bool(self._volatile))
 
     def _look(self) -> tuple[_Reach, State]:
         reach = self._reach()
@@ -353,11 +351,15 @@ def names_in(code: types.CodeType) -> Names:
     looked_up: dict[str, None] = {}
     attributes: dict[str, None] = {}
     texts: dict[str, None] = {}
+    last: tuple[str, ...] = ()
     for i in dis.get_instructions(code):
         if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             looked_up[i.argval] = None
         elif isinstance(i.argval, str) and i.opname not in ("LOAD_CONST", "RETURN_CONST"):
             attributes[i.argval] = None
+        elif i.opname == "MATCH_CLASS":  # The names of the attributes were loaded just before.
+            attributes.update(dict.fromkeys(last))
+        last = i.argval if isinstance(i.argval, tuple) else ()
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             inner = names_in(const)

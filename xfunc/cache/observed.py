@@ -15,9 +15,10 @@ import contextlib
 import dis
 import functools
 import hashlib
+import os
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -26,10 +27,17 @@ from xfunc.cache import views
 from xfunc.cache.digest import Digest, Unknown, code_digest, is_library
 from xfunc.cache.globals import names_in
 from xfunc.cache.impure import calls_impure, is_impure
+from xfunc.cache.obscure import obscured_by
 from xfunc.core.locations import is_of_program, is_of_xfunc
 
 Links = dict[str, str]
 """By ``module:name``, what it stands for."""
+
+_READ_ALL = frozenset(
+    getattr(os._Environ, n).__code__ for n in ("__iter__", "__len__", "__repr__", "copy")
+)
+# The source of `os` and of the methods of mappings.
+_BETWEEN = ("<frozen os>", "<frozen _collections_abc>", os.__file__)
 
 
 class Observer:
@@ -38,10 +46,12 @@ class Observer:
     Attributes:
         why: why what runs is not the same each time; "" if it is.
         codes: the code that ran.
+        read: the environment variables that were read.
     """
 
     def __init__(self) -> None:
         self.why = ""
+        self.read: set[str] = set()
         self._imports = 0
         self.codes: dict[int, tuple[types.CodeType, dict[str, object]]] = {}
 
@@ -66,10 +76,25 @@ class Observer:
             return
         elif event == "call":
             self.codes.setdefault(id(frame.f_code), (frame.f_code, frame.f_globals))
+            if frame.f_globals is vars(os):
+                self._see_environment(frame)
             if not self.why and is_impure(frame):
                 self.why = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name} was called"
         elif event == "c_call" and not self.why and calls_impure(frame, arg):
             self.why = f"{getattr(arg, '__qualname__', arg)} was called"
+
+    def _see_environment(self, frame: types.FrameType) -> None:
+        """Note what is read from `os.environ` by anyone but xfunc."""
+        by = frame.f_back
+        while by is not None and by.f_code.co_filename.startswith(_BETWEEN):
+            by = by.f_back
+        if by is None or is_of_xfunc(by.f_code.co_filename):
+            return
+        if frame.f_code is os._Environ.__getitem__.__code__:
+            name = frame.f_locals["key"]
+            self.read.add(name if isinstance(name, str) else os.fsdecode(name))
+        elif frame.f_code in _READ_ALL and not self.why:
+            self.why = "it reads all environment variables"
 
     @property
     def of_program(self) -> list[types.CodeType]:
@@ -85,6 +110,15 @@ class Observer:
             for code in self.of_program
             for i in dis.get_instructions(code)
         )
+
+    def obscured_by(self, sets: Collection[str]) -> str:
+        """What makes the program's code that ran obscure; "" if nothing does.
+
+        `sets`: the names of those without an order, see NOTE [sets] in `xfunc.cache.obscure`.
+        """
+        ran = [(code, names) for code, names in self.codes.values() if is_of_program(code)]
+        found = (obscured_by(code, names, sets) for code, names in ran)
+        return next(filter(None, found), "")
 
     def files(self) -> dict[str, str]:
         """The digests of the source files of installed packages whose code ran."""

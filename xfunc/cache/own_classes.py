@@ -104,10 +104,6 @@ def _dict(walk: Walk, x: dict[object, object]) -> Hashable:
     return (type(x), walk.place(x, None, items), walk.value(factory))
 
 
-def _set(walk: Walk, x: Iterable[object]) -> Hashable:
-    return (type(x), walk.place(x, None, sorted(x, key=hash)))
-
-
 def _array(walk: Walk, x: np.ndarray) -> Hashable:
     if x.dtype == object:
         return (type(x), x.shape, walk.place(x, None, x.ravel()))
@@ -141,8 +137,8 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     tuple: _tuple,
     dict: _dict,
     collections.deque: _sequence,
-    set: _set,
-    frozenset: _set,
+    set: _sequence,
+    frozenset: _sequence,
     np.ndarray: _array,
     **dict.fromkeys((bytearray, array.array, memoryview), _bytes),
     **dict.fromkeys((range, slice), _range),

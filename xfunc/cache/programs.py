@@ -56,6 +56,7 @@ class FunctionCache:
     Attributes:
         latest: what was found last.
         not_kept: why the program of the last miss is not kept on disk; "" if it is, or if none is.
+        globals: the guards of its globals, once it has been traced.
     """
 
     def __init__(self, name: str, root: object):
@@ -64,9 +65,7 @@ class FunctionCache:
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss, self.not_kept = "not called yet", ""
         self.latest = Latest(None, None)
-        self.globals: Guards | None = (
-            None  # The guards of its globals (`globals.Guards`), once it has been traced.
-        )
+        self.globals: Guards | None = None
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
@@ -91,10 +90,10 @@ class FunctionCache:
         self.misses += 1
         self.last_miss, self.not_kept = self._why(key, names), ""
 
-    def explained(self) -> str:
-        """The last miss, in lines."""
-        beside = f"\nnot kept on disk: {self.not_kept}" if self.not_kept else ""
-        return f"last miss: {self.last_miss}{beside}"
+    def explained(self, never_kept: str = "") -> str:
+        """The last miss, in lines; `never_kept`: why none of its programs is kept on disk."""
+        why = never_kept or self.not_kept
+        return f"last miss: {self.last_miss}" + (f"\nnot kept on disk: {why}" if why else "")
 
     def add(self, key: Hashable, entry: object, guards: Iterable[Guard] = ()) -> None:
         """Keep an entry; the least recently used one makes room."""

@@ -156,6 +156,13 @@ def remove(
     del c.instructions[gone.count(False) :]
 
 
+def remove_computations(proto: pb.HloModuleProto, which: Collection[int]) -> None:
+    """Remove computations from a module, by their ids."""
+    for k in reversed(range(len(proto.computations) if which else 0)):
+        if proto.computations[k].id in which:
+            del proto.computations[k]
+
+
 def origin(k: int, stands_for: Mapping[int, int]) -> int:
     """The id that finally stands for an id."""
     while k in stands_for:

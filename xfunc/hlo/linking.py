@@ -2,13 +2,14 @@
 
 NOTE [recorded calls]: a tracer could take in each module that is applied. It would read and check
 it, and write all of it again with what it recorded. So an application is recorded as a custom call
-whose target has only a number, and `link` adds the module itself afterwards: once, however often
-it is called. (torch_xla 2.9 gives custom calls of one target the same shape.)
+of no module but a number, and `link` adds the module itself afterwards: once, however often it is
+called. The target of the custom call has the number, and the types of the results: torch_xla 2.9
+remembers the types of all custom calls with the same target and operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import count
 
 from xfunc.hlo import hlo_pb2 as pb
@@ -20,12 +21,17 @@ from xfunc.hlo.module import Module
 _TARGET = "xfunc_call_"
 
 
-def target(number: int) -> str:
-    """The target of the custom call that records the application of a module."""
-    return f"{_TARGET}{number}"
+def target(number: int, types: Sequence[object]) -> str:
+    """The target of the custom call that records the application of a module.
+
+    Args:
+        number: of the module.
+        types: of its results, in an order; equal ones have equal texts.
+    """
+    return f"{_TARGET}{number}:{' '.join(map(str, types))}"
 
 
-def link(contents: Contents, applied: Mapping[int, tuple[str, Module]]) -> None:
+def link(contents: Contents, applied: Sequence[tuple[str, Module]]) -> None:
     """Turn the recorded applications in a module's entry into calls, in place.
 
     Args:
@@ -42,7 +48,7 @@ def link(contents: Contents, applied: Mapping[int, tuple[str, Module]]) -> None:
 class _Linker:
     """Adds modules to another one."""
 
-    def __init__(self, contents: Contents, applied: Mapping[int, tuple[str, Module]]) -> None:
+    def __init__(self, contents: Contents, applied: Sequence[tuple[str, Module]]) -> None:
         self._contents, self._applied = contents, applied
         self._callees: dict[int, pb.HloComputationProto] = {}
 
@@ -50,7 +56,7 @@ class _Linker:
         single: dict[int, pb.HloInstructionProto] = {}
         names: dict[int, str] = {}
         for i in recorded:
-            number = int(i.custom_call_target.removeprefix(_TARGET))
+            number = int(i.custom_call_target.removeprefix(_TARGET).partition(":")[0])
             name = names[i.id] = f"xfunc__{self._applied[number][0]}"
             rename_operation(i, name)
             call = self._call(i, number)

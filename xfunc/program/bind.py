@@ -113,7 +113,7 @@ class _Below(Rule):
 
 def differentiations(args: Sequence[Tensor]) -> int:
     """What watches a call: 0 nothing, 1 exactly one gradient, on top, 2 anything else."""
-    with torch._C.DisableTorchFunction():  # Each read would pass the mode of a trace.
+    with values.unseen():  # Each read would pass the mode of a trace.
         grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
     levels = functorch.levels()
     if not levels:

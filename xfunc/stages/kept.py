@@ -11,7 +11,6 @@ the function is traced again.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
 import hashlib
 import io
@@ -35,29 +34,23 @@ from xfunc import config, tree
 from xfunc.backends import active
 from xfunc.backends.host_calls import has_host_calls
 from xfunc.cache.changes import Changed
+from xfunc.cache.classes import can_change
 from xfunc.cache.digest import Digest, Unknown, is_library
-from xfunc.cache.globals import Globals, Guards, Reached
+from xfunc.cache.globals import Globals, Guards, Reached, names_in
+from xfunc.cache.obscure import is_obscure
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
 from xfunc.core import ambient, archive
 from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.export.loaded import read_avals, write_avals
-from xfunc.hlo import InvalidHloError, Module, verify
+from xfunc.hlo import InvalidHloError, verify
 from xfunc.program import foreign
 from xfunc.program.program import Program
 from xfunc.trace.lowering import Lowering
 
 _HEADER, _HLO, _TREE = "header.json", "program.hlo", "out_tree"
 CALLS_BACK = "it calls back to Python, or computes nothing"
-# With these, code reaches what its names do not tell, or draws numbers without our seeing it.
-_OBSCURE = frozenset(
-    "getattr hasattr vars globals locals attrgetter __dict__ __getattribute__ eval exec compile "
-    "__import__ import_module reload modules _getframe currentframe gc inspect "
-    "default_rng RandomState SeedSequence SystemRandom __hash__".split()
-)
-# These builtins differ between processes; as attributes, the names are the user's.
-_OBSCURE_BUILTINS = frozenset(["id", "hash"])
 _WHAT_READING_RAISES = (
     *(OSError, zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError),
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
@@ -107,8 +100,6 @@ class Place:
         reached = [named.reached() for named in self._named]
         if any(r.changes for r in reached):
             raise Unknown("something that the function changes")
-        if any(r.environment for r in reached):
-            found.add_apart(sorted(active.tracer().environment().items()))
         for namespace, name in self._places(reached):
             x = namespace.get(name, MISSING)
             found.put(namespace.get("__name__"), name)
@@ -116,7 +107,12 @@ class Place:
                 raise Unknown(f"the tensor {name}")
             if isinstance(x, types.ModuleType):
                 self._modules[id(x)] = x
-            found.put("nothing") if x is MISSING else found.add_apart(x)
+            if x is MISSING:
+                found.put("nothing")
+            elif is_obscure(x) and getattr(x, "__name__", None) == name:  # Its use is seen.
+                found.put("builtin")
+            else:
+                found.add_apart(x, name)
         self._add_attributes(found)
         return found
 
@@ -126,7 +122,7 @@ class Place:
 
     def _add_attributes(self, found: Digest) -> None:
         """The data in modules of installed packages that the program names."""
-        mentioned = sorted({name for code in found.codes for name in code.co_names})
+        mentioned = sorted({name for code in found.codes for name in names_in(code).mentioned})
         todo, seen = list(self._modules.values()), set[int]()
         while todo:
             module = todo.pop()
@@ -139,7 +135,8 @@ class Place:
                 x = vars(module).get(name)
                 if isinstance(x, types.ModuleType):
                     todo.append(x)
-                elif not callable(x):  # Those are links: see NOTE [what ran].
+                elif not callable(x) or (isinstance(x, type) and not can_change(x)):
+                    # Other functions and classes are links: see NOTE [what ran].
                     found.put(module.__name__, name)
                     found.add_apart(x)
 
@@ -148,10 +145,10 @@ class Place:
         try:
             contents = unpacked(self._file.read_bytes())
             header = json.loads(contents[_HEADER])
-            files, links = header["files"], header["links"]
+            files, links, read = header["files"], header["links"], header["environment"]
             if header["digest"] != self._digest.hex():
                 return None
-            if digests(files) != files or same(links) is not None:
+            if digests(files) != files or _variables(read) != read or same(links) is not None:
                 return None
             return _read(name, avals, header, contents)
         except _WHAT_READING_RAISES:
@@ -173,6 +170,7 @@ class Place:
             if not why:
                 links = seen.links(self._modules.values())
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
+                found["environment"] = _variables(seen.read)
                 data = _written(program, captures, out_tree, found)
                 archive.keep(self._file, data, "traced programs")
         except Unknown as error:
@@ -201,9 +199,8 @@ class Place:
             return "it imports a module of the program"
         if any(code.co_filename == foreign.__file__ for code, _ in seen.codes.values()):
             return "a worker traced a part of it"
-        obscure = [n for code in seen.of_program for n in _obscure(code)]
-        if obscure:
-            return f"it uses {obscure[0]}"
+        if obscure := seen.obscured_by(self._digest.sets):
+            return f"it uses {obscure}"
         if not all(isinstance(c, int) for c in captures):
             return "it uses a tensor that is neither an argument nor held by the function"
         own = {(id(n), name) for n, name in self._places([g.reached() for g in self._named])}
@@ -216,28 +213,6 @@ class Place:
         if not lowering.outputs or has_host_calls(lowering.module.proto):
             return CALLS_BACK
         return ""
-
-
-@functools.lru_cache(16384)
-def _obscure(code: types.CodeType) -> tuple[str, ...]:
-    """The obscure names in a function's code.
-
-    ``getattr(self, name)`` is not among them: the digest of an object has all its attributes.
-    """
-    if _OBSCURE.isdisjoint(code.co_names) and _OBSCURE_BUILTINS.isdisjoint(code.co_names):
-        return ()
-    if code.co_name == "__hash__":  # Only those who ask for a hash see what it is made of.
-        return ()
-    steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "CACHE")]
-    return tuple(
-        str(s.argval)
-        for s, first in zip(steps, [*steps[1:], None], strict=True)
-        if (
-            (s.argval in _OBSCURE and s.opname.startswith(("LOAD_", "IMPORT_")))
-            or (s.argval in _OBSCURE_BUILTINS and s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        )
-        and not (s.argval == "getattr" and first is not None and first.argval == "self")
-    )
 
 
 def place_of(
@@ -259,6 +234,15 @@ def place_of(
         return None, f"it depends on {error}"
 
 
+def _variables(names: Iterable[str]) -> dict[str, str]:
+    """The digests of environment variables, whose values may be secret; "" if there is none."""
+    known = active.tracer().environment()
+    return {
+        n: hashlib.sha256(os.fsencode(known[n])).hexdigest() if n in known else ""
+        for n in sorted(names)
+    }
+
+
 def _environment() -> tuple[object, ...]:
     """Everything of this process besides the function that a trace may depend on."""
     where = active.runtime()
@@ -267,6 +251,8 @@ def _environment() -> tuple[object, ...]:
         *(sys.version, sys.flags.optimize, sys.platform, _installed(), _own_source()),
         *(where.name, where.platform(), where.device_count(), where.process_count()),
         *(config.shard_as_in_scan, sorted(settings.items())),
+        *(torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "xla")),
+        torch.is_autocast_cache_enabled(),
     )
 
 
@@ -334,7 +320,7 @@ def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, byt
     lowering = Lowering.of(
         name, contents[_HLO], whole, read_avals(header["outputs"]), consts, header["inputs"]
     )
-    verify(Module.from_bytes(contents[_HLO]))
+    verify(lowering.module)
     out_tree: tree.Structure = _Trees(io.BytesIO(contents[_TREE])).load()
     return Kept(lowering, [int(c) for c in header["captures"]], out_tree, header["has_rule"])
 
@@ -350,9 +336,11 @@ class _Trees(pickle.Unpickler):
         if isinstance(found, torch.dtype):
             return found
         named_tuple = module == "torch.return_types"
-        if not isinstance(found, type) or not (is_own or named_tuple or found in _NODES):
-            raise pickle.UnpicklingError(f"{module}.{name} is no class of a tree")
-        return found
+        if isinstance(found, type) and (
+            is_own or named_tuple or found in _NODES or tree.adopt_class(found)
+        ):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no class of a tree")
 
 
 # Classes of installed packages that hold leaves, or that keys and fields beside them are of.
@@ -360,7 +348,7 @@ _NODES = frozenset(
     [
         *(optree.PyTreeSpec, OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset),
         *(bool, int, float, complex, str, bytes, range, slice),
-        *(torch.Size, torch.device),
+        *(torch.Size, torch.device, tree.Context),
     ]
 )
 

@@ -222,9 +222,11 @@ class Staged:
         slots = {id(t): i for i, t in enumerate(held)}
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         if place is not None and found is None:
-            why = kept.CALLS_BACK * (bool(had) or not program.outputs)
-            made = (program, captures, out_tree[0], seen, list(guards), changed)
-            store.not_kept = why or place.keep(*made)
+            if had or not program.outputs:
+                store.not_kept = kept.CALLS_BACK
+            else:
+                made = (program, captures, out_tree[0], seen, list(guards), changed)
+                store.not_kept = place.keep(*made)
         entry = Entry(
             program,
             options.primitive(program),

@@ -53,7 +53,6 @@ class Lowering:
     recompiled: ambient.Recompiled | None = dataclasses.field(
         default_factory=ambient.recompiled, repr=False
     )
-    _number: int = dataclasses.field(default_factory=itertools.count().__next__, init=False)
     _executables: dict[object, Executable] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
@@ -120,8 +119,8 @@ class Lowering:
                 run = self.executable(donated, active.runtime().placements(flat))
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
-        trace.applied[self._number] = self
-        target = linking.target(self._number)
+        number = trace.applied.setdefault(self, len(trace.applied))
+        target = linking.target(number, self.outputs)
         outputs = active.tracer().custom_call(lifted, self.outputs, target)
         trace.register(outputs)
         return outputs
@@ -238,7 +237,7 @@ def lower(
     annotations.read(contents)
     trace = tracing.current()
     assert trace is not None
-    linking.link(contents, {k: (x.name, x.module) for k, x in trace.applied.items()})
+    linking.link(contents, [(x.name, x.module) for x in trace.applied])
     drop_trivial(contents.proto)
     module = drop_absent(contents.proto)
     return Lowering.of(name, module, avals, out_avals, consts, inputs)

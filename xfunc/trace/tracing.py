@@ -124,7 +124,7 @@ class Trace:
         capture_inputs: the placeholder for each capture.
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
-        applied: the lowerings applied, by number: see NOTE [recorded calls] in `xfunc.hlo.linking`.
+        applied: the lowerings applied, numbered: see NOTE [recorded calls] in `xfunc.hlo.linking`.
         around: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
         stamps: records in the HLO where values were made, once the trace is open.
@@ -149,7 +149,7 @@ class Trace:
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.made = Made(name, defined_at)
-        self.applied: dict[int, Lowering] = {}
+        self.applied: dict[Lowering, int] = {}
         self.batching = batching.Batching(self)
         self.overlaps = Overlaps()
         self.known = bounds.Known()  # the constant integers in the code

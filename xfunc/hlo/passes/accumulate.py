@@ -13,7 +13,7 @@ from itertools import chain
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import opcodes
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import add_copies, copied, instruction, with_id
+from xfunc.hlo.edit import add_copies, copied, instruction, remove_computations, with_id
 
 NARROW = (pb.BF16, pb.F16)
 
@@ -72,10 +72,7 @@ def _widen(
             widening.run(c, chosen)
     if widening.combiners:
         used = set(chain.from_iterable(map(contents.called, proto.computations)))
-        unused = widening.combiners.keys() - used
-        for k in reversed(range(len(proto.computations))):
-            if proto.computations[k].id in unused:
-                del proto.computations[k]
+        remove_computations(proto, widening.combiners.keys() - used)
         new = {c.id for c in widening.combiners.values()}
         add_copies(proto.computations, widening.combiners.values())
         proto.computations.sort(key=lambda c: c.id not in new)  # Callees come before their callers.

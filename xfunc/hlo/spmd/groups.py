@@ -13,7 +13,7 @@ from itertools import chain, count
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import bypass
+from xfunc.hlo.edit import bypass, remove_computations
 from xfunc.hlo.instances import separate, with_callers
 from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
@@ -106,10 +106,7 @@ def _remove(contents: Contents, which: Callable[[pb.HloInstructionProto], bool])
             _skip_calls(c, calls)
             contents.changed(c)
     used = set(chain.from_iterable(map(contents.called, proto.computations)))
-    unused = gone - used - {proto.entry_computation_id}
-    for k in reversed(range(len(proto.computations))):
-        if proto.computations[k].id in unused:
-            del proto.computations[k]
+    remove_computations(proto, gone - used - {proto.entry_computation_id})
 
 
 def _skip_calls(c: pb.HloComputationProto, calls: dict[int, list[int]]) -> None:

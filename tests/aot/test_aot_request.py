@@ -1,0 +1,170 @@
+"""Compiling ahead of time: names of topologies, what is asked, what libtpu refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xfunc as xf
+from tests.support import aot_worker
+from tests.support.aot_worker import ANSWERS, SHAPES, lower, program, request
+from tests.support.aot_worker import asked as asked
+from tests.support.aot_worker import folder as folder
+from tests.support.aot_worker import worker as worker
+from xfunc.aot import topology_of
+from xfunc.backends.errors import compile_error
+from xfunc.errors import CompileError, OutOfMemoryError
+
+# -- names of topologies --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "devices", "options"),
+    [
+        ("tpu:v6e:16x16", "v6e:16x16", 256, {}),
+        ("tpu:v6e-256", "v6e:16x16", 256, {}),
+        ("v6e-8", "v6e:2x4", 8, {}),
+        ("v6e-1", "v6e:1x1", 1, {"chips_per_host_bounds": [1, 1, 1]}),
+        ("v5litepod-16", "v5e:4x4", 16, {}),
+        ("tpu:v5litepod:2x2", "v5e:2x2", 4, {}),
+        ("v5p-8", "v5p:2x2x1", 4, {}),  # cores, of which a chip has two
+        ("tpu:v5p-128", "v5p:4x4x4", 64, {}),
+        ("tpu:v4:4x4x8_twisted", "v4:4x4x8_twisted", 128, {"chip_config_name": "megacore"}),
+        ("v2:2x2", "v2:2x2", 8, {}),
+        ("tpu7x:2x2x1", "tpu7x:2x2x1", 8, {}),  # cores, each with memory of its own
+        ("tpu:tpu7x:4x4x4", "tpu7x:4x4x4", 128, {}),
+    ],
+)
+def test_topologies(target, name, devices, options):
+    topology = topology_of(target)
+    assert (topology.name, topology.devices, topology.options) == (name, devices, options)
+
+
+def test_memory_of_a_chip():
+    assert topology_of("v6e-4").memory == 31.25 * 2**30
+    assert topology_of("v2:2x2").memory is None
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("v6e-7", r"use one of v6e-1, v6e-4, .*, v6e-256, or give a grid: v6e:2x2"),
+        ("v5p-9", r"use one of v5p-8, .*, v5p-12288, or give a grid: v5p:2x2x1"),
+        ("v6e", "name a TPU: tpu:v6e:16x16"),
+        ("v6e:0x2", "name a TPU"),
+        ("gpu:h100", "name a TPU"),
+        (256, "name a TPU"),
+    ],
+)
+def test_targets_that_are_none(target, hint):
+    with pytest.raises(ValueError, match=rf"unknown target '?{target}'?\n  at .*\nHint: .*{hint}"):
+        topology_of(target)
+
+
+# -- what is compiled -----------------------------------------------------------------------------
+
+
+def test_a_request(asked):
+    compiled = lower().compile("v6e-1", {"xla_fast": 1})
+    (made,) = asked
+    assert (made.arguments, made.donated, made.options) == (("x", "w"), (1,), {"xla_fast": 1})
+    assert compiled.memory_analysis().peak_memory_in_bytes == 7 + 5 - 2 + 3
+    assert compiled.cost_analysis() == {"flops": 1.0}
+    assert compiled.as_text() is None
+    assert compiled.largest_buffers() == []
+
+
+def test_what_is_for_a_tpu_stays_in_the_module(asked):
+    lower().compile("v6e-1")
+    assert b"annotate_device_placement" in asked[0].module
+    assert b"opt-barrier" in asked[0].module
+
+
+def test_lines_are_no_part_of_a_module(asked):
+    file = aot_worker.__file__
+    source = Path(file).read_text()
+    above = "\n" * 5 + source
+    for text in (source, above):
+        namespace: dict[str, Any] = {"__name__": aot_worker.__name__}
+        exec(compile(text, file, "exec"), namespace)
+        namespace["lower"]().compile("v6e-1")
+    first, second = asked
+    assert first.key() == second.key()
+    assert [(name, line + 5) for name, line in first.lines] == [*second.lines]
+    assert {name for name, _ in first.lines} == {file}
+
+
+def test_keys_differ():
+    asked = [
+        request(),
+        request(module=b"another"),
+        request(topology=topology_of("v5e-1")),
+        request(options={"xla_fast": 1}),
+    ]
+    keys = [r.key("1") for r in asked] + [asked[0].key("2")]
+    assert len({*keys}) == len(keys)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "required", "limit"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Allocation (size=68719476736) would exceed memory "
+            "(size=33822867456) :: #allocation7 [shape = 'bf16[64]', space=hbm, size = 0xff]",
+            64 * 2**30,
+            33822867456,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: the program's usage (174.50G) exceeds "
+            "available HBM (31.25G).",
+            int(174.5 * 2**30),
+            int(31.25 * 2**30),
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's "
+            "unlikely to have enough device memory. Requires 64.50G, has 31.25G available.",
+            int(64.5 * 2**30),
+            int(31.25 * 2**30),
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space host. Used 2.00T of 1.50T host.",
+            2 * 2**40,
+            3 * 2**39,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 40.00G of 31.25G hbm. "
+            "Largest allocations: 3M, space=vmem",
+            40 * 2**30,
+            int(31.25 * 2**30),
+        ),
+        ("RESOURCE_EXHAUSTED: No space left on device", None, None),
+    ],
+)
+def test_out_of_memory_in_the_words_of_libtpu(said, required, limit):
+    error = compile_error("step", said)
+    assert isinstance(error, OutOfMemoryError)
+    assert (error.required_bytes, error.limit_bytes) == (required, limit)
+
+
+def test_out_of_memory_without_figures(worker):
+    report = {"refusal": "RESOURCE_EXHAUSTED: no details\n\na list"}
+    worker(ANSWERS.format(report=report, text=""))
+    with pytest.raises(OutOfMemoryError, match=r"of a chip: RESOURCE_EXHAUSTED: no details\n  at"):
+        xf.jit(program).lower(*SHAPES).compile("v6e-1")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for "
+        "%fusion. Scoped allocation with size 17.00M and limit 16.00M exceeded scoped vmem limit",
+        "RESOURCE_EXHAUSTED: Allocation (size=9) would exceed memory (size=8) :: [space=smem]",
+    ],
+)
+def test_out_of_a_memory_inside_the_chip(said):
+    error = compile_error("step", said)
+    assert type(error) is CompileError
+    assert str(error).startswith(f"a part of step does not fit into on-chip memory: {said}")
