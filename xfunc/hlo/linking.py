@@ -36,8 +36,8 @@ def link(contents: Contents, applied: Sequence[tuple[str, Module]]) -> None:
 
     Args:
         contents: of the module.
-        applied: the modules that may be applied, by number, with their names in metadata. The
-            result of each is a tuple.
+        applied: the modules that may be applied, by number, with their names in metadata. One
+            with a single result may return it in a tuple or not.
     """
     entry = entry_of(contents.proto)
     found = contents.of(entry, ("custom-call",)) if applied else ()
@@ -60,7 +60,7 @@ class _Linker:
             name = names[i.id] = f"xfunc__{self._applied[number][0]}"
             rename_operation(i, name)
             call = self._call(i, number)
-            if i.shape.element_type == pb.TUPLE:
+            if i.shape.element_type == call.shape.element_type:
                 i.CopyFrom(call)
             else:
                 single[i.id] = call
