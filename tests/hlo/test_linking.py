@@ -36,7 +36,8 @@ def test_a_function_is_in_the_module_once_however_often_it_is_called() -> None:
     assert block.cache_info().traces == 1
 
     found, (dx, dw) = xf.value_and_grad(model, argnums=(0, 1))(x, w)
-    x.requires_grad_(), w.requires_grad_()
+    x.requires_grad_()
+    w.requires_grad_()
     expected = x
     for _ in range(5):
         expected = torch.tanh(expected @ w) + expected

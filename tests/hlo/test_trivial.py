@@ -124,3 +124,19 @@ def test_an_argument_that_is_returned_through_nothing() -> None:
     assert torch.equal(sum_.cpu(), x + x)
     donating = xf.jit(lambda x: x.expand(3), donate_argnums=0)
     assert torch.equal(donating(xf.device_put(x)).cpu(), x)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (2, 3)], ids=str)
+def test_choices_by_a_condition_of_another_shape(shape: tuple[int, ...]) -> None:
+    """torch_xla would expand the choices too, to the shape that they have."""
+    condition = torch.arange(torch.Size(shape).numel()).reshape(shape) % 2 == 0
+    x, y = torch.arange(6.0).reshape(2, 3), -torch.arange(6.0).reshape(2, 3)
+    f = xf.jit(lambda c, x, y: (torch.where(c, x, y), x.where(c, y), torch.where(c, x, 0.0)))
+    expected = torch.where(condition, x, y), x.where(condition, y), torch.where(condition, x, 0.0)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(f(condition, x, y), expected, strict=True))
+    batched = xf.vmap(f, in_axes=(None, 0, 0)) if len(shape) < 2 else f
+    found = batched(condition, x, y)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))
+    if not shape:
+        g = xf.jit(torch.where).lower(condition, x, y).module
+        assert opcodes(g) == {"parameter": 3, "broadcast": 1, "select": 1, "tuple": 1}

@@ -277,8 +277,7 @@ class _Reach:
         # A module may gain an attribute that it lacks now.
         for module in direct:
             if isinstance(module, types.ModuleType) and _is_of_user(module):
-                for name in names.mentioned:
-                    self._add(vars(module), name)
+                self._add_all(vars(module), names.mentioned)
 
     def _visit_modules(self) -> None:
         names = list(self._mentioned)
@@ -299,6 +298,16 @@ class _Reach:
         self.places[place] = namespace
         value = namespace.get(name, MISSING)
         self.values[place] = self._value(value, name)
+
+    def _add_all(self, namespace: dict[str, object], names: Iterable[str]) -> None:
+        """Add names, of which the namespace may lack some: these are only watched."""
+        lacking: list[str] = []
+        for name in names:
+            if name in namespace:
+                self._add(namespace, name)
+            else:
+                lacking.append(name)
+        self.places.update(dict.fromkeys([(id(namespace), name) for name in lacking], namespace))
 
     def _value(self, x: object, name: str) -> Hashable:
         if x is MISSING:

@@ -131,8 +131,8 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
     """
     times = Counter(chain((root,), *uses.values()))
     found: set[int] = set()
-    for k in reversed(uses):  # users before what they use
-        if k in candidates and not times[k]:
+    for k in [k for k in reversed(uses) if k in candidates]:  # users before what they use
+        if not times[k]:
             found.add(k)
             times.subtract(uses[k])
     return found

@@ -81,6 +81,8 @@ def _promoting(func: Function, condition: int | None = None) -> Function:
     def call(*args: object, **kwargs: object) -> Tensor:
         placed = {i: a for i, a in enumerate(args) if isinstance(a, Tensor) and i != condition}
         if not kwargs and len({a.dtype for a in placed.values()}) <= 1:
+            if condition == 0:
+                args = _of_one_shape(*args)
             return func(*args)  # as in most calls
         others = ("out", "condition", *_FACTORS)
         named = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k not in others}
@@ -96,6 +98,18 @@ def _promoting(func: Function, condition: int | None = None) -> Function:
         return func(*args, **kwargs)
 
     return call
+
+
+def _of_one_shape(condition: object, *choices: object) -> tuple[object, ...]:
+    """What `torch.where` is given, with a scalar condition expanded to the shape of both choices.
+
+    If shapes differ, torch_xla expands all three, in several instructions each.
+    """
+    if isinstance(condition, Tensor) and condition.ndim == 0 and len(choices) == 2:
+        x, y = choices
+        if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape:
+            condition = condition.expand(x.shape)
+    return condition, *choices
 
 
 def _multiplied(func: Function, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
