@@ -137,6 +137,7 @@ def _wait_for_jax() -> None:
 
 def main() -> None:
     """Print the table."""
+    xf.config.set_backend("torch_xla")  # whatever XFUNC_BACKEND says: `on_pjrt` switches
     one, donated = one_op(), many_leaves(donate=True)
     rows = [*one, many_leaves(donate=False), donated]
     rows += on_pjrt(one[0].ours, donated.theirs)

@@ -122,7 +122,7 @@ class Place:
 
     def _add_attributes(self, found: Digest) -> None:
         """The data in modules of installed packages that the program names."""
-        mentioned = sorted({name for code in found.codes for name in names_in(code).mentioned})
+        mentioned = {name for code in found.codes for name in names_in(code).mentioned}
         todo, seen = list(self._modules.values()), set[int]()
         while todo:
             module = todo.pop()
@@ -131,8 +131,9 @@ class Place:
             seen.add(id(module))
             if module is sys:
                 raise Unknown("what the interpreter holds in sys")
-            for name in mentioned:
-                x = vars(module).get(name)
+            held = vars(module)
+            for name in sorted(mentioned & held.keys()):
+                x = held[name]
                 if isinstance(x, types.ModuleType):
                     todo.append(x)
                 elif not callable(x) or (isinstance(x, type) and not can_change(x)):
