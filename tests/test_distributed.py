@@ -266,6 +266,17 @@ def test_invalid_environment(
     assert not xf.distributed.is_initialized()
 
 
+def test_arguments_count_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, text in known.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match="process_id is 3, and num_processes is 1"):
+        xf.distributed.initialize(process_id=3)
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(ValueError, match="process_id is 5, and num_processes is 4"):
+        xf.distributed.initialize(num_processes=4)
+
+
 UNEVEN = """
 import sys, torch, xfunc as xf
 address, index = sys.argv[1:]

@@ -22,7 +22,7 @@ def find(
     from xfunc.backends.pjrt import client
 
     if address is None and all(name in os.environ for name in _TORCHRUN):
-        return _of_torchrun(), devices
+        return _of_torchrun(count, index), devices
     given = client.detected(address, count, index, devices, timeout)
     address, count, index, devices = given
     if address is None or count is None or index is None:
@@ -39,7 +39,7 @@ def find(
     return Place(address, count, index), devices
 
 
-def _of_torchrun() -> Place:
+def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
     host, port, index, count = (os.environ[name] for name in _TORCHRUN)
     for name in _TORCHRUN[1:]:
         if not os.environ[name].isdecimal():
@@ -50,11 +50,14 @@ def _of_torchrun() -> Place:
                 "start the program by torchrun, which sets it, or unset it and pass "
                 'coordinator_address="host:port", num_processes and process_id.',
             )
-    check(f"{host}:{port}", int(count), int(index))
-    return Place(
+    place = (
         f"{host}:{port}",
-        int(count),
-        int(index),
+        int(count) if given_count is None else given_count,
+        int(index) if given_index is None else given_index,
+    )
+    check(*place)
+    return Place(
+        *place,
         # After a restart, its store still has what the old processes wrote.
         attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         is_kept=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
