@@ -35,6 +35,27 @@ def test_import_loads_neither_torch_xla_nor_jax(loaded):
     assert not loaded & {"torch_xla", "_XLAC", "jax", "jaxlib", "libtpu"}
 
 
+def test_the_first_train_step_is_traced_without_sympy():
+    """Its import would take longer than the trace."""
+    code = """
+import sys
+import xfunc as xf
+from examples.llama import model, train
+from examples.llama.plan import Plan
+from examples.llama.sharding import Sharding
+
+plan = Plan(attention="dense", sharding=Sharding.of({"fsdp": 8}, abstract=True))
+recipe = train.Recipe(model.PUBLISHED["llama3.1-405b"], steps=100, plan=plan)
+state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, 8, 128)
+print(len(train.train_step.lower(state, batch, recipe=recipe).as_text()), "sympy" in sys.modules)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    size, loads_sympy = done.stdout.split()
+    assert int(size) > 10_000
+    assert loads_sympy == "False"
+
+
 @pytest.mark.parametrize("folder", ["transforms", "sharding"])
 def test_folders_have_one_name(folder, loaded):
     assert f"xfunc.{folder}" in loaded

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.ops.registry import kernel, kernels, original
+from xfunc.ops.registry import composition, kernel, kernels, original
 
 Tensor = torch.Tensor
 
 _POINTWISE = """
     sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward hardswish_backward
-    gelu_backward silu_backward mish_backward leaky_relu_backward softplus_backward
+    gelu_backward mish_backward leaky_relu_backward softplus_backward
     threshold_backward softshrink_backward hardshrink_backward log_sigmoid_backward
 """.split()
 
@@ -34,6 +34,14 @@ def _broadcasting(name: str) -> None:
             *(x.expand(shape).contiguous() if isinstance(x, Tensor) else x for x in operands),
             **options,
         )
+
+
+@composition("silu_backward")
+def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    # torch composes the same, but writes into a tensor for ``1 - sigmoid``. To check that write, it
+    # imports sympy, which takes most of the time of a process's first trace.
+    sigmoid = torch.sigmoid(x)
+    return grad * (sigmoid * (1 + x * (1 - sigmoid)))
 
 
 @kernel("softshrink")

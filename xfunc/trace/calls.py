@@ -17,6 +17,7 @@ from xfunc.backends.active import tracer
 from xfunc.core.locations import user_location
 from xfunc.torchlib import bounds, float8, functorch, torch_functions
 from xfunc.torchlib.derivatives import check_derivative
+from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import write_into
 from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
@@ -103,8 +104,8 @@ class Mode(TorchFunctionMode):
             out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
             if out is NotImplemented:
                 run = REPLACEMENTS.get(func, func)
-                if func is torch.autograd.grad and trace.around.region is not None:
-                    run = _grad_here()
+                if func is torch.autograd.grad:
+                    run = gradients if trace.around.region is None else _grad_here()
                 call = _run if kwargs.get("out") is None else write_into
                 try:
                     out = call(run, args, kwargs)
@@ -211,7 +212,7 @@ regions = Regions()
 
 def _grad_here() -> Callable[..., Any]:
     own = functorch.takes_own_gradient()
-    return (None if own else regions.grad()) or torch.autograd.grad
+    return (None if own else regions.grad()) or gradients
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -1,0 +1,57 @@
+"""``torch.autograd.grad`` for values whose sizes are numbers.
+
+torch compares the shapes of outputs and cotangents by functions for symbolic sizes, and imports
+sympy for them: most of the time of a process's first gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+
+def gradients(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """What ``torch.autograd.grad`` returns; see there.
+
+    It is called as torch calls the handlers of it: with sequences of tensors, and options by name.
+    """
+    if args or not _are_plain(outputs, grad_outputs, options):
+        return torch.autograd.grad(outputs, inputs, grad_outputs, *args, **options)
+    create_graph = options.get("create_graph", False)
+    retain_graph = options.get("retain_graph")
+    return graph._engine_run_backward(
+        outputs,
+        tuple(grad_outputs),
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        inputs,
+        bool(options.get("allow_unused")),
+        accumulate_grad=False,
+    )
+
+
+def _are_plain(outputs: Any, grad_outputs: Any, options: dict[str, Any]) -> bool:
+    """Whether outputs are tensors with cotangents of their shapes, and no option changes this."""
+    if options.get("is_grads_batched") or options.get("materialize_grads"):
+        return False
+    given: Sequence[Any] = grad_outputs if isinstance(grad_outputs, (list, tuple)) else ()
+    return (
+        options.get("only_inputs", True)
+        and len(given) == len(outputs)
+        and all(map(_fit, outputs, given))
+    )
+
+
+def _fit(output: Any, grad: Any) -> bool:
+    return (
+        isinstance(output, torch.Tensor)
+        and isinstance(grad, torch.Tensor)
+        and not (output.is_nested or grad.is_nested)
+        and output.shape == grad.shape
+        and output.is_complex() == grad.is_complex()
+    )
