@@ -246,6 +246,9 @@ def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) 
     assert not xf.distributed.is_initialized()
 
 
+ALONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
@@ -258,8 +261,7 @@ def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) 
 def test_invalid_environment(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
 ) -> None:
-    good = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
-    for key, text in {**good, name: value}.items():
+    for key, text in {**ALONE, name: value}.items():
         monkeypatch.setenv(key, text)
     with pytest.raises(ValueError, match=rf"initialize: {problem}(.|\n)*Hint: "):
         xf.distributed.initialize()
@@ -267,8 +269,7 @@ def test_invalid_environment(
 
 
 def test_arguments_count_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, text in known.items():
+    for name, text in ALONE.items():
         monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match="process_id is 3, and num_processes is 1"):
         xf.distributed.initialize(process_id=3)

@@ -53,15 +53,14 @@ class Digest:
     def __init__(self) -> None:
         self.codes: set[types.CodeType] = set()
         self.sets: set[str] = set()
-        self._words: list[str] = []
+        self._hash = hashlib.sha256()
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._alive: list[object] = []
 
     def hex(self) -> str:
         """The digest of what was added."""
-        data = "".join(self._words).encode("utf-8", "surrogatepass")
-        return hashlib.sha256(data).hexdigest()
+        return self._hash.hexdigest()
 
     def add_apart(self, x: object, name: str = "") -> None:
         """Add an object that shares nothing with those before; `name`: of the variable it is in."""
@@ -70,11 +69,10 @@ class Digest:
 
     def put(self, *words: object) -> None:
         """Add words, each by its text."""
-        texts = [
-            hashlib.sha256(word).hexdigest() if isinstance(word, bytes) else str(word)
-            for word in words
-        ]
-        self._words += [f"{len(text)}:{text}" for text in texts]
+        for word in words:
+            data = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
+            self._hash.update(b"%d:" % len(data))
+            self._hash.update(data)
 
     def add(self, x: Any) -> None:
         """Add an object by its contents.

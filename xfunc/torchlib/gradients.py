@@ -14,14 +14,14 @@ from torch.autograd import graph
 
 
 def gradients(
-    outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
+    outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any
 ) -> tuple[torch.Tensor | None, ...]:
     """What ``torch.autograd.grad`` returns; see there.
 
     It is called as torch calls the handlers of it: with sequences of tensors, and options by name.
     """
-    if args or not _are_plain(outputs, grad_outputs, options):
-        return torch.autograd.grad(outputs, inputs, grad_outputs, *args, **options)
+    if not _are_plain(outputs, grad_outputs, options):
+        return torch.autograd.grad(outputs, inputs, grad_outputs, **options)
     create_graph = options.get("create_graph", False)
     retain_graph = options.get("retain_graph")
     return graph._engine_run_backward(

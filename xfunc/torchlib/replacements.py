@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from xfunc.torchlib.expanding import EXPANSIONS
 from xfunc.torchlib.filling import FILLING
 from xfunc.torchlib.fitting import fitting
+from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.promotion import PROMOTING
@@ -178,6 +179,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch._weight_norm: weight_norm,
     F.rrelu: rrelu,
     torch.rrelu: torch_rrelu,
+    torch.autograd.grad: gradients,
     **PROMOTING,
     **INDEXING,
     **IN_PLACE,

@@ -17,7 +17,6 @@ from xfunc.backends.active import tracer
 from xfunc.core.locations import user_location
 from xfunc.torchlib import bounds, float8, functorch, torch_functions
 from xfunc.torchlib.derivatives import check_derivative
-from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import write_into
 from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
@@ -104,8 +103,8 @@ class Mode(TorchFunctionMode):
             out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
             if out is NotImplemented:
                 run = REPLACEMENTS.get(func, func)
-                if func is torch.autograd.grad:
-                    run = gradients if trace.around.region is None else _grad_here()
+                if func is torch.autograd.grad and trace.around.region is not None:
+                    run = _grad_here() or run
                 call = _run if kwargs.get("out") is None else write_into
                 try:
                     out = call(run, args, kwargs)
@@ -210,9 +209,8 @@ class Regions:
 regions = Regions()
 
 
-def _grad_here() -> Callable[..., Any]:
-    own = functorch.takes_own_gradient()
-    return (None if own else regions.grad()) or gradients
+def _grad_here() -> Callable[..., Any] | None:
+    return None if functorch.takes_own_gradient() else regions.grad()
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
