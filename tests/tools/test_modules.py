@@ -724,7 +724,7 @@ assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
 
 
 def test_the_gru_of_torch_xla() -> None:
-    """It stands in place of torch's where torch_xla was imported first; it cannot be traced."""
+    """It stands in place of torch's where torch_xla came first. Its scan can't be traced."""
     from torch_xla.experimental import gru
 
     module = nn.modules.GRU(4, 6)
@@ -734,6 +734,13 @@ def test_the_gru_of_torch_xla() -> None:
     x = rand(3, 2, 4)
     out, _ = xf.jit(apply)(params, buffers, x)
     torch.testing.assert_close(xf.device_get(out), tuple(t.detach() for t in module(x)))
+
+    class Biased(gru.GRU):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.bias_hh_l0.sum()
+
+    apply, params, buffers = xf.functional(own := Biased(4, 6))
+    assert_close(xf.jit(apply)(params, buffers, x)[0], own(x).detach())
 
 
 def test_torch_xla_still_takes_the_biased_variance(device: torch.device) -> None:

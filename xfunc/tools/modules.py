@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
@@ -180,10 +181,10 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
             for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 now[kind] = now[kind].copy()
             now.pop("_compiled_call_impl", None)  # it is compiled for other devices
-            # torch_xla replaces torch's GRU with its own, whose scan can't be traced.
-            replaced = getattr(type(part), "_orig", None)
-            if isinstance(part, nn.RNNBase) and replaced is not None:
-                now["forward"] = types.MethodType(replaced.forward, part)
+            # torch_xla's GRU, which replaces torch's if torch_xla was imported first.
+            scanned = getattr(sys.modules.get("torch_xla.experimental.gru"), "GRU", None)
+            if scanned is not None and type(part).forward is scanned.forward:
+                now["forward"] = super(scanned, part).forward  # its own scan can't be traced
         yield
     finally:
         for part, old in before.items():
