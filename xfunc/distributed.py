@@ -55,8 +55,8 @@ def initialize(
     The processes first meet at the address, and see that they fit each other. From then on they
     watch each other: if one ends by an uncaught error, or is killed, the others say so and exit
     with status 69 within seconds. Such an error is printed, and its process exits with status 1
-    without Python's clean-up, which would wait for the others. `SystemExit` is a normal end, for
-    which the others wait: for an error, use `abort`.
+    without Python's clean-up, which would wait for the others. A normal end, also by `sys.exit`,
+    waits for the others; see `shutdown`. To end all at once, use `abort`.
 
     Args:
         coordinator_address: ``"host:port"`` of process 0, with a free port. Other connections use
@@ -92,7 +92,8 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Wait until all processes have called this, and disconnect from them.
 
-    At the exit of the program this happens by itself, with a wait of at most 300 seconds.
+    At the exit of the program this happens by itself, with a wait of at most 300 seconds, or 15
+    seconds after `sys.exit` with a status other than 0; then all processes end.
 
     Source: ``jax.distributed.shutdown``.
     """

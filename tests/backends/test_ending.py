@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +35,9 @@ if index == "1":
         sys.exit(0)
     if how == "early":
         ending._PATIENCE = 0.1
+        raise SystemExit
+    if how == "status":
+        ending._SHORT = 0.1
         sys.exit(3)
     if how == "thread":
         thread = threading.Thread(target=lambda: {}["thread"])
@@ -58,11 +63,15 @@ print("at the end")
 """
 
 
-def ends(fresh: Server, how: str) -> list[tuple[int, list[str], str]]:
-    """The status of each of two processes, and what it printed."""
+def address_of_this_host() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{s.getsockname()[1]}"
+        return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def ends(fresh: Server, how: str) -> list[tuple[int, list[str], str]]:
+    """The status of each of two processes, and what it printed."""
+    address = address_of_this_host()
     env = {"JAX_PLATFORMS": "cpu"}
     running = [fresh.start(PROGRAM, address, k, how, env=env) for k in range(2)]
     done = [process.wait() for process in running]
@@ -95,6 +104,19 @@ def test_the_end_of_one_is_not_waited_for_for_ever(fresh: Server) -> None:
     assert (first, second) == (ending.LOST, ending.LOST), said + why
     assert "process 1 failed: it came to its end 0.1 seconds ago, and others did not." in said
     assert "error: the others did not end within 0.1 seconds." in why
+
+
+def test_a_status_is_told_soon() -> None:
+    address, env = address_of_this_host(), {**os.environ, "JAX_PLATFORMS": "cpu"}
+    commands = [[sys.executable, "-c", PROGRAM, address, str(k), "status"] for k in range(2)]
+    running = [
+        subprocess.Popen(c, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for c in commands  # The server of the other tests catches SystemExit itself.
+    ]
+    (_, said), (_, why) = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [ending.LOST, 3], said + why
+    text = "process 1 failed: it exited with status 3, and others did not end within 0.1 seconds."
+    assert text in said
 
 
 def test_an_error_in_all_is_reported_by_the_first(fresh: Server) -> None:

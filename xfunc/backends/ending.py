@@ -16,10 +16,12 @@ from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store
 
+from xfunc.backends import exits
 from xfunc.backends.watch import Watch
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
 _PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
+_SHORT = 15.0  # the same, where the status says that something is wrong
 
 _watch: Watch | None = None
 _before = sys.excepthook
@@ -32,6 +34,7 @@ def begin(store: Store, index: int, count: int) -> None:
         return
     _watch = Watch(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
+    exits.begin()
     atexit.register(_at_exit)
 
 
@@ -42,12 +45,16 @@ def end() -> None:
 
 
 def _at_exit() -> None:
-    """Wait for the others, but not for ever: this process may end by an error, as `SystemExit`."""
-    watch = _stopped()
-    if watch is None or watch.leave(_PATIENCE):
+    """Wait for the others, but not for ever: they may be waiting for this process."""
+    watch, status = _stopped(), exits.status()
+    patience = _SHORT if status else _PATIENCE
+    if watch is None or watch.leave(patience):
         return
-    news = watch.fail(f"it came to its end {_PATIENCE:g} seconds ago, and others did not")
-    _lost(watch.index, news or f"the others did not end within {_PATIENCE:g} seconds")
+    if status:
+        text = f"it exited with status {status}, and others did not end within {patience:g} seconds"
+        _exit(watch.index, watch.fail(text), text, status)
+    news = watch.fail(f"it came to its end {patience:g} seconds ago, and others did not")
+    _lost(watch.index, news or f"the others did not end within {patience:g} seconds")
 
 
 def told(error: BaseException) -> None:
@@ -94,6 +101,7 @@ def _stopped() -> Watch | None:
         return None
     _watch = None
     atexit.unregister(_at_exit)
+    exits.end()
     if sys.excepthook is _uncaught:
         sys.excepthook = _before
     return watch
