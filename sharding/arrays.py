@@ -22,18 +22,21 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     or the latest one that fits. None for a CPU tensor, or if no mesh fits.
 
     Raises:
-        ShardingError: the tensor is traced: its sharding is chosen when the program is
-            compiled.
+        ShardingError: the tensor is traced, or a function that is being traced holds it: its
+            sharding is chosen when the program is compiled.
 
     Source: ``jax.Array.sharding``.
     """
     trace = tracing.current()
-    if not isinstance(x, torch.Tensor) or (trace is not None and trace.is_inside(x)):
-        what = "a traced tensor" if isinstance(x, torch.Tensor) else shown(x)
+    if not isinstance(x, torch.Tensor) or trace is not None:
+        what = shown(x)
+        if isinstance(x, torch.Tensor):
+            inside = trace is not None and trace.is_inside(x)
+            what = f"a {'traced tensor' if inside else 'tensor that a traced function holds'}"
         fail(
             ShardingError,
             f"sharding_of was given {what}",
-            "ask for the sharding of a tensor on the devices; inside a traced function, "
+            "ask for the sharding of a tensor on the devices, outside of traced functions; inside, "
             "use with_sharding_constraint to set it.",
         )
     known = placement.known_sharding(x)

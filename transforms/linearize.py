@@ -162,6 +162,9 @@ class Linear:
         return tree.unflatten(self._out_tree, full[: self._out_tree.num_leaves])
 
 
+functorch.never_compile(Linear.__call__)
+
+
 def _watched(dots: list[Tensor]) -> bool:
     return functorch.top_level() is not None or (
         torch.is_grad_enabled() and any(d.requires_grad for d in dots)

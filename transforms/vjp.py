@@ -193,3 +193,6 @@ class Pullback:
         if self._trace is not None:
             grads = own(grads)
         return tuple(tree.unflatten(self._structure, grads))
+
+
+functorch.never_compile(Pullback.__call__)

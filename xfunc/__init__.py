@@ -4,6 +4,8 @@ What is public is in `__all__`: functions, and the modules in this folder and in
 `sharding`, `aot` and `stages`. The other folders are internal.
 """
 
+import types as _types
+
 from xfunc.core.garbage import uncollected as _uncollected
 
 with _uncollected():
@@ -70,6 +72,7 @@ with _uncollected():
     from xfunc.symbolic.ladder import buckets
     from xfunc.tools.memory_report import memory_report
     from xfunc.tools.modules import functional
+    from xfunc.torchlib.functorch import never_compile as _never_compile
     from xfunc.trace.scopes import named_scope
     from xfunc.transforms import (
         associative_scan,
@@ -212,6 +215,10 @@ __all__ = [
     "while_loop",
     "with_sharding_constraint",
 ]
+
+for _name in __all__:  # They compile by themselves: torch.compile leaves calls of them to Python.
+    if isinstance(_function := globals().get(_name), _types.FunctionType):
+        _never_compile(_function)
 
 
 def __dir__() -> list[str]:

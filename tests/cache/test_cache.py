@@ -570,7 +570,7 @@ def test_clearing_forgets_the_code_that_was_traced() -> None:
     lowered = xf.jit(double).lower(vector())
     assert "test_cache.py" in lowered.as_text()
     xf.clear_caches()
-    tables = (locations._is_user_code, scopes._stamps, scopes._origins, scopes._kept)
+    tables = (locations._lines, scopes._stamps, scopes._origins, scopes._kept)
     assert [len(t) for t in tables] == [0] * 4
     assert "multiply" in lowered.as_text()  # without its lines
     assert "test_cache.py" in xf.jit(double).lower(vector()).as_text()

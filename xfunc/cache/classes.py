@@ -10,8 +10,10 @@ change.
 
 from __future__ import annotations
 
+import abc
 import collections
 import types
+from _abc import _get_dump  # pyright: ignore[reportMissingImports]
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -30,8 +32,19 @@ _HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
 _DERIVED = frozenset(
     "__dict__ __weakref__ __module__ __doc__ __annotations__ __abstractmethods__ _abc_impl "
     "__static_attributes__ __firstlineno__ __dataclass_fields__ __dataclass_params__ "
-    "__match_args__ __annotate__ __annotate_func__ __annotations_cache__".split()
+    "__annotate__ __annotate_func__ __annotations_cache__".split()
 )
+
+
+def is_abstract(cls: type) -> bool:
+    """Whether other classes can be registered with a user's class: its `abc.ABC.register`."""
+    return isinstance(cls, abc.ABCMeta) and is_of_user(cls)
+
+
+def registered(cls: type) -> list[type]:
+    """The classes that were registered with an abstract class, by their names."""
+    found = filter(None, (reference() for reference in _get_dump(cls)[0]))
+    return sorted(found, key=lambda c: (c.__module__, c.__qualname__))
 
 
 def is_derived(name: str) -> bool:
@@ -112,8 +125,16 @@ class ClassState:
     def own(self) -> State:
         """The state of the class alone: other classes count by identity."""
         if self._own is None or not self._same():
-            walk = _content_walk()
-            self._contents = {(c, n): _value_in(walk, c, v) for c, n, v in self._attributes()}
+            walk, beside = _content_walk(), _content_walk()
+            self._contents = {}
+            for c, n, v in self._attributes():
+                if (c, n) in self._volatile:
+                    _value_in(beside, c, v)
+                else:
+                    self._contents[c, n] = _value_in(walk, c, v)
+            walk.follow(beside)
+            for c in filter(is_abstract, self.cls.__mro__):
+                self._contents[c, "registered"] = tuple(map(walk.same, registered(c)))
             self._walk = walk
             self._own = _kept(self._own_states, tuple(self._contents.items()))
             self._watch = Watch(walk.things, self.kinds)
@@ -146,7 +167,7 @@ class ClassState:
             for c in kind.__mro__
             if can_change(c)
             for n, v in vars(c).items()
-            if not is_derived(n) and (c, n) not in self._volatile
+            if not is_derived(n)
         ]
 
 
@@ -174,12 +195,21 @@ def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
     if not is_of_user(cls):
         return walk.same(x)
     if isinstance(x, property):
-        return ("property", *(_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)))
+        inside = tuple([_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)])
+        return ("property", inside, _own(walk, x, property))
     if isinstance(x, (staticmethod, classmethod)):
-        return (type(x), walk.value_apart(x.__func__))
+        return ("method", walk.value_apart(x.__func__), _own(walk, x, staticmethod, classmethod))
     if isinstance(x, (types.MemberDescriptorType, types.GetSetDescriptorType)):
         return walk.same(x)
     return walk.value_apart(x)
+
+
+def _own(walk: ContentWalk, x: object, *built_in: type) -> Hashable:
+    """The class of a descriptor, and what it has of its own if that is not one of these."""
+    if type(x) in built_in:
+        return type(x)
+    walk.things.append(x)
+    return (walk.class_state(type(x)), walk.state(x))
 
 
 def can_change(cls: type) -> bool:

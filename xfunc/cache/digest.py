@@ -23,8 +23,8 @@ import optree
 import torch
 
 from xfunc.cache import classes, views, volatile
-from xfunc.cache.globals import Names
 from xfunc.cache.impure import is_known
+from xfunc.cache.names import Names
 from xfunc.cache.obscure import has_fixed_order, is_obscure
 from xfunc.cache.valuation import is_transparent
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
@@ -35,6 +35,8 @@ _PLAIN = (torch.dtype, torch.device)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _FIELD = type(vars(Names)["looked_up"])
 _TREE = optree.PyTreeSpec
+_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
+_TOLD = ("init", "repr", "hash", "compare", "kw_only")  # of a dataclass's field
 
 
 class Unknown(Exception):
@@ -46,16 +48,19 @@ class Digest:
 
     Attributes:
         codes: the code of all functions among them, nested code included.
+        kinds: the classes of installed packages among them.
         sets: the names of variables and attributes that are sets: NOTE [sets] in
             `xfunc.cache.obscure`.
     """
 
     def __init__(self) -> None:
         self.codes: set[types.CodeType] = set()
+        self.kinds: set[type] = set()
         self.sets: set[str] = set()
         self._hash = hashlib.sha256()
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
+        self._objects: dict[int, int] = {}
         self._alive: list[object] = []
 
     def hex(self) -> str:
@@ -110,15 +115,17 @@ class Digest:
             self._builtin(x)
         elif isinstance(x, functools.partial):
             self._all("partial", (x.func, x.args, x.keywords))
-            self._state(x)
+            self._own(x, functools.partial)
         elif isinstance(x, Wrapper):
             self._all("wrapper", (kind.__module__, kind.__qualname__, x.options))
             self._all("funs", x.funs if isinstance(x, Bundle) else (x.fun,))
         elif isinstance(x, enum.Enum):
             self._class(kind)
             self.put(x.name)
+            if is_of_user(kind):
+                self._state(x)
         elif isinstance(x, (types.GenericAlias, types.UnionType)):
-            self.put(kind.__name__, repr(x))
+            self._all(kind.__name__, (getattr(x, "__origin__", None), *x.__args__))
         elif kind is contextvars.ContextVar:
             self._all("variable", (x.name, views.context_value(x)))
         elif isinstance(x, logging.Logger):
@@ -139,16 +146,28 @@ class Digest:
                 self._all(kind.__qualname__, x.__reduce__()[1])
         elif isinstance(x, (slice, range)):
             self._all(kind.__name__, (x.start, x.stop, x.step))
-        elif isinstance(x, (property, staticmethod, classmethod, functools.cached_property)):
+        elif isinstance(x, _DESCRIPTORS):
             parts = ("fget", "fset", "fdel", "__func__", "func")
             self._all(kind.__name__, [getattr(x, n) for n in parts if hasattr(x, n)])
+            self._own(x, *_DESCRIPTORS)
         elif isinstance(x, (dict, list, tuple, set, frozenset)):
             self._container(kind, x)
         elif not (_is_frozen if kind.__module__.startswith("xfunc.") else is_transparent)(kind):
             raise Unknown(f"a {kind.__module__}.{kind.__qualname__}")
         else:
             self._class(kind)
+            self._number(x)
             self._state(x)
+
+    def _own(self, x: Any, *built_in: type) -> None:
+        """Add what an object of a class derived from these has besides."""
+        if type(x) not in built_in:
+            self._class(type(x))
+        self._state(x)
+
+    def _number(self, x: object) -> None:
+        """Add which of the objects it is, apart or not: a function may compare them by ``is``."""
+        self.put("object", self._objects.setdefault(id(x), len(self._objects)))
 
     def _all(self, tag: str, xs: Iterable[object]) -> None:
         xs = list(xs)
@@ -172,8 +191,11 @@ class Digest:
         if kind not in (dict, list, tuple, set, frozenset):
             self._class(kind)
             self._state(x)
+        if not isinstance(x, (tuple, frozenset)):
+            self._number(x)
         if isinstance(x, dict):
             self._all("dict", (part for item in x.items() for part in item))
+            self.add(getattr(x, "default_factory", None))
         elif isinstance(x, (set, frozenset)):
             if not has_fixed_order(x):
                 raise Unknown(f"a {kind.__name__} whose order is another in each process")
@@ -195,7 +217,7 @@ class Digest:
         if x.dtype.hasobject or kind.__module__ != "numpy":
             raise Unknown(f"an array of dtype {x.dtype}")
         strides = getattr(x, "strides", ())
-        self.put("array", kind.__name__, x.dtype.str, x.shape, strides, x.tobytes())
+        self.put("array", kind.__name__, repr(x.dtype), x.shape, strides, x.tobytes())
 
     def _tensor(self, x: torch.Tensor) -> None:
         """See `xfunc.cache.valuation.Walk.tensor`: it becomes an input of the program."""
@@ -246,6 +268,7 @@ class Digest:
             if in_c and not is_known(cls.__module__):
                 raise Unknown(f"the compiled class {cls.__module__}.{cls.__qualname__}")
             if in_c or _by_name(cls.__module__, cls.__qualname__) is cls:
+                self.kinds.add(cls)
                 return
             if cls.__module__ != "jaxtyping":
                 raise Unknown(f"the class {cls.__qualname__}")
@@ -254,10 +277,12 @@ class Digest:
         if type(cls) is not type:
             self.add(type(cls))
         self._all("bases", cls.__bases__)
+        self._all("registered", classes.registered(cls) if classes.is_abstract(cls) else ())
         own = {n: v for n, v in vars(cls).items() if not classes.is_derived(n)}
         own["__doc__"] = cls.__doc__
         for name, field in vars(cls).get("__dataclass_fields__", {}).items():
-            own[f"field {name}"] = (field.init, field.compare, dict(field.metadata))
+            told = {n: getattr(field, n) for n in _TOLD}
+            own[f"field {name}"] = (told, dict(field.metadata))
         self.put(len(own))
         for name, value in own.items():
             self.put(name)

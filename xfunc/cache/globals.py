@@ -16,25 +16,26 @@ counts by identity, other values as in a closure (see `xfunc.cache.valuation`).
 from __future__ import annotations
 
 import builtins
-import dis
-import functools
 import os
+import sys
 import types
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from xfunc.cache import changes, classes, watch
 from xfunc.cache.changes import Changed
+from xfunc.cache.names import names_in
 from xfunc.cache.own_classes import Same
 from xfunc.cache.valuation import StateWalk, Walk
 from xfunc.cache.views import MISSING
 from xfunc.core.guards import MAX_STATES, State
-from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
+from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user, name_is_of_user
 from xfunc.tree import Structure
 
 Place = tuple[int, str]  # the id of a namespace, and a name in it
+_LOADED: dict[str, Any] = sys.modules
 
 
 Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hashable]]]
@@ -118,7 +119,7 @@ class Globals:
         reach = self._reach()
         named = tuple([(name, value) for (_, name), value in reach.values.items()])
         places = tuple([key for key, _ in reach.values])
-        value = named, places, tuple(reach.others), tuple(reach.kinds)
+        value = named, places, tuple(reach.others), tuple(reach.kinds), reach.aliases()
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
@@ -226,6 +227,7 @@ class _Reach:
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
+        self._followed: set[Place] = set()
         self._looked_at: dict[int, int] = {}  # by module, how many of the mentioned names
 
     def run(
@@ -255,6 +257,11 @@ class _Reach:
                 if is_of_program(f.__code__)
             ]
 
+    def aliases(self) -> tuple[int, ...]:
+        """Which of the mutable objects found in several places are one and the same."""
+        numbers: dict[int, int] = {}
+        return tuple([numbers.setdefault(id(x), k) for k, x in enumerate(self.walk.things)])
+
     def _visit(self, code: types.CodeType, namespace: dict[str, object]) -> None:
         if (code, id(namespace)) in self._codes:
             return
@@ -268,6 +275,9 @@ class _Reach:
                 self._add(builtins.__dict__, name)
             self._add(namespace, name)
             direct.append(value)
+        for name in filter(None, (i.resolved(namespace) for i in names.imports)):
+            self._add(_LOADED, name)
+            direct.append(_LOADED.get(name))
         if names.by_text:
             for name in names.by_text:
                 if name in namespace or "globals" in names.looked_up:
@@ -292,12 +302,20 @@ class _Reach:
         self._modules.update({id(m): m for m in modules if _is_of_user(m)})
 
     def _add(self, namespace: dict[str, object], name: str) -> None:
-        place = id(namespace), name
-        if place in self.places or place in self._volatile:
-            return
-        self.places[place] = namespace
-        value = namespace.get(name, MISSING)
-        self.values[place] = self._value(value, name)
+        place, value = (id(namespace), name), namespace.get(name, MISSING)
+        if place in self._volatile:
+            self._follow(place, value)
+        elif place not in self.places:
+            self.places[place] = namespace
+            self.values[place] = self._value(value, name)
+
+    def _follow(self, place: Place, x: object) -> None:
+        """Find what an object leads to that does not count itself."""
+        if place not in self._followed and x is not MISSING:
+            self._followed.add(place)
+            beside = _GlobalWalk()
+            beside.value(x)
+            self.walk.follow(beside)
 
     def _add_all(self, namespace: dict[str, object], names: Iterable[str]) -> None:
         """Add names, of which the namespace may lack some: these are only watched."""
@@ -326,57 +344,11 @@ def _is_of_user(module: types.ModuleType) -> bool:
 
 def _is_fixed(x: object, name: str) -> bool:
     """Whether a library's object stands here under its own name, so that nobody chose it."""
-    if isinstance(x, types.FunctionType):
-        return not is_of_program(x.__code__) and x.__name__ == name
+    if isinstance(x, types.FunctionType):  # A decorator's is of the module that it decorates.
+        is_library = not is_of_program(x.__code__) and not name_is_of_user(x.__module__)
+        return is_library and x.__name__ == name
     if isinstance(x, type):
         return not is_of_user(x) and x.__name__ == name
     if isinstance(x, types.BuiltinFunctionType):
         return x.__self__ is None or isinstance(x.__self__, types.ModuleType)
     return False
-
-
-class Names(NamedTuple):
-    """Names in code, nested code included.
-
-    Attributes:
-        looked_up: as globals.
-        attributes: of anything.
-        by_text: strings that the code may look up as names, if it uses a function for that.
-        mentioned: all of those but the globals, each once.
-    """
-
-    looked_up: tuple[str, ...]
-    attributes: tuple[str, ...]
-    by_text: tuple[str, ...]
-    mentioned: dict[str, None]
-
-
-_BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattribute__".split())
-
-
-@functools.lru_cache(16384)
-def names_in(code: types.CodeType) -> Names:
-    """The names in code."""
-    looked_up: dict[str, None] = {}
-    attributes: dict[str, None] = {}
-    texts: dict[str, None] = {}
-    last: tuple[str, ...] = ()
-    for i in dis.get_instructions(code):
-        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            looked_up[i.argval] = None
-        elif isinstance(i.argval, str) and i.opname not in ("LOAD_CONST", "RETURN_CONST"):
-            attributes[i.argval] = None
-        elif i.opname == "MATCH_CLASS":  # The names of the attributes were loaded just before.
-            attributes.update(dict.fromkeys(last))
-        last = i.argval if isinstance(i.argval, tuple) else ()
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            inner = names_in(const)
-            looked_up.update(dict.fromkeys(inner.looked_up))
-            attributes.update(dict.fromkeys(inner.attributes))
-            texts.update(dict.fromkeys(inner.by_text))
-        elif isinstance(const, str) and const.isidentifier():
-            texts[const] = None
-    if _BY_TEXT.isdisjoint((*looked_up, *attributes)):
-        texts.clear()
-    return Names(tuple(looked_up), tuple(attributes), tuple(texts), attributes | texts)

@@ -31,8 +31,10 @@ _OPERATORS, _NAMESPACES = "torch._ops.", frozenset("aten prims prim c10d _c10d_f
 # Of other modules in C, functions that may be called.
 _PURE = frozenset(["fspath", "_path_normpath"])
 _NOW = frozenset(["now", "utcnow", "today"])
-# Functions of numpy and torch that read files.
-_READERS = frozenset("fromfile from_file import_ir_module".split())
+# Functions of numpy and torch that read files, and of `_thread` that start what is not seen.
+_UNSEEN = frozenset(
+    "fromfile from_file import_ir_module start_new_thread start_joinable_thread".split()
+)
 # By the names of functions in C: hashes of text and addresses differ between processes, and the
 # seeds of torch are in no key. Packages call most of these without depending on the result.
 _BY_PROGRAM = frozenset(
@@ -89,7 +91,7 @@ def calls_impure(frame: types.FrameType, function: Any) -> bool:
     where = getattr(function, "__module__", None)
     if where is None and owner is not None:
         where = _origin(owner if isinstance(owner, type) else type(owner), name)
-    if name in _READERS or (where == "datetime" and name in _NOW):
+    if name in _UNSEEN or (where == "datetime" and name in _NOW):
         return True
     if isinstance(owner, types.ModuleType) and owner.__name__ == "torch._C" and _tells(name):
         return is_of_program(frame.f_code)

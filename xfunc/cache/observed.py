@@ -12,7 +12,6 @@ behind each of them, and the same source files.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import hashlib
 import os
@@ -25,8 +24,8 @@ import torch
 
 from xfunc.cache import views
 from xfunc.cache.digest import Digest, Unknown, code_digest, is_library
-from xfunc.cache.globals import names_in
 from xfunc.cache.impure import calls_impure, is_impure
+from xfunc.cache.names import names_in
 from xfunc.cache.obscure import obscured_by
 from xfunc.core.locations import is_of_program, is_of_xfunc
 
@@ -99,16 +98,18 @@ class Observer:
     @property
     def of_program(self) -> list[types.CodeType]:
         """The code of the user's program that ran."""
-        return [
-            c for c, names in self.codes.values() if is_of_program(c) and not _is_made(c, names)
-        ]
+        return [code for code, _ in self._of_program()]
+
+    def _of_program(self) -> list[tuple[types.CodeType, dict[str, object]]]:
+        found = self.codes.values()
+        return [(c, n) for c, n in found if is_of_program(c) and not _is_made(c, n)]
 
     def imports_own(self) -> bool:
         """Whether a function of the program imports a module of the program."""
-        return any(
-            i.opname == "IMPORT_NAME" and not _is_installed(i.argval)
-            for code in self.of_program
-            for i in dis.get_instructions(code)
+        return not all(
+            _is_installed(i.resolved(names))
+            for code, names in self._of_program()
+            for i in names_in(code).imports
         )
 
     def obscured_by(self, sets: Collection[str]) -> str:
@@ -125,11 +126,11 @@ class Observer:
         names = {code.co_filename for code, _ in self.codes.values() if not is_of_program(code)}
         return digests(n for n in names if not is_of_xfunc(n) and not n.startswith("<"))
 
-    def links(self, reached: Iterable[types.ModuleType]) -> Links:
-        """What names and attributes stand for, in the code that ran and in given modules."""
+    def links(self, reached: Iterable[types.ModuleType | type]) -> Links:
+        """What names and attributes stand for, in the code that ran and in what it reached."""
         found: Links = {}
         roots: dict[int, Any] = {id(torch.Tensor): torch.Tensor}
-        roots |= {id(m): m for m in reached if is_library(m)}
+        roots |= {id(m): m for m in reached if isinstance(m, type) or is_library(m)}
         mentioned: dict[str, None] = {}
         for code, namespace in self.codes.values():
             if is_of_xfunc(code.co_filename):
@@ -251,7 +252,8 @@ def _described(x: Any) -> str:
     if isinstance(x, types.FunctionType):
         inside = [views.content(cell) for cell in x.__closure__ or ()]
         codes = [x.__code__, *(f.__code__ for f in inside if isinstance(f, types.FunctionType))]
-        return f"function {x.__module__}.{x.__qualname__} {' '.join(map(code_digest, codes))}"
+        names = f"function {x.__module__}.{x.__qualname__}"
+        return " ".join([names, *map(code_digest, codes), _defaults(x)])
     if isinstance(x, (staticmethod, classmethod)):
         return f"{type(x).__name__} {_described(x.__func__)}"
     if isinstance(x, property):
@@ -268,6 +270,14 @@ def _described(x: Any) -> str:
     if isinstance(x, functools.partial):
         return f"partial {_described(x.func)}"
     return f"a {type(x).__module__}.{type(x).__qualname__} {getattr(x, '__name__', '')}"
+
+
+def _defaults(x: types.FunctionType) -> str:
+    found = Digest()
+    with contextlib.suppress(Unknown):
+        found.add((x.__defaults__, x.__kwdefaults__))
+        return found.hex()
+    return ""
 
 
 def _random_state() -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import contextvars
 import functools
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _CACHED = type(functools.lru_cache(lambda: None))
+_ALIAS: Any = typing._GenericAlias  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Same:
@@ -107,7 +109,7 @@ def _dict(walk: Walk, x: dict[object, object]) -> Hashable:
 def _array(walk: Walk, x: np.ndarray) -> Hashable:
     if x.dtype == object:
         return (type(x), x.shape, walk.place(x, None, x.ravel()))
-    return (type(x), x.shape, x.strides, x.dtype.str, x.tobytes())
+    return (type(x), x.shape, x.strides, x.dtype, x.tobytes())
 
 
 def _bytes(walk: object, x: object) -> Hashable:
@@ -147,6 +149,8 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     _CACHED: _cached,
     contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(views.context_value(x))),
     threading.local: lambda walk, x: (Same(x), walk.state(x)),
+    types.UnionType: lambda walk, x: ("union", walk.all(x.__args__)),
+    _ALIAS: lambda walk, x: ("alias", walk.value(x.__origin__), walk.all(x.__args__)),
     weakref.ref: lambda walk, x: ("reference", walk.value(x())),
     **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(views.referent(x)))),
     **dict.fromkeys((str, bytes, int, float, complex), _atom),

@@ -40,6 +40,10 @@ _FIXED = (
     *(types.GenericAlias, types.UnionType),
 )
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+# The methods of classes of objects like `dataclasses.MISSING`.
+_OF_MARKERS = frozenset(
+    "__init__ __new__ __repr__ __str__ __bool__ __hash__ __copy__ __deepcopy__ __reduce__".split()
+)
 
 
 class Walk:
@@ -119,6 +123,12 @@ class Walk:
             return Same(cls)
         self.classes[cls] = state
         return state
+
+    def follow(self, other: Walk) -> None:
+        """Let what another visit found be found, but for the objects to be watched."""
+        self.functions += other.functions
+        self.modules += other.modules
+        self.classes.update(other.classes)
 
     def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
         """A watch on everything that was found, and on some namespaces."""
@@ -266,12 +276,12 @@ def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
         if issubclass(kind, base):
             return functools.partial(_subclass, rule)
     if issubclass(kind, np.generic):
-        return lambda walk, x: (kind, x.dtype.str, x.tobytes())
+        return lambda walk, x: (kind, x.dtype, x.tobytes())
     own_hash = kind.__hash__ not in (object.__hash__, None)
     if own_hash and not dataclasses.is_dataclass(kind) and not is_of_user(kind):
         return _by_hash if classes.can_change(kind) else _as_pickled
     if is_transparent(kind):
-        return lambda walk, x: (walk.class_state(kind), walk.state(x))
+        return _attributes
     if own_hash:
         return _as_pickled
     return _refused if _is_iterator(kind) else lambda walk, x: Same(x)
@@ -289,6 +299,18 @@ def _member(walk: Walk, x: object) -> Hashable:
 def _subclass(rule: Callable[[Walk, object], Hashable], walk: Walk, x: object) -> Hashable:
     """For a class derived from a built-in one, with attributes and methods of its own."""
     return (walk.class_state(type(x)), rule(walk, x), walk.state(x))
+
+
+def _attributes(walk: Walk, x: object) -> Hashable:
+    """For an object whose state is in its attributes; one without any may stand for itself."""
+    kind, state = type(x), walk.state(x)
+    return (walk.class_state(kind), state or (Same(x) if _is_marker(kind) else state))
+
+
+def _is_marker(cls: type) -> bool:
+    """Whether all that an instance without attributes is good for is to be compared by ``is``."""
+    own = {n for c in cls.__mro__[:-1] for n, v in vars(c).items() if callable(v)}
+    return own <= _OF_MARKERS and cls.__eq__ is object.__eq__
 
 
 def _by_hash(walk: Walk, x: object) -> Hashable:

@@ -90,7 +90,10 @@ def all_slots(cls: type) -> tuple[str, ...]:
 
 def context_value(var: contextvars.ContextVar[object]) -> object:
     """The value of a context variable in this context; `MISSING` if it has none."""
-    return var.get(MISSING)
+    try:
+        return var.get()  # It may have a default.
+    except LookupError:
+        return MISSING
 
 
 def referent(proxy: Any) -> object:

@@ -16,6 +16,7 @@ compared.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import itertools
 import operator
@@ -193,6 +194,7 @@ class Watch:
         self._views: list[View] = [Look(_content_of, c) for c in cells if content(c) is MISSING]
         for t in things:
             self._views += views(t)
+        self._registrations = abc.get_cache_token()  # of classes, by `abc.ABC.register`
         self._lengths = list(map(len, self._views))
         self._held = _flat(self._views)
         tags: list[ctypes.Array[ctypes.c_char]] = []
@@ -215,6 +217,7 @@ class Watch:
             self._same_tensors: self._tensors,
             self._same_views: self._views,
             self._same_classes: self._contents,
+            self._same_registrations: any(isinstance(c, abc.ABCMeta) for c in self._classes),
         }
         self._checks = [check for check, what in rest.items() if what]
 
@@ -271,6 +274,9 @@ class Watch:
         now, before = self._class_contents(), self._contents
         assert before is not None
         return len(now) == len(before) and all(map(operator.is_, now, before))
+
+    def _same_registrations(self) -> bool:
+        return abc.get_cache_token() == self._registrations
 
 
 def _is_plain(x: object) -> bool:

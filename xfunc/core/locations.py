@@ -36,7 +36,8 @@ _FUNCTIONS = {
     for p in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
 }
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-_is_user_code: dict[types.CodeType, bool] = {}
+# By the identity of code, whose hash runs over all of it, and fails for some that dynamo makes.
+_lines: dict[int, tuple[types.CodeType, list[int], list[int]]] = {}
 
 
 class Location(NamedTuple):
@@ -53,16 +54,12 @@ class Location(NamedTuple):
 
 def in_user_code(code: types.CodeType) -> bool:
     """Whether a code object belongs to the user rather than to a library under it."""
-    known = _is_user_code.get(code)
-    if known is None:
-        known = _is_user_code[code] = in_user_file(code.co_filename)
-    return known
+    return in_user_file(code.co_filename)
 
 
 def forget() -> None:
     """Forget the code objects that were asked about."""
-    _is_user_code.clear()
-    _lines.cache_clear()
+    _lines.clear()
 
 
 @functools.lru_cache(4096)
@@ -75,16 +72,13 @@ def in_user_file(file: str) -> bool:
 
 def line_of(code: types.CodeType, instruction: int) -> int:
     """The line of an instruction of a code object, given by its offset."""
-    starts, lines = _lines(code)
+    if (known := _lines.get(id(code))) is None:
+        first = code.co_firstlineno  # of instructions that have no line
+        found = [(start, line or first) for start, _, line in code.co_lines()]
+        known = code, [start for start, _ in found], [line for _, line in found]
+        _lines[id(code)] = known
+    _, starts, lines = known
     return lines[bisect.bisect(starts, instruction) - 1]
-
-
-@functools.lru_cache(4096)
-def _lines(code: types.CodeType) -> tuple[list[int], list[int]]:
-    """The instructions of a code object at which a line begins, in order, and these lines."""
-    first = code.co_firstlineno  # of instructions that have no line
-    found = [(start, line or first) for start, _, line in code.co_lines()]
-    return [start for start, _ in found], [line for _, line in found]
 
 
 def user_location(frame: types.FrameType | None = None) -> Location | None:
@@ -147,7 +141,12 @@ def is_of_program(code: types.CodeType) -> bool:
 
 def is_of_user(cls: type) -> bool:
     """Whether a class belongs to the user's program, not to an installed package."""
-    return module_is_of_user(sys.modules.get(cls.__module__), cls.__module__)
+    return name_is_of_user(cls.__module__)
+
+
+def name_is_of_user(module: str) -> bool:
+    """Whether the module with this name belongs to the user's program."""
+    return module_is_of_user(sys.modules.get(module), module)
 
 
 def module_is_of_user(module: object, name: str) -> bool:

@@ -36,7 +36,8 @@ from xfunc.backends.host_calls import has_host_calls
 from xfunc.cache.changes import Changed
 from xfunc.cache.classes import can_change
 from xfunc.cache.digest import Digest, Unknown, is_library
-from xfunc.cache.globals import Globals, Guards, Reached, names_in
+from xfunc.cache.globals import Globals, Guards, Reached
+from xfunc.cache.names import names_in
 from xfunc.cache.obscure import is_obscure
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
@@ -89,6 +90,7 @@ class Place:
         self._given = value, parts, raws
         self._named = named, Guards().of(raws)  # The latter are methods of static arguments.
         self._modules: dict[int, types.ModuleType] = {}
+        self._imported: dict[int, types.ModuleType] = {}
         self._digest = self._taken()
         self._file = Path(config.kept_traces or "", f"{self._digest.hex()}.trace")
 
@@ -102,6 +104,9 @@ class Place:
             raise Unknown("something that the function changes")
         for namespace, name in self._places(reached):
             x = namespace.get(name, MISSING)
+            if namespace is sys.modules:  # It is imported when the function runs.
+                self._imported.update({id(x): x} if isinstance(x, types.ModuleType) else {})
+                continue
             found.put(namespace.get("__name__"), name)
             if isinstance(x, torch.Tensor):
                 raise Unknown(f"the tensor {name}")
@@ -169,7 +174,8 @@ class Place:
         try:
             why = self._why_not(program, captures, seen, guards, changed)
             if not why:
-                links = seen.links(self._modules.values())
+                named = (*self._modules.values(), *self._imported.values())
+                links = seen.links((*named, *self._digest.kinds))
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 found["environment"] = _variables(seen.read)
                 data = _written(program, captures, out_tree, found)
@@ -198,6 +204,8 @@ class Place:
             return f"{unknown[0].co_qualname} ran, which no name leads to"
         if seen.imports_own():
             return "it imports a module of the program"
+        if id(sys) in self._imported:
+            return "it depends on what the interpreter holds in sys"
         if any(code.co_filename == foreign.__file__ for code, _ in seen.codes.values()):
             return "a worker traced a part of it"
         if obscure := seen.obscured_by(self._digest.sets):
@@ -247,7 +255,7 @@ def _variables(names: Iterable[str]) -> dict[str, str]:
 def _environment() -> tuple[object, ...]:
     """Everything of this process besides the function that a trace may depend on."""
     where = active.runtime()
-    settings = {n: v for n, v in os.environ.items() if n.startswith("XFUNC_")}
+    settings = {n: v for n, v in os.environ.items() if n.startswith("XFUNC_") or n == "TZ"}
     return (
         *(sys.version, sys.flags.optimize, sys.platform, _installed(), _own_source()),
         *(where.name, where.platform(), where.device_count(), where.process_count()),

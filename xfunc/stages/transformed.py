@@ -21,6 +21,7 @@ from xfunc.errors import fail, shown
 from xfunc.stages import again
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
+from xfunc.torchlib.functorch import never_compile
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
 
@@ -92,6 +93,9 @@ class Transform(Wrapper, Generic[P, R]):
     ) -> Callable[Q, T]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., object]:
         return self if instance is None else types.MethodType(self, instance)
+
+
+never_compile(Transform.__call__)
 
 
 def own(result: T) -> T:
