@@ -136,6 +136,14 @@ def device():
 
 
 @pytest.fixture
+def cleared() -> None:
+    """Nothing is cached when the test begins."""
+    import xfunc as xf
+
+    xf.clear_caches()
+
+
+@pytest.fixture
 def pjrt() -> Iterator[None]:
     """JAX's runtime runs the programs of the test."""
     import xfunc as xf
