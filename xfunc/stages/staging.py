@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import operator
-import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -32,10 +31,9 @@ from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import path_of
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
-from xfunc.stages import again, kept
+from xfunc.stages import again, kept, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
@@ -166,7 +164,7 @@ class Staged:
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
         later = identity.frozen(run[0])
         store, name = self.cache, self.name
-        _check_no_recursion(self, key)
+        recursion.check(self.name, store, key)
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
         labels = self.labels(key.tree, fixed)
@@ -199,7 +197,7 @@ class Staged:
             place, store.not_kept = kept.place_of(self.value, parts, named, raws, watched)
             found = place and place.find(self.name, avals)
         seen = Observer()
-        with _being_traced(self, key), collect_guards() as guards:
+        with recursion.being_traced(store, key), collect_guards() as guards:
             if named:
                 depend_on(named)
             if found is not None:
@@ -269,35 +267,6 @@ def definition(fun: object) -> Location | None:
 def _is_tracer(t: torch.Tensor) -> bool:
     trace = tracing.current()
     return trace is not None and trace.is_inside(t)
-
-
-class _Thread(threading.local):
-    keys: tuple[tuple[FunctionCache, Key], ...] = ()  # of the functions being traced
-
-
-_thread = _Thread()
-
-
-@contextlib.contextmanager
-def _being_traced(staged: Staged, key: Key) -> Generator[None]:
-    keys = _thread.keys
-    _thread.keys = (*keys, (staged.cache, key))
-    before = count_compiles(None)
-    try:
-        yield
-    finally:
-        count_compiles(before)
-        _thread.keys = keys
-
-
-def _check_no_recursion(staged: Staged, key: Key) -> None:
-    if (staged.cache, key) in _thread.keys:
-        fail(
-            RecursionError,
-            f"{staged.name} calls itself, with arguments of the same shapes, while it is "
-            "being traced: the trace would never end",
-            "use xf.scan for a loop of fixed length, or make the depth a static argument.",
-        )
 
 
 def run_staged(
