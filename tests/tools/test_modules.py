@@ -239,8 +239,8 @@ def test_the_gru_of_torch_xla() -> None:
     torch.testing.assert_close(xf.device_get(out), tuple(t.detach() for t in module(x)))
 
     class Biased(gru.GRU):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.bias_hh_l0.sum()
+        def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return x + self.bias_hh_l0.sum()  # pyright: ignore[reportCallIssue]
 
     apply, params, buffers = xf.functional(own := Biased(4, 6))
     assert_close(xf.jit(apply)(params, buffers, x)[0], own(x).detach())
