@@ -28,8 +28,9 @@ test: env ## run the tests
 
 # Of each kind of test some: of one device, of several, and of what callers do with results. Of the
 # others, each file runs once in so many days; with PJRT_DAYS=1, all run.
-PJRT_TESTS := tests/backends/test_pjrt.py tests/backends/test_host_calls.py tests/ops/test_branches.py tests/stages/test_jit.py tests/stages/test_static_arguments.py tests/random/test_random.py \
-	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py
+PJRT_TESTS := tests/backends/test_pjrt.py tests/backends/test_host_calls.py tests/ops/test_branches.py tests/stages/test_jit.py tests/stages/test_arguments.py tests/stages/test_donation.py tests/stages/test_static_arguments.py tests/random/test_random.py \
+	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py \
+	tests/sharding/test_checkpoint_damage.py tests/sharding/test_checkpoint_errors.py tests/sharding/test_checkpoint_writing.py
 PJRT_DAYS := 12
 
 test-pjrt: env ## run a part of the tests with the backend pjrt

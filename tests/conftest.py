@@ -136,6 +136,23 @@ def device():
 
 
 @pytest.fixture
+def cleared() -> None:
+    """Nothing is cached when the test begins."""
+    import xfunc as xf
+
+    xf.clear_caches()
+
+
+@pytest.fixture
+def alive_afterwards() -> Iterator[None]:
+    """What the test has done to xfunc and to torch_xla does not show in what comes next."""
+    from tests.support.hostile_functions.case import assert_alive
+
+    yield
+    assert_alive()
+
+
+@pytest.fixture
 def pjrt() -> Iterator[None]:
     """JAX's runtime runs the programs of the test."""
     import xfunc as xf

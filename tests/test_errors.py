@@ -68,7 +68,7 @@ def test_every_class_has_examples() -> None:
     }
     assert {*BUILTINS} == classes - {"XfuncError"}
     shown = {case.message.partition(":")[0] for case in CASES}
-    shown.add("ExecutionError")  # It takes another process, which ends: see test_distributed.py.
+    shown.add("ExecutionError")  # It takes a process that ends: test_distributed_initialize.py.
     assert shown >= {*BUILTINS, "TypeError", "ValueError", "RuntimeError"}
 
 

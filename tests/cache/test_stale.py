@@ -13,10 +13,13 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.stale_cases import CASES, EQUAL, EQUAL_PREAMBLE, PREAMBLE
+from tests.support.stale_cases import OF_OBJECTS, PREAMBLE
+from tests.support.stale_equals import EQUAL, EQUAL_PREAMBLE
+from tests.support.stale_functions import OF_FUNCTIONS
 from xfunc.cache import identity, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
+CASES = OF_OBJECTS | OF_FUNCTIONS
 
 
 def _module(source: str) -> Any:

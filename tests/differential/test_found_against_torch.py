@@ -1,6 +1,7 @@
 """The smallest forms of what the random programs against plain torch have found to be wrong.
 
-What they found about changes in place and views is in ``tests/torchlib/test_in_place.py``.
+What they found about changes in place and views is in ``tests/torchlib``, in ``test_in_place.py``
+and ``test_views.py``.
 """
 
 from __future__ import annotations

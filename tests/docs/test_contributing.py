@@ -1,4 +1,4 @@
-"""What the contributors' pages say of the code is so: the picture, the version notes, the paths."""
+"""What the contributors' pages say of the code is so: its picture, notes, paths and lengths."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from docs.scripts import imports, version_notes
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = "benchmarks docs examples sharding tests transforms xfunc".split()
 PAGES = "CONTRIBUTING.md docs/architecture.md docs/extending.md docs/upgrading.md".split()
 
 
@@ -70,3 +71,12 @@ def test_every_path_exists(page: str) -> None:
     assert paths
     roots = ROOT, ROOT / "xfunc"
     assert [p for p in paths if not any((root / p).exists() for root in roots)] == []
+
+
+def test_no_file_is_longer_than_is_said() -> None:
+    said = re.search(r"none over (\d+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert said
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert Path(__file__) in paths
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {path: n for path, n in lengths.items() if n > int(said[1])} == {}

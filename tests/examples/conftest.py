@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import config
+from examples.llama import config, model, tokenizer
 from examples.llama.config import Run
-from tests.examples import interrupted, tuned
+from tests.examples import hugging_face, interrupted, texts, tuned
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +67,25 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random model, and the data of every kind of run."""
     return tuned.make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer of 300 tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.train(texts.SENTENCES, 300, folder)
+    return folder
+
+
+@pytest.fixture(
+    name="config", params=list(hugging_face.CONFIGS.values()), ids=list(hugging_face.CONFIGS)
+)
+def config_of_a_model(request: pytest.FixtureRequest) -> model.Config:
+    """Small models that transformers has as well."""
+    return request.param
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where weights shall be; it is not there yet."""
+    return tmp_path / "weights"

@@ -1,13 +1,9 @@
-"""The training program: settings, runs, what they write, and how they end."""
+"""The training program: runs, what they write and tell, and bad steps."""
 
 import io
-import json
 import math
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,142 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import xfunc as xf
 from examples.llama import __main__ as program
-from examples.llama import config, fit, flops, hosts, metrics, options, train, trained
+from examples.llama import config, fit, flops, hosts, metrics, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.interrupts import Interrupts
-from examples.llama.options import SettingError
 from examples.llama.reader import DataChangedError, Reader
 from tests.examples.interrupted import Killed, at_step
-from xfunc.sharding import storage
-
-STEPS = 8  # of the runs of `settings`
-CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
-
-
-def lines(run: Run) -> list[dict[str, Any]]:
-    file = Path(run.folder, "metrics.jsonl")
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-
-
-def curve(run: Run) -> list[dict[str, Any]]:
-    """What must not depend on time."""
-    return [{k: line[k] for k in CURVE if k in line} for line in lines(run)]
-
-
-def losses(run: Run) -> list[Any]:
-    return [line["loss"] for line in lines(run) if "loss" in line]
-
-
-def saved(run: Run, step: int | None = None) -> Any:
-    """The state in a checkpoint, on the host."""
-    target = train.abstract_state(run.recipe(1))
-    found = Checkpoints(Path(run.folder, "checkpoints")).restore(target, step)
-    return xf.device_get(found.state)
-
-
-def assert_equal(a: Any, b: Any) -> None:
-    xf.tree.map(lambda x, y: torch.testing.assert_close(x, y, rtol=0.0, atol=0.0), a, b)
-
-
-# -- settings ---------------------------------------------------------------------------------
-
-
-def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
-    pairs = (
-        "train.model=llama3.1-8b train.model.layers=2 train.model.rope_scaling.factor=4 "
-        "train.peak_lr=3e-4 data.files=*.txt data.tokenizer=null profile=[3,5] mesh.tensor=2 "
-        "on_bad=stop train.precision=mixed folder=2024"
-    )
-    run = config.read(pairs=pairs.split())
-    assert run.train.model.layers == 2
-    assert run.train.model.hidden == 4096
-    assert run.train.model.rope_scaling is not None
-    assert run.train.model.rope_scaling.factor == 4.0
-    assert run.train.peak_lr == 3e-4
-    assert (run.data.files, run.data.tokenizer) == (("*.txt",), None)
-    assert (run.profile, run.on_bad, run.folder) == ((3, 5), "stop", "2024")
-    assert run.train.precision == "mixed"
-    config.write(run, tmp_path / "config.yaml")
-    assert config.read(tmp_path / "config.yaml") == run
-
-
-def test_a_later_setting_wins(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("train: {steps: 3, peak_lr: 1e-3}\nmesh: {fsdp: 2}\n")
-    run = config.read(file, ["train.steps=4", "train.steps=5"])
-    assert (run.train.steps, run.train.peak_lr, run.mesh.fsdp) == (5, 1e-3, 2)
-    assert run.data == Run().data
-
-
-@pytest.mark.parametrize(
-    ("pair", "message"),
-    [
-        ("train.stepz=3", r"there is no setting train\.stepz: did you mean train\.steps\?"),
-        ("zzz=1", "there is no setting zzz: use one of folder, train, data, mesh"),
-        ("train.plan.sharding=1", r"there is no setting train\.plan\.sharding"),
-        ("train.steps=many", r"train\.steps is 'many': give a whole number"),
-        ("train.steps=1.5", r"train\.steps is 1\.5: give a whole number"),
-        ("train.steps=true", r"train\.steps is True: give a whole number"),
-        ("train.peak_lr=true", r"train\.peak_lr is True: give a number"),
-        ("train.model.tied=1", r"train\.model\.tied is 1: give true or false"),
-        ("train.model=tinny", r"train\.model is 'tinny': did you mean tiny\?"),
-        ("train=3", "train: 3 is not a mapping: give keys with values"),
-        ("train.plan.policy=some", r"train\.plan\.policy is 'some': use one of full, attention"),
-        ("data.batch=0", "data: batch is 0"),
-        ("data.files=[1]", r"data\.files\[0\] is 1: give a text"),
-        ("on_bad=sto", "on_bad is 'sto': did you mean stop"),
-        ("keep=0", "keep is 0: use 1 or more"),
-        (
-            "train.precision=half",
-            r"train\.precision is 'half': use one of float32, mixed, float8",
-        ),
-        (
-            "dtype=bfloat16",
-            r"no setting dtype: use train\.precision, one of float32, mixed, float8",
-        ),
-        ("steps", "cannot read 'steps': write key=value"),
-    ],
-)
-def test_wrong_settings(pair: str, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        config.read(pairs=[pair])
-
-
-def test_wrong_files_of_settings(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"no file nothing: give one, or one of .*small-11m"):
-        config.read("nothing")
-    file = tmp_path / "run.yaml"
-    file.write_text("train: [")
-    with pytest.raises(SettingError, match=r"run\.yaml is not valid YAML; fix it: "):
-        config.read(file)
-    file.write_text("train: {step: 3}")
-    with pytest.raises(SettingError, match=r"run\.yaml: there is no setting train\.step: did you"):
-        config.read(file)
-
-
-@pytest.mark.parametrize("preset", config.presets())
-def test_presets(preset: str) -> None:
-    run = config.read(preset)
-    chips = int(preset.rpartition("-")[2]) if "-v6e-" in preset else 1
-    axes = run.mesh.axes(chips)
-    assert run.data.batch % (axes["data"] * axes["fsdp"] * axes["expert"]) == 0
-    assert run.train.model in options.NAMED[type(run.train.model)].values()
-    assert preset.startswith(Path(run.folder).name)
-
-
-def test_mesh_takes_all_devices() -> None:
-    assert config.Mesh(tensor=4).axes(256) == {
-        "data": 1,
-        "fsdp": 64,
-        "tensor": 4,
-        "expert": 1,
-    }
-    assert config.Mesh().axes(1) == dict.fromkeys(("data", "fsdp", "tensor", "expert"), 1)
-    for mesh in (config.Mesh(fsdp=3), config.Mesh(tensor=16)):
-        with pytest.raises(SettingError, match=r"the devices are 8: use others, or mesh\.data=1"):
-            mesh.axes(8)
-
+from tests.examples.runs import STEPS, assert_equal, curve, lines, losses, saved
 
 # -- runs -------------------------------------------------------------------------------------
 
@@ -271,42 +138,6 @@ def test_a_second_signal_interrupts_at_once() -> None:
         with pytest.raises(KeyboardInterrupt, match=r"^SIGINT$"):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_before_the_first_step(
-    name: str,
-    settings: Callable[..., list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    number = signal.Signals[name]
-    before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        patch.setattr(fit, "begin", lambda *_: signal.raise_signal(number))
-        assert program.main(["fit", *settings("a")]) == os.EX_TEMPFAIL
-    said = capsys.readouterr().err
-    assert said == f"interrupted by {name}: the same command continues from the last checkpoint\n"
-    assert signal.getsignal(number) == before
-    assert program.main(["fit", *settings("a")]) == 0
-
-    def arrives(*_: object, **__: object) -> None:
-        signal.raise_signal(number)
-
-    run = str(tmp_path / "a")
-    capsys.readouterr()
-    monkeypatch.setattr(trained, "load", arrives)
-    monkeypatch.setattr(trained, "import_published", arrives)
-    for command in (
-        ["eval", run],
-        ["generate", run, "--prompt", "a"],
-        ["export-hf", run, "--out", str(tmp_path / "out")],
-        ["import-hf", run],
-    ):
-        assert program.main(command) == 128 + number
-        assert capsys.readouterr().err == f"interrupted by {name}\n"
-        assert signal.getsignal(number) == before
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
@@ -436,104 +267,3 @@ def test_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "all_reduce", other_wants)
     assert hosts.agree(False)
     assert not hosts.is_first()
-
-
-# -- the command line -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", [None, *program.COMMANDS])
-def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        program.main(["--help"] if command is None else [command, "--help"])
-    printed = capsys.readouterr().out
-    if command is None:
-        assert all(f"  {name} " in printed for name in program.COMMANDS)
-    elif command in ("aot", "curves"):  # which take no settings
-        assert {"aot": "--topology", "curves": "--out"}[command] in printed
-    else:
-        assert f"train.peak_lr={'2.0e-05' if command == 'import-hf' else 0.005}" in printed
-        assert "train.model=demo-1m" in printed
-        assert max(map(len, printed.splitlines())) <= 100
-
-
-def test_commands(
-    settings: Callable[..., list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def command(*args: Any) -> str:
-        assert program.main([*map(str, args)]) == 0
-        return capsys.readouterr().out
-
-    monkeypatch.setattr(storage, "FULL", 1)
-    run, hub, again = tmp_path / "run", tmp_path / "hub", tmp_path / "again"
-    printed = command("fit", *settings("run"))
-    assert f"finished at step {STEPS}, which is saved" in printed
-    told = command("eval", run)
-    assert told.startswith(f"step {STEPS} of {run}: held-out loss ")
-    loss = told.split("held-out loss ")[1]
-    assert f"step {STEPS}: held-out loss {loss.split(',')[0]}\n" in printed
-    assert command("eval", run, "--step", 4).split("held-out loss ")[1] != loss
-
-    # What the optimizer has is not read: it may be anything.
-    [optimizer] = (run / "checkpoints" / str(STEPS)).glob("__0_1.distcp")
-    optimizer.write_bytes(bytes(optimizer.stat().st_size))
-    assert command("eval", run) == told
-
-    assert command("export-hf", run, "--out", hub) == f"step {STEPS} of {run} is in {hub}\n"
-    assert command("eval", hub, *settings("other")) == f"{hub}: held-out loss {loss}"
-
-    start = ["--prompt", "the cat", "--new", 5, "--temperature", 0]
-    assert command("generate", run, *start).startswith("the cat")
-    assert command("generate", run, *start) == command("generate", hub, *start)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
-    assert command("generate", run, *start[2:]) == command("generate", run, *start)
-
-    told = command("import-hf", hub, *settings("again", "train.steps=2", "train.warmup=1"))
-    assert f"fit --config {again}/config.yaml" in told
-    command("fit", "--config", again / "config.yaml")
-    imported = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in imported] == [1, 2, 2]
-    assert imported[0]["loss"] == pytest.approx(float(loss.split(",")[0]), abs=0.2)
-
-
-def test_errors_are_told_in_a_line(
-    settings: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cases = {
-        ("fit", "train.step=3"): "error: there is no setting train.step: did you mean",
-        ("fit", *settings("a", "data.files=nothing")): "error: no data at 'nothing'",
-        ("fit", *settings("b", "train.model.vocab=200")): "error: the tokenizer has 277 tokens",
-        ("eval", str(tmp_path)): f"error: {tmp_path} has neither",
-        ("import-hf", str(tmp_path)): "error: there is no ",
-    }
-    for argv, message in cases.items():
-        assert program.main(argv) == 2
-        assert capsys.readouterr().err.startswith(message)
-
-
-def test_sigterm_saves_on_one_mesh_and_another_goes_on(
-    run_of: Callable[..., Run], settings: Callable[..., list[str]]
-) -> None:
-    root, pairs = Path(__file__).parents[2], ["train.schedule=constant", "save_every=1000"]
-    environment = os.environ | {"CPU_NUM_DEVICES": "8", "PYTHONPATH": str(root)}
-    argv = [sys.executable, "-u", "-m", "examples.llama", "fit"]
-    argv += settings("parts", *pairs, "mesh.tensor=2", "train.steps=100000")
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        told = ""
-        while "step 4: held-out loss" not in told:
-            told = process.stdout.readline()
-            assert told, "it ended before step 4"
-        process.send_signal(signal.SIGTERM)
-        told = process.stdout.read()
-    assert process.returncode == os.EX_TEMPFAIL
-    [stopped] = re.findall(r"stopped after step (\d+), which is saved: the same command", told)
-    pairs.append(f"train.steps={int(stopped) + 2}")
-    parts, whole = run_of("parts", *pairs), run_of("whole", *pairs)
-    fit.fit(parts)
-    fit.fit(whole)
-    assert len(losses(parts)) == int(stopped) + 2
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
-    assert lines(parts)[-1]["step"] == lines(whole)[-1]["step"] == int(stopped) + 2

@@ -11,3 +11,11 @@ def any_mesh(request: pytest.FixtureRequest) -> "object":
     import xfunc as xf
 
     return xf.make_mesh(*request.param)
+
+
+@pytest.fixture
+def mesh() -> "object":
+    """A mesh of two axes."""
+    import xfunc as xf
+
+    return xf.make_mesh((4, 2), ("x", "y"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,13 @@ import torch
 import xfunc as xf
 from xfunc.backends import active
 from xfunc.sharding import NamedSharding, P
+
+
+def free_port() -> int:
+    """For whoever starts them: a port that nobody listens at."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def raised(f: Any) -> str:

@@ -1,0 +1,122 @@
+"""`explain` names what has made a function trace again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from tests.support.functions import vector
+
+pytestmark = pytest.mark.usefixtures("cleared")
+
+
+def _first(x, *rest, **named):
+    return xf.tree.leaves(x)[0] * 2
+
+
+_X = vector()
+_one_shape, _many = torch.ones(3), {f"w{i}": torch.ones(2) for i in range(40)}
+_OF_ARGUMENTS: dict[str, tuple[Any, Any, str]] = {
+    "shape": ({"w": _one_shape}, {"w": torch.ones(4)}, "x['w'] changed from float32[3] to "),
+    "dtype": (_one_shape, _one_shape.double(), "x changed from float32[3] to float64[3]"),
+    "number": (_one_shape, 2, "x changed from float32[3] to int64[]"),
+    "new": ({"w": _one_shape}, {"w": _one_shape, "b": _one_shape}, "x['b'] is new: float32[3]"),
+    "gone": ([_one_shape] * 2, [_one_shape], "x[1] is gone: float32[3]"),
+    "nested": ([_one_shape], [[_one_shape]], "x[0][0] is new: float32[3]\nx[0] is gone"),
+    "container": ([_one_shape], (_one_shape,), "x changed from list to tuple"),
+    "inner": ({"a": [_one_shape]}, {"a": (_one_shape,)}, "x['a'] changed from list to tuple"),
+    "None": ({"a": _X, "b": None}, {"a": _X, "b": ()}, "x['b'] changed from NoneType"),
+    "many": (
+        _many,
+        {k: v.double() for k, v in _many.items()},
+        "x['w0'] changed from float32[2] to float64[2]\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _OF_ARGUMENTS)
+def test_explain_names_the_path(name: str) -> None:
+    before, after, says = _OF_ARGUMENTS[name]
+    f = xf.jit(functools.partial(_first))
+    f.clear_cache()
+    f(before)
+    assert "first call" in f.explain()
+    f(after)
+    assert f"last miss: {says}" in f.explain()
+    assert len(f.explain()) < 500
+    if name == "many":
+        assert f.explain().endswith("... and 35 more")
+
+
+_explained = xf.grad(lambda x, n, **named: xf.tree.leaves(x)[0].sum())
+_OF_VALUES = {
+    "number": (lambda: _explained(_X, 3), lambda: _explained(_X, 4), "n went from 3 to 4"),
+    "type": (lambda: _explained(_X, 1), lambda: _explained(_X, True), "n went from 1 to True"),
+    "inside": (
+        lambda: _explained(vector(), {"lr": 0.5}),
+        lambda: _explained(vector(), {"lr": 0.25}),
+        "n['lr'] went from 0.5 to 0.25",
+    ),
+    "array": (
+        lambda: _explained(vector(), 2),
+        lambda: _explained(vector(), vector()),
+        "n went from 2 to float32[3]",
+    ),
+    "keyword": (
+        lambda: _explained(vector(), 0, train=True),
+        lambda: _explained(vector(), 0, train=False),
+        "train went from True to False",
+    ),
+    "nearest": (
+        lambda: (_explained(vector(), 7), _explained(torch.ones(5), 9)),
+        lambda: _explained(vector(), 8),
+        "n went from 7 to 8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _OF_VALUES)
+def test_explain_names_values(name: str) -> None:
+    before, after, says = _OF_VALUES[name]
+    cache = _explained._staged.cache
+    cache.clear()
+    before()
+    after()
+    assert cache.last_miss == says
+
+
+def test_explain_names_static_arguments_and_what_is_held() -> None:
+    f = xf.jit(lambda x, n, mode="a": x * n, static_argnames=("n", "mode"))
+    f.clear_cache()
+    f(vector(), 2)
+    f(vector(), 3)
+    assert "the static argument n went from 2 to 3" in f.explain()
+    f(vector(), 3, mode="b")
+    assert "the static argument mode went from not given to 'b'" in f.explain()
+    f(vector(1), 3)
+    assert "x changed from float32[3] to float32[1]" in f.explain()
+
+    def held(k: Any) -> Any:
+        factor = k
+        return xf.jit(lambda x: x * factor)
+
+    held(5)(vector())
+    held(6)(vector())
+    assert "a value that the function holds changed: 5 -> 6 in factor" in held(6).explain()
+
+
+def test_explain_of_a_class_with_static_fields() -> None:
+    def f(x):
+        return x.x * 2
+
+    tag = dataclasses.make_dataclass("Tag", ["x", "tag"])
+    xf.tree.register_dataclass(tag, meta_fields=("tag",))
+    jitted = xf.jit(f)
+    jitted(tag(vector(), "a"))
+    jitted(tag(vector(), "b"))
+    assert "x (Tag) changed in what its class keeps beside its leaves" in jitted.explain()

@@ -1,0 +1,105 @@
+"""Settings of the training program: files, pairs on the command line, presets."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.llama import config, options
+from examples.llama.config import Run
+from examples.llama.options import SettingError
+
+
+def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
+    pairs = (
+        "train.model=llama3.1-8b train.model.layers=2 train.model.rope_scaling.factor=4 "
+        "train.peak_lr=3e-4 data.files=*.txt data.tokenizer=null profile=[3,5] mesh.tensor=2 "
+        "on_bad=stop train.precision=mixed folder=2024"
+    )
+    run = config.read(pairs=pairs.split())
+    assert run.train.model.layers == 2
+    assert run.train.model.hidden == 4096
+    assert run.train.model.rope_scaling is not None
+    assert run.train.model.rope_scaling.factor == 4.0
+    assert run.train.peak_lr == 3e-4
+    assert (run.data.files, run.data.tokenizer) == (("*.txt",), None)
+    assert (run.profile, run.on_bad, run.folder) == ((3, 5), "stop", "2024")
+    assert run.train.precision == "mixed"
+    config.write(run, tmp_path / "config.yaml")
+    assert config.read(tmp_path / "config.yaml") == run
+
+
+def test_a_later_setting_wins(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("train: {steps: 3, peak_lr: 1e-3}\nmesh: {fsdp: 2}\n")
+    run = config.read(file, ["train.steps=4", "train.steps=5"])
+    assert (run.train.steps, run.train.peak_lr, run.mesh.fsdp) == (5, 1e-3, 2)
+    assert run.data == Run().data
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("train.stepz=3", r"there is no setting train\.stepz: did you mean train\.steps\?"),
+        ("zzz=1", "there is no setting zzz: use one of folder, train, data, mesh"),
+        ("train.plan.sharding=1", r"there is no setting train\.plan\.sharding"),
+        ("train.steps=many", r"train\.steps is 'many': give a whole number"),
+        ("train.steps=1.5", r"train\.steps is 1\.5: give a whole number"),
+        ("train.steps=true", r"train\.steps is True: give a whole number"),
+        ("train.peak_lr=true", r"train\.peak_lr is True: give a number"),
+        ("train.model.tied=1", r"train\.model\.tied is 1: give true or false"),
+        ("train.model=tinny", r"train\.model is 'tinny': did you mean tiny\?"),
+        ("train=3", "train: 3 is not a mapping: give keys with values"),
+        ("train.plan.policy=some", r"train\.plan\.policy is 'some': use one of full, attention"),
+        ("data.batch=0", "data: batch is 0"),
+        ("data.files=[1]", r"data\.files\[0\] is 1: give a text"),
+        ("on_bad=sto", "on_bad is 'sto': did you mean stop"),
+        ("keep=0", "keep is 0: use 1 or more"),
+        (
+            "train.precision=half",
+            r"train\.precision is 'half': use one of float32, mixed, float8",
+        ),
+        (
+            "dtype=bfloat16",
+            r"no setting dtype: use train\.precision, one of float32, mixed, float8",
+        ),
+        ("steps", "cannot read 'steps': write key=value"),
+    ],
+)
+def test_wrong_settings(pair: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        config.read(pairs=[pair])
+
+
+def test_wrong_files_of_settings(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no file nothing: give one, or one of .*small-11m"):
+        config.read("nothing")
+    file = tmp_path / "run.yaml"
+    file.write_text("train: [")
+    with pytest.raises(SettingError, match=r"run\.yaml is not valid YAML; fix it: "):
+        config.read(file)
+    file.write_text("train: {step: 3}")
+    with pytest.raises(SettingError, match=r"run\.yaml: there is no setting train\.step: did you"):
+        config.read(file)
+
+
+@pytest.mark.parametrize("preset", config.presets())
+def test_presets(preset: str) -> None:
+    run = config.read(preset)
+    chips = int(preset.rpartition("-")[2]) if "-v6e-" in preset else 1
+    axes = run.mesh.axes(chips)
+    assert run.data.batch % (axes["data"] * axes["fsdp"] * axes["expert"]) == 0
+    assert run.train.model in options.NAMED[type(run.train.model)].values()
+    assert preset.startswith(Path(run.folder).name)
+
+
+def test_mesh_takes_all_devices() -> None:
+    assert config.Mesh(tensor=4).axes(256) == {
+        "data": 1,
+        "fsdp": 64,
+        "tensor": 4,
+        "expert": 1,
+    }
+    assert config.Mesh().axes(1) == dict.fromkeys(("data", "fsdp", "tensor", "expert"), 1)
+    for mesh in (config.Mesh(fsdp=3), config.Mesh(tensor=16)):
+        with pytest.raises(SettingError, match=r"the devices are 8: use others, or mesh\.data=1"):
+            mesh.axes(8)

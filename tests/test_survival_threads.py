@@ -1,0 +1,193 @@
+"""Exceptions, threads and modes around traces: all comes through, and the next call is right."""
+
+# Misuse is the subject here.
+# pyright: reportAttributeAccessIssue=false, reportAssignmentType=false, reportUnusedExpression=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import xfunc as xf
+from tests.support.fresh import Server
+from tests.support.functions import vector
+from tests.support.hostile_functions.case import assert_names_the_line
+from xfunc.errors import UnsupportedOpError
+
+pytestmark = pytest.mark.usefixtures("alive_afterwards")
+
+
+HERE = "test_survival_threads.py"
+
+
+class _Mine(Exception):
+    """An exception of the user's."""
+
+
+@pytest.mark.parametrize("kind", [_Mine, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError])
+@pytest.mark.parametrize("where", ["jit", "grad", "scan in grad", "vmap", "vjp", "nested jit"])
+def test_an_exception_comes_through_unchanged(where: str, kind: type[BaseException]) -> None:
+    raised = kind("mine")
+
+    def stop(x: torch.Tensor) -> torch.Tensor:
+        keep = x * 2
+        raise raised if keep is not x else keep
+
+    calls: dict[str, Callable[[], Any]] = {
+        "jit": lambda: xf.jit(stop)(vector()),
+        "grad": lambda: xf.grad(stop)(vector()),
+        "scan in grad": lambda: xf.grad(
+            lambda x: xf.scan(lambda c, y: (stop(c), y), x.sum(), x)[0]
+        )(vector()),
+        "vmap": lambda: xf.jit(xf.vmap(stop))(vector()),
+        "vjp": lambda: xf.jit(lambda x: xf.vjp(stop, x)[0])(vector()),
+        "nested jit": lambda: xf.jit(lambda x: xf.jit(stop)(x))(vector()),
+    }
+    with pytest.raises(kind, match="mine") as caught:
+        calls[where]()
+    assert caught.value is raised
+
+
+def test_caught_errors_leave_the_trace_usable() -> None:
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        for attempt in (float, np.asarray, torch.nonzero, pickle.dumps):
+            with pytest.raises((TypeError, NotImplementedError), match=HERE):
+                attempt(x.sum())  # bad
+        with pytest.raises(_Mine, match="inner"):
+            xf.jit(_raise)(x)
+        return x * 2
+
+    def _raise(x: torch.Tensor) -> torch.Tensor:
+        raise _Mine("inner")
+
+    assert xf.jit(fun)(vector()).tolist() == [2.0, 4.0, 6.0]
+
+
+def _run_threads(works: list[Callable[[], Any]], timeout: float = 120) -> list[Any]:
+    results: list[Any] = [None] * len(works)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = works[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(works))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout)
+    assert not any(t.is_alive() for t in threads), "a thread hangs"
+    return results
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_threads_that_trace_at_once(n: int) -> None:
+    def work(k: int) -> list[list[float]]:
+        out = []
+        for i in range(5):
+            f = xf.jit(xf.grad(lambda x, i=i: (x**2).sum() * k + i * x.sum()))
+            out.append(f(vector()).tolist())
+        return out
+
+    want = [[[2 * v * k + i for v in (1.0, 2.0, 3.0)] for i in range(5)] for k in range(n)]
+    assert _run_threads([functools.partial(work, k) for k in range(n)]) == want
+
+
+def test_threads_share_one_jitted_function() -> None:
+    f = xf.jit(lambda x: (x * 3).cos())
+    works = [lambda k=k: f(torch.full((3,), float(k))).tolist() for k in range(4)]
+    want = [torch.full((3,), 3.0 * k).cos().tolist() for k in range(4)]
+    for got, w in zip(_run_threads(works), want, strict=True):
+        assert got == pytest.approx(w)
+
+
+# What has killed the process; each in one of its own, lest it take the other tests along.
+FATAL = {
+    "autograd node of a traced value": """
+kept = []
+def leak(x):
+    w = x.detach().requires_grad_()
+    kept.append((w * w).grad_fn)
+    return x
+xf.jit(leak)(x)
+assert kept == [None]  # The graph of a trace is not shown.
+""",
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_what_has_killed_the_process(name: str, fresh: Server) -> None:
+    start = "import faulthandler, torch, torch_xla, xfunc as xf\nfaulthandler.enable()\n"
+    start += "x = torch.tensor([1.0, 2.0, 3.0])\n"
+    end = "torch_xla.sync()\nassert xf.jit(lambda x: x * 2)(x).sum().item() == 12\nprint('alive')\n"
+    done = fresh.run(start + FATAL[name] + end)
+    assert done.stdout.endswith("alive\n"), f"{done.returncode}: {done.stdout}{done.stderr}"
+
+
+def test_a_coroutine_may_call() -> None:
+    async def call(k: float) -> list[float]:
+        await asyncio.sleep(0)
+        return xf.jit(lambda x: x * k)(vector()).tolist()
+
+    async def both() -> list[list[float]]:
+        return list(await asyncio.gather(call(1.0), call(2.0)))
+
+    assert asyncio.run(both()) == [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_tracing_and_calling_inside_a_grad_mode(mode: Any) -> None:
+    f = xf.jit(xf.grad(lambda x: (x**3).sum()))
+    for _ in range(2):
+        with mode():
+            assert f(vector()).tolist() == [3.0, 12.0, 27.0]
+        assert f(vector()).tolist() == [3.0, 12.0, 27.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_inside_works_or_is_refused() -> None:
+    try:
+        got = xf.jit(lambda x: torch.compile(lambda y: y * 2, backend="eager")(x))(vector())
+    except UnsupportedOpError as error:
+        assert_names_the_line(str(error), HERE)
+    else:
+        assert got.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_transforms_of_torch_func_around_and_inside() -> None:
+    f = xf.jit(lambda x: (x**3).sum())
+    x = vector()
+    assert torch.func.grad(f)(xf.device_put(x)).tolist() == [3.0, 12.0, 27.0]
+    assert xf.jit(lambda x: torch.func.grad(f)(x))(x).tolist() == [3.0, 12.0, 27.0]
+    assert xf.jit(torch.func.vmap(lambda v: v * 2))(x).tolist() == [2.0, 4.0, 6.0]
+
+
+def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound the process would end with SIGSEGV after some thousand programs."""
+    from xfunc.backends import active, maps
+
+    xf.jit(torch.sin)(vector())
+    limit = maps.map_limit()
+    assert int(os.environ["XLA_COMPILATION_CACHE_SIZE"]) <= limit // 100
+
+    def compile_many() -> None:
+        for n in range(17):
+            xf.jit(lambda x, n=n: x + n)(vector())
+
+    compile_many()
+    monkeypatch.setattr(maps, "map_limit", lambda: 100)
+    xf.clear_caches()
+    repair = "clear_caches" if active.runtime().name == "pjrt" else "CACHE_SIZE"
+    with pytest.raises(xf.errors.CompileError, match=rf"(?s)holds \d+ memory maps.*{repair}"):
+        compile_many()
+    monkeypatch.undo()
+    assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)

@@ -1,0 +1,11 @@
+"""What the tests of the tools have in common."""
+
+import pytest
+
+
+@pytest.fixture
+def seeded() -> None:
+    """Weights are drawn alike each time."""
+    import torch
+
+    torch.manual_seed(0)
