@@ -16,10 +16,11 @@ import xfunc as xf
 from tests.support.stale_cases import OF_OBJECTS, PREAMBLE
 from tests.support.stale_equals import EQUAL, EQUAL_PREAMBLE
 from tests.support.stale_functions import OF_FUNCTIONS
+from tests.support.stale_hidden import OF_HIDDEN
 from xfunc.cache import identity, watch
 
 X = torch.tensor([1.0, 2.0, 3.0])
-CASES = OF_OBJECTS | OF_FUNCTIONS
+CASES = OF_OBJECTS | OF_FUNCTIONS | OF_HIDDEN
 
 
 def _module(source: str) -> Any:

@@ -75,6 +75,10 @@ _SAVED = "def saved(k): safetensors.torch.save_file({'a': torch.tensor([k])}, at
 _MODULE = "it uses the module settings as a value"
 _BACKENDS = "torch.backends.__get__ was called"
 
+_MARKERS = "class Mark: pass\non, off = Mark(), Mark()\nmode = on"
+_LISTS = "on, off = [1], [1]\nmode = on"
+_CHOSEN = "(2.0 if mode is on else 3.0)"
+
 CASES: dict[str, Case] = {
     # -- files read by compiled code
     "safetensors": _case(
@@ -290,5 +294,104 @@ CASES: dict[str, Case] = {
         define="def made(k):\n    global Data\n    @dataclasses.dataclass\n    class Data:\n"
         "        a: int = dataclasses.field(default=0, metadata={'rate': k})\n"
         "    Data.__qualname__ = 'Data'\nmade(2.0)",
+    ),
+    # -- which object it is
+    "a marker": _case(f"return x * {_CHOSEN}", "mode = off", define=_MARKERS),
+    "a marker in a closure": _case(
+        "return g(x)",
+        "g = made(off)",
+        define=f"{_MARKERS}\ndef made(mode): return lambda x: x * {_CHOSEN}\ng = made(on)",
+    ),
+    "a marker as a static argument": _case(
+        "return xf.jit(g, static_argnums=1)(x, mode)",
+        "mode = off",
+        define=f"{_MARKERS}\ndef g(x, mode): return x * {_CHOSEN}",
+    ),
+    "one of two equal lists": _case(f"return x * {_CHOSEN}", "mode = off", define=_LISTS),
+    # -- what objects of Python's own classes and classes of libraries hold
+    "an attribute of an enum": _case(
+        "return x * E.a.rate",
+        "E.a.rate = 3.0",
+        define="import enum\nE = enum.Enum('E', 'a')\nE.a.rate = 2.0",
+    ),
+    "the class of a partial": _case(
+        "return p(x) * p.rate",
+        "P.rate = 3.0",
+        define="class P(functools.partial): rate = 2.0\np = P(torch.sin)",
+    ),
+    "a factory of a dict": _case(
+        "return x * (2.0 if d.default_factory is int else 3.0)",
+        "d.default_factory = list",
+        define="import collections\nd = collections.defaultdict(int)",
+    ),
+    "a default of a context variable": _case(
+        "return x * v.get()",
+        "made(3.0)",
+        define="import contextvars\ndef made(k):\n"
+        "    global v; v = contextvars.ContextVar('v', default=k)\nmade(2.0)",
+    ),
+    "the class in an alias": _case(
+        "return x * A.__args__[0].rate",
+        "U.rate = 3.0",
+        define="class U: rate = 2.0\nA = list[U]",
+    ),
+    "names of an array's fields": _case(
+        "return x * float(r['a'][0])",
+        "made('b', 'a')",
+        define="def made(*names):\n    global r\n"
+        "    r = np.array([(2.0, 3.0)], [(n, 'f4') for n in names])\nmade('a', 'b')",
+    ),
+    "a class of a library": _case(
+        "return x * relu.rate",
+        "torch.nn.ReLU.rate = 3.0",
+        "del torch.nn.ReLU.rate",
+        define="relu = torch.nn.ReLU()\ntorch.nn.ReLU.rate = 2.0",
+    ),
+    "defaults of a function of a library": _case(
+        "return x * torch.nn.functional.hardtanh(x * 9)",
+        "torch.nn.functional.hardtanh.__defaults__ = (-1.0, 3.0, False)",
+        "torch.nn.functional.hardtanh.__defaults__ = (-1.0, 1.0, False)",
+    ),
+    "repr of a field": _case(
+        "return x * (2.0 if dataclasses.fields(Told)[0].repr else 3.0)",
+        "made(False)",
+        define="def made(k):\n    global Told\n    @dataclasses.dataclass\n    class Told:\n"
+        "        a: int = dataclasses.field(default=0, repr=k)\n"
+        "    Told.__qualname__ = 'Told'\nmade(True)",
+    ),
+    "a class registered with another": _case(
+        "return x * (3.0 if isinstance(plain, Norm) else 2.0)",
+        "Norm.register(Plain)",
+        define="import abc\nclass Norm(abc.ABC): pass\nplain = Plain()",
+    ),
+    "a thread": _case(
+        "found = []\n    t = threading.Thread(target=lambda: found.append(settings.rate))\n"
+        "    t.start(); t.join()\n    return x * found[0]",
+        "settings.rate = 3.0",
+        "settings.rate = 2.0",
+        why="start_",
+        define="import threading",
+    ),
+    # -- imports inside of functions
+    "sys": _case(
+        "import sys\n    return x * (2.0 if sys.argv[-1] else 3.0)",
+        "sys.argv.append('')",
+        "sys.argv.pop()",
+        why="it depends on what the interpreter holds in sys",
+    ),
+    "an attribute of a library": _case(
+        "import numpy as n\n    return x * n.rate",
+        "np.rate = 3.0",
+        "del np.rate",
+        define="np.rate = 2.0",
+    ),
+    "a module named like a library's": _case(
+        "from .types import rate\n    return x * rate",
+        "sys.modules[name].rate = 3.0",
+        why="it imports a module of the program",
+        define="__package__ = 'influenced'\nname = 'influenced.types'\n"
+        "sys.modules[name] = types.ModuleType(name)\n"
+        "sys.modules['influenced'] = types.ModuleType('influenced')\n"
+        "sys.modules[name].__dict__.update(rate=2.0, __file__=FOLDER + '/types.py')",
     ),
 }
