@@ -87,9 +87,12 @@ def set_compilation_cache_dir(folder: str | os.PathLike[str] | None) -> None:
     torch_xla keeps programs there too (its ``XLA_PERSISTENT_CACHE_PATH``) if this comes before its
     first use; on the CPU, only the backend ``"pjrt"`` can.
 
+    Raises:
+        TypeError, ValueError: this is no path of a folder.
+
     Source: ``jax_compilation_cache_dir``.
     """
-    client.keep_programs_in(_absolute(folder))
+    client.keep_programs_in(_absolute("set_compilation_cache_dir", folder))
 
 
 def set_trace_cache_dir(folder: str | os.PathLike[str] | None) -> None:
@@ -102,9 +105,12 @@ def set_trace_cache_dir(folder: str | os.PathLike[str] | None) -> None:
     this is uncertain, the function is traced as usual: see the page on caching. With the backend
     ``"pjrt"`` and `set_compilation_cache_dir` the process need not compile either. Other users must
     not be able to write to the folder.
+
+    Raises:
+        TypeError, ValueError: this is no path of a folder.
     """
     global kept_traces
-    kept_traces = _absolute(folder)
+    kept_traces = _absolute("set_trace_cache_dir", folder)
 
 
 def set_cpu_devices(n: int) -> None:
@@ -121,10 +127,18 @@ def set_cpu_devices(n: int) -> None:
     os.environ["CPU_NUM_DEVICES"] = str(n)
 
 
-def _absolute(folder: str | os.PathLike[str] | None) -> str | None:
+def _absolute(setting: str, folder: str | os.PathLike[str] | None) -> str | None:
     """A folder as it is found from everywhere, whatever `os.chdir` does later; "" is none."""
-    name = "" if folder is None else os.fspath(folder)
-    return os.path.abspath(name) if name else None
+    given: object = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
+    if given is None or given == "":
+        return None
+    if not isinstance(given, str) or "\0" in given:
+        fail(
+            TypeError if not isinstance(given, str) else ValueError,
+            f"config.{setting} was given {shown(folder)}, which is no path",
+            "pass the path of a folder, as a str or a pathlib.Path; None keeps nothing.",
+        )
+    return os.path.abspath(os.path.expanduser(given))
 
 
 def _check_not_started(setting: str) -> None:

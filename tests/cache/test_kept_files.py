@@ -48,6 +48,36 @@ def test_a_folder_that_cannot_be_written(
         equal(run(load().f)[1], by_torch(load().f))
 
 
+def test_a_folder_without_permission_is_said_once(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> object:
+        raise PermissionError(13, "Permission denied", f"{folder}/tmp{next(numbers)}")
+
+    numbers = iter(range(9))
+    monkeypatch.setattr(tempfile, "mkstemp", lambda dir: refused(dir))
+    xf.config.set_trace_cache_dir(tmp_path / "refused")
+    with pytest.warns(UserWarning, match="cannot be kept in .*refused: Permission denied$"):
+        run(load().f)
+    run(load().constant)  # Warnings are errors.
+    assert next(numbers) == 2
+
+
+@pytest.mark.parametrize("folder", [b"/tmp", 5, [], False, "a\0b"])
+@pytest.mark.parametrize("setting", ["set_trace_cache_dir", "set_compilation_cache_dir"])
+def test_what_is_no_folder(setting: str, folder: Any) -> None:
+    kind = ValueError if isinstance(folder, str) else TypeError
+    with pytest.raises(kind, match=rf"^config\.{setting} was given .*, which is no path"):
+        getattr(xf.config, setting)(folder)
+
+
+def test_a_folder_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    xf.config.set_trace_cache_dir("~/at home")
+    run(load().f)
+    assert [p.suffix for p in (tmp_path / "at home").iterdir()] == [".trace"]
+
+
 SCRIPT = """if True:
     import json, sys
     import torch, xfunc as xf

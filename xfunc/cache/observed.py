@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import sys
 import types
@@ -35,6 +36,7 @@ Links = dict[str, str]
 _READ_ALL = frozenset(
     getattr(os._Environ, n).__code__ for n in ("__iter__", "__len__", "__repr__", "copy")
 )
+_VARYING = frozenset(["warnings:filters"])  # Whatever is imported adds to these.
 # The source of `os` and of the methods of mappings.
 _BETWEEN = ("<frozen os>", "<frozen _collections_abc>", os.__file__)
 
@@ -126,11 +128,14 @@ class Observer:
         names = {code.co_filename for code, _ in self.codes.values() if not is_of_program(code)}
         return digests(n for n in names if not is_of_xfunc(n) and not n.startswith("<"))
 
-    def links(self, reached: Iterable[types.ModuleType | type]) -> Links:
-        """What names and attributes stand for, in the code that ran and in what it reached."""
+    def links(self, reached: Iterable[types.ModuleType], kinds: Iterable[type]) -> Links:
+        """What names and attributes stand for, in the code that ran and in given modules.
+
+        `kinds`: classes of installed packages, of which the program may read attributes.
+        """
         found: Links = {}
         roots: dict[int, Any] = {id(torch.Tensor): torch.Tensor}
-        roots |= {id(m): m for m in reached if isinstance(m, type) or is_library(m)}
+        roots |= {id(m): m for m in reached if is_library(m)}
         mentioned: dict[str, None] = {}
         for code, namespace in self.codes.values():
             if is_of_xfunc(code.co_filename):
@@ -152,6 +157,10 @@ class Observer:
                 for name in mentioned:
                     if (value := _attribute(root, name)) is not views.MISSING:
                         _note(found, roots, root, name, value)
+        by_program = {n for code in self.of_program for n in names_in(code).mentioned}
+        for kind, name in itertools.product(kinds, by_program):
+            if (value := _attribute(kind, name)) is not views.MISSING:
+                _note(found, {}, kind, name, value)
         return found
 
 
@@ -210,7 +219,7 @@ def _note(found: Links, roots: dict[int, Any], root: Any, name: str, value: Any)
     )
     link = f"{module}:{prefix}{name}"
     what = _behind(sys.modules.get(module), f"{prefix}{name}")
-    if what:
+    if what and link not in _VARYING:
         found[link] = what
     # What `sys` holds is the state of the interpreter.
     is_module = isinstance(value, types.ModuleType) and is_library(value) and value is not sys

@@ -26,7 +26,7 @@ def keep(file: Path, data: bytes, what: str) -> None:
     try:
         _write_whole(file, data)
     except OSError as error:
-        _warn(what, str(file.parent), str(error))
+        _warn(what, str(file.parent), error.strerror or str(error))
 
 
 @functools.cache

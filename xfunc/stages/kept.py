@@ -175,7 +175,7 @@ class Place:
             why = self._why_not(program, captures, seen, guards, changed)
             if not why:
                 named = (*self._modules.values(), *self._imported.values())
-                links = seen.links((*named, *self._digest.kinds))
+                links = seen.links(named, self._digest.kinds)
                 found = {"digest": self._digest.hex(), "files": seen.files(), "links": links}
                 found["environment"] = _variables(seen.read)
                 data = _written(program, captures, out_tree, found)
