@@ -22,7 +22,7 @@ from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import is_on_devices
 from xfunc.core.avals import short
-from xfunc.errors import fail
+from xfunc.errors import fail, shown
 from xfunc.sharding.parts import target_of
 
 __all__ = [
@@ -100,16 +100,25 @@ def shutdown() -> None:
     processes.stop()
 
 
-def abort(message: str, status: int = 1) -> NoReturn:
+def abort(message: object, status: int = 1) -> NoReturn:
     """End all processes because of an error in this one.
 
     It prints the message, tells it to the others, and exits at once: Python does not clean up. The
     others print it too, and exit with status 69. An uncaught error does the same.
 
     Args:
-        message: says what is wrong.
-        status: the exit status of this process.
+        message: says what is wrong: a text, or an error.
+        status: the exit status of this process, from 1 to 255.
+
+    Raises:
+        ValueError: the status is another; like any uncaught error, this ends all processes too.
     """
+    if type(status) is not int or not 1 <= status <= 255:
+        fail(
+            ValueError,
+            f"abort was given {shown(status)} as status, and the message {shown(message)}",
+            "pass an exit status from 1 to 255.",
+        )
     ending.abort(message, status)
 
 

@@ -22,12 +22,32 @@ address, index, how = sys.argv[1:]
 xf.distributed.initialize(address, 2, int(index))
 if how == "the same":
     raise KeyError(how)
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+class Broken:
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+    flush = write
+if how == "broken":
+    sys.stdout = Broken()
 if index == "1":
     if how == "uncaught":
         raise KeyError(how)
     if how == "interrupted":
         signal.raise_signal(signal.SIGINT)
-    if how == "killed":
+    if how == "silent":
+        raise Silent
+    if how == "another hook":
+        sys.excepthook = lambda *_: None
+        raise KeyError(how)
+    if how == "an error":
+        xf.distributed.abort(KeyError("tokens"), 3)
+    if how == "not UTF-8":
+        xf.distributed.abort("error: no file \\udcff.txt", 2)
+    if how == "wrong status":
+        xf.distributed.abort("error: no settings", "2")
+    if how in ("killed", "broken"):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "abort":
         xf.distributed.abort("error: no settings", 2)
@@ -87,6 +107,11 @@ def ends(fresh: Server, how: str) -> list[tuple[int, list[str], str]]:
         ("uncaught", 1, "process 1 failed: KeyError: 'uncaught'"),
         ("interrupted", -signal.SIGINT, "process 1 failed: KeyboardInterrupt"),
         ("abort", 2, "process 1 failed: error: no settings"),
+        ("silent", 1, "process 1 failed: Silent: its text cannot be shown"),
+        ("an error", 3, "process 1 failed: KeyError: 'tokens'"),
+        ("not UTF-8", 2, r"process 1 failed: error: no file \\udcff.txt"),
+        ("wrong status", 1, "process 1 failed: ValueError: abort was given '2' as status, and the"),
+        ("broken", -signal.SIGKILL, "process 1 is gone: it was killed, crashed, or has said"),
         ("killed", -signal.SIGKILL, "process 1 is gone: it was killed, crashed, or has said"),
     ],
 )
@@ -106,17 +131,23 @@ def test_the_end_of_one_is_not_waited_for_for_ever(fresh: Server) -> None:
     assert "error: the others did not end within 0.1 seconds." in why
 
 
-def test_a_status_is_told_soon() -> None:
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ("status", 3, "it exited with status 3, and others did not end within 0.1 seconds."),
+        ("another hook", 1, "KeyError: 'another hook'."),
+    ],
+)
+def test_other_ends_are_told_soon(how: str, status: int, reason: str) -> None:
     address, env = address_of_this_host(), {**os.environ, "JAX_PLATFORMS": "cpu"}
-    commands = [[sys.executable, "-c", PROGRAM, address, str(k), "status"] for k in range(2)]
+    commands = [[sys.executable, "-c", PROGRAM, address, str(k), how] for k in range(2)]
     running = [
         subprocess.Popen(c, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for c in commands  # The server of the other tests catches SystemExit itself.
     ]
     (_, said), (_, why) = [process.communicate() for process in running]
-    assert [process.returncode for process in running] == [ending.LOST, 3], said + why
-    text = "process 1 failed: it exited with status 3, and others did not end within 0.1 seconds."
-    assert text in said
+    assert [process.returncode for process in running] == [ending.LOST, status], said + why
+    assert f"process 1 failed: {reason}" in said
 
 
 def test_an_error_in_all_is_reported_by_the_first(fresh: Server) -> None:

@@ -8,6 +8,7 @@ printed and told to the others, and the process exits without clean-up, as with 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -25,13 +26,15 @@ _SHORT = 15.0  # the same, where the status says that something is wrong
 
 _watch: Watch | None = None
 _before = sys.excepthook
+_last: object = None  # the last uncaught error before
 
 
 def begin(store: Store, index: int, count: int) -> None:
     """Let the processes watch each other, if there are several."""
-    global _watch, _before
+    global _watch, _before, _last
     if count == 1:
         return
+    _last = getattr(sys, "last_value", None)
     _watch = Watch(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
     exits.begin()
@@ -47,6 +50,9 @@ def end() -> None:
 def _at_exit() -> None:
     """Wait for the others, but not for ever: they may be waiting for this process."""
     watch, status = _stopped(), exits.status()
+    error = getattr(sys, "last_value", None)  # Whose hook may not be this module's.
+    if watch is not None and error is not _last and not _is_interactive():
+        _exit(watch.index, watch.fail(text := _line(error)), text, 1)
     patience = _SHORT if status else _PATIENCE
     if watch is None or watch.leave(patience):
         return
@@ -63,29 +69,30 @@ def told(error: BaseException) -> None:
         watch.fail(_line(error))
 
 
-def abort(message: str, status: int) -> NoReturn:
+def abort(message: object, status: int) -> NoReturn:
     """See `xfunc.distributed.abort`."""
+    text = message if isinstance(message, str) else _line(message)
     watch = _stopped()
     if watch is None:
-        print(message, file=sys.stderr)
+        _say(text)
         raise SystemExit(status)
-    news = watch.fail(message)
-    if not _is_same(news, message):
-        print(f"process {watch.index}: {message}", file=sys.stderr)
-    _exit(watch.index, news, message, status)
+    news = watch.fail(text)
+    if not _is_same(news, text):
+        _say(f"process {watch.index}: {text}")
+    _exit(watch.index, news, text, status)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The hook for uncaught errors."""
-    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive  # The session goes on.
-    watch = None if is_interactive else _stopped()
+    watch = None if _is_interactive() else _stopped()
     if watch is None:
         _before(kind, error, trace)
         return
     text = _line(error)
     news = watch.fail(text)
     if not _is_same(news, text):
-        _before(kind, error, trace)
+        with contextlib.suppress(Exception):
+            _before(kind, error, trace)
     if issubclass(kind, KeyboardInterrupt):  # It ends as without the hook: by the signal.
         _flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -107,9 +114,16 @@ def _stopped() -> Watch | None:
     return watch
 
 
-def _line(error: BaseException) -> str:
+def _is_interactive() -> bool:
+    """Whether the program goes on after an error."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _line(error: object) -> str:
     """What an error is, in a line."""
-    text = str(error).partition("\n")[0]
+    text = "its text cannot be shown"
+    with contextlib.suppress(Exception):
+        text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -121,19 +135,30 @@ def _is_same(news: str | None, text: str) -> bool:
 
 def _lost(index: int, news: str) -> NoReturn:
     """End this process, because another one has."""
-    print(f"error: {news}. This process, {index}, ends too: restart all of them", file=sys.stderr)
-    _flush()
-    os._exit(LOST)
+    _say(f"error: {news}. This process, {index}, ends too: restart all of them")
+    _end(LOST)
 
 
 def _exit(index: int, news: str | None, text: str, status: int) -> NoReturn:
     if news is not None and not _is_same(news, text):
         _lost(index, news)
-    _flush()
-    os._exit(status)
+    _end(status)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):  # Nobody may be reading, or the disk may be full.
+        print(text, file=sys.stderr)
+
+
+def _end(status: int) -> NoReturn:
+    """End this process without clean-up, whatever happens to what it has printed."""
+    try:
+        _flush()
+    finally:
+        os._exit(status)
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with contextlib.suppress(Exception):
             stream.flush()

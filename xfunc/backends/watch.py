@@ -165,5 +165,5 @@ def _delay_aborts() -> None:
 
 
 def _packed(text: str) -> torch.Tensor:
-    data = text.encode()[:_SIZE]
+    data = text.encode(errors="backslashreplace")[:_SIZE]
     return torch.frombuffer(bytearray(data.ljust(_SIZE, b"\0")), dtype=torch.uint8)
