@@ -12,6 +12,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from xfunc.backends import active, ending, launchers
+from xfunc.backends.placement import is_on_devices
 from xfunc.backends.rendezvous import Member, meet, mismatch
 from xfunc.errors import TreeMismatchError, XfuncError, fail, shown
 
@@ -175,17 +176,25 @@ def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | Non
     try:
         said, value = prepare()
     except Exception as error:
-        gathered((None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"), count)
+        failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        gathered((name, None, failure), count)
         raise
-    everyones: list[Any] = gathered((said, None), count)
-    for k, (_, failure) in enumerate(everyones):
+    everyones: list[Any] = gathered((name, said, None), count)
+    for k, (other, _, _) in enumerate(everyones):
+        if other != name:
+            fail(
+                RuntimeError,
+                f"{name} was called in this process, and {other} in process {k}",
+                "call the same functions in the same order in all processes.",
+            )
+    for k, (_, _, failure) in enumerate(everyones):
         if failure is not None:
             fail(
                 RuntimeError,
                 f"{name} failed in process {k}: {failure}",
                 "correct what that process does; the others stop with it.",
             )
-    for k, (other, _) in enumerate(everyones):
+    for k, (_, other, _) in enumerate(everyones):
         if other != said:
             own, its = _where_they_differ(said, other)
             fail(
@@ -204,6 +213,17 @@ def _where_they_differ(said: Any, other: Any) -> tuple[object, object]:
     key = next(key for key in keys if said.get(key) != other.get(key))
     own, its = (f"{key}: {d[key]}" if key in d else f"no {key}" for d in (said, other))
     return own, its
+
+
+def is_shared(x: torch.Tensor) -> bool:
+    """Whether a tensor is on the devices of several processes, which may hold parts of it."""
+    return is_on_devices(x) and active.runtime().process_count() > 1
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """The value of a tensor on the host. All processes that share it must call this."""
+    x = x.detach()
+    return (active.runtime().put(x, None) if is_shared(x) else x).cpu()
 
 
 def on_host(name: str, value: object) -> torch.Tensor:

@@ -258,7 +258,9 @@ def _environment() -> tuple[object, ...]:
     settings = {n: v for n, v in os.environ.items() if n.startswith("XFUNC_") or n == "TZ"}
     return (
         *(sys.version, sys.flags.optimize, sys.platform, _installed(), _own_source()),
-        *(where.name, where.platform(), where.device_count(), where.process_count()),
+        *(where.name, where.platform(), where.device_count()),
+        # Which process it is, many functions tell, also of JAX.
+        *(where.process_count(), where.process_index()),
         *(config.shard_as_in_scan, sorted(settings.items())),
         *(torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "xla")),
         torch.is_autocast_cache_enabled(),

@@ -12,11 +12,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xfunc import tree
+from xfunc.backends import processes
 from xfunc.core.eager import disable_jit
 from xfunc.core.locations import Location, in_user_file, user_location
 from xfunc.errors import fail
 from xfunc.torchlib.values import tensors_in
 from xfunc.trace import effects
+from xfunc.transforms.jit import jit
 from xfunc.tree import PyTree
 
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
@@ -26,7 +28,12 @@ def has_nan(x: object) -> bool:
     """Whether a tensor holds a NaN."""
     if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
         return False
-    return bool(x.detach().isnan().any())
+    return bool((_any_nan if processes.is_shared(x) else _any_nan.fun)(x.detach()))
+
+
+@jit
+def _any_nan(x: torch.Tensor) -> torch.Tensor:
+    return x.isnan().any()
 
 
 def paths(what: object) -> Iterator[str]:
@@ -66,7 +73,7 @@ def search(
 
 
 def _on_cpu(x: object) -> object:
-    return x.detach().cpu() if isinstance(x, torch.Tensor) else x
+    return processes.whole(x) if isinstance(x, torch.Tensor) else x
 
 
 class _Search(TorchDispatchMode):

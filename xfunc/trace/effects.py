@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from xfunc import tree
+from xfunc.backends import processes
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
@@ -188,7 +189,8 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
 def take(effects: Sequence[Effect], outputs: Sequence[Tensor]) -> list[Tensor]:
     """Add effects whose tensors are the last outputs of a program; returns the other outputs."""
     n = len(outputs) - sum(e.size for e in effects)
-    rest = iter(outputs[n:])
+    is_outside = tracing.current() is None
+    rest = iter([processes.whole(x) if is_outside else x for x in outputs[n:]])
     for effect in effects:
         emit(effect, [next(rest) for _ in range(effect.size)])
     return list(outputs[:n])

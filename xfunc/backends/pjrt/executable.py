@@ -22,7 +22,7 @@ from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.pjrt import client, stored
+from xfunc.backends.pjrt import client, meeting, stored
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
@@ -115,10 +115,9 @@ class Executable:
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
         self._compiled = found
-        self._run = found if placements else run
+        self._run = meeting.together(name, found if placements else run, found)
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
-        one_by_one = client.platform() == "cpu" and client.jax().process_count() > 1
-        self._calls_host, self._waits = calls_host, calls_host or one_by_one
+        self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""

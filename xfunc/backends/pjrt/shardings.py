@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from xfunc.backends.pjrt import meeting
 from xfunc.backends.pjrt.client import jax, x64
 from xfunc.backends.placement import Placement, read
 from xfunc.hlo.spmd.tiles import Tiles
@@ -61,11 +62,21 @@ def sharding_on(known: CommonMesh, placement: Placement | None) -> Sharding:
 def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
     with partitioner(shardy=False), x64()(True):
+        if meeting.is_needed():
+            return _mover_between(to, array.sharding, array.shape, array.dtype)(array)
         return _mover(to)(array)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mover(to: Placement | None) -> Callable[[Array], Array]:
+def _mover_between(
+    to: Placement | None, where: Sharding, shape: tuple[int, ...], dtype: object
+) -> Callable[[Array], Array]:
+    run = _mover(to).lower(jax().ShapeDtypeStruct(shape, dtype, sharding=where)).compile()
+    return meeting.together("device_put", run, run)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mover(to: Placement | None) -> Any:
     return jax().jit(lambda x: x, out_shardings=sharding(to))
 
 

@@ -96,6 +96,25 @@ def list_groups(proto: pb.HloModuleProto) -> None:
                 groups.ClearField("iota_replica_group_list")
 
 
+_OF_ALL = frozenset(["all-reduce", "all-gather", "all-to-all", "reduce-scatter"])
+"""Collectives among all devices, if they name no groups."""
+
+
+def exchanges(module: Module, count: int) -> list[Sequence[int]]:
+    """The groups of so many devices that exchange data in a partitioned module."""
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    list_groups(proto)
+    found: list[Sequence[int]] = []
+    for i in (i for c in proto.computations for i in c.instructions):
+        groups = [*i.collective_device_list.replica_groups, *i.replica_groups]
+        if not groups and i.opcode.removesuffix("-start") in _OF_ALL:
+            found.append(range(count))
+        found += [g.replica_ids for g in groups]
+        found += [(pair.source, pair.target) for pair in i.source_target_pairs]
+    return found
+
+
 def without_sums(module: Module, equal: Collection[int]) -> Module:
     """The module with products in place of sums over devices that add equal values.
 
