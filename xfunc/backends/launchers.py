@@ -17,14 +17,15 @@ def find(
     index: int | None,
     devices: int | Sequence[int] | None,
     timeout: int,
-) -> tuple[Place, int | Sequence[int] | None]:
+) -> tuple[Place, Sequence[int] | None]:
     """Where this process meets the others, and which GPUs are its own (None: all)."""
     from xfunc.backends.pjrt import client
 
+    own = _own_devices(devices)
     if address is None and all(name in os.environ for name in _TORCHRUN):
-        return _of_torchrun(count, index), devices
-    given = client.detected(address, count, index, devices, timeout)
-    address, count, index, devices = given
+        return _of_torchrun(count, index), own
+    given = client.detected(address, count, index, own, timeout)
+    address, count, index, found = given
     if address is None or count is None or index is None:
         names = "coordinator_address", "num_processes", "process_id"
         missing = [name for name, value in zip(names, given, strict=False) if value is None]
@@ -36,7 +37,36 @@ def find(
             'coordinator_address="host:port", num_processes and process_id.',
         )
     check(address, count, index)
-    return Place(address, count, index), devices
+    if own is None and found is not None:  # JAX takes them from the process's number on its host.
+        found = [_as_visible(k) for k in found]
+    return Place(address, count, index), found
+
+
+def _own_devices(given: int | Sequence[int] | None) -> Sequence[int] | None:
+    """The GPUs of this process, as they are told, or one for each process of torchrun on a host."""
+    from xfunc.backends.pjrt import client
+
+    if given is not None:
+        return [given] if isinstance(given, int) else given
+    if ids := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        if not all(each.strip().isdecimal() for each in ids.split(",")):
+            fail(
+                ValueError,
+                f"xf.distributed.initialize: JAX_LOCAL_DEVICE_IDS is {ids!r} in the environment",
+                'set it to the numbers of the GPUs of this process, as in "0,1", or unset it.',
+            )
+        return [int(each) for each in ids.split(",")]
+    rank, beside = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    is_one_of_several = rank.isdecimal() and beside.isdecimal() and int(beside) > 1
+    if not is_one_of_several or client.kind_of_devices() != "accelerators":
+        return None
+    return [_as_visible(int(rank))]
+
+
+def _as_visible(number: int) -> int:
+    """The number of a process's GPU; its launcher may have hidden those of the others."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return 0 if names and "," not in names else number
 
 
 def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
