@@ -20,9 +20,9 @@ from torch import distributed
 from xfunc import tree
 from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
-from xfunc.backends.placement import is_on_devices
+from xfunc.backends.placement import is_on_devices, lies
 from xfunc.core.avals import short
-from xfunc.errors import fail
+from xfunc.errors import ShardingError, fail
 from xfunc.sharding.parts import target_of
 
 __all__ = [
@@ -179,6 +179,7 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
     Raises:
         TreeMismatchError: the trees differ.
         TypeError: a leaf cannot be made a tensor.
+        ShardingError: a leaf is spread over the devices of several processes.
         RuntimeError: the call failed in another process.
         ValueError: there is not exactly one source.
 
@@ -188,6 +189,8 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
 
     def prepare() -> tuple[object, tuple[tree.Structure, list[torch.Tensor], bool]]:
         leaves, structure = tree.flatten(x)
+        for leaf in leaves:
+            _check_is_whole(name, leaf)
         own = [_on_host(name, leaf) for leaf in leaves]
         chosen = runtime().process_index() == 0 if is_source is None else bool(is_source)
         return _described(structure, own), (structure, own, chosen)
@@ -214,6 +217,18 @@ def _is_of_all(leaf: object) -> TypeGuard[torch.Tensor]:
     """Whether a leaf is a tensor on the devices of several processes."""
     several = runtime().process_count() > 1
     return several and isinstance(leaf, torch.Tensor) and is_on_devices(leaf)
+
+
+def _check_is_whole(name: str, leaf: object) -> None:
+    """Raise if no process has a leaf whole."""
+    if _is_of_all(leaf) and lies(leaf) is not None:
+        fail(
+            ShardingError,
+            f"{name} was given {short(leaf)} that is spread over the devices of several "
+            "processes, so that none has it to send",
+            "use xf.distributed.process_allgather, which gives the whole to each, or give "
+            "xf.device_put a replicated sharding.",
+        )
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
