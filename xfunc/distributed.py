@@ -49,8 +49,9 @@ def initialize(
     Call it once in each process, before any other function of xfunc. Missing arguments are taken
     from the environment variables of ``torchrun``, or detected as JAX does on Cloud TPUs and under
     SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
-    that has been done), which coordinates the writing of checkpoints. On a TPU pod where the
-    backend ``"torch_xla"`` has been used before, it keeps that, whose runtime has connected them.
+    that has been done), which coordinates the writing of checkpoints. On a TPU pod it
+    keeps the backend ``"torch_xla"`` if that was chosen or used before, or ``XFUNC_BACKEND`` names
+    it: its runtime connects the hosts.
 
     The processes first meet at the address, and see that they fit each other. From then on they
     watch each other: if one ends by an uncaught error, or is killed, the others say so and exit
@@ -63,7 +64,8 @@ def initialize(
             further ports, which are chosen freely.
         num_processes: the number of processes.
         process_id: the number of this process.
-        local_device_ids: the GPUs of this process; by default all that are visible.
+        local_device_ids: the GPUs of this process. By default what ``JAX_LOCAL_DEVICE_IDS`` lists;
+            or one, if a launcher has started several processes on this host; or all.
         initialization_timeout: seconds to wait for the other processes.
 
     Raises:

@@ -20,7 +20,18 @@ OF_SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "1",
 }
-NAMES = ("JAX_LOCAL_DEVICE_IDS", "CUDA_VISIBLE_DEVICES")
+OF_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "40960000.0;tcp://127.0.0.1:34567",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_LOCAL_DEVICE_IDS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +50,12 @@ NAMES = ("JAX_LOCAL_DEVICE_IDS", "CUDA_VISIBLE_DEVICES")
         (OF_SLURM, None, [1]),
         ({**OF_SLURM, "CUDA_VISIBLE_DEVICES": "5"}, None, [0]),  # --gpus-per-task=1
         ({**OF_SLURM, "CUDA_VISIBLE_DEVICES": "5"}, 1, [1]),
+        ({**OF_SLURM, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, None, None),
+        ({**OF_SLURM, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}, 0, [0]),
+        ({**OF_SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, None, [1]),
+        ({**OF_SLURM, "SLURM_STEP_TASKS_PER_NODE": "1,2"}, None, [1]),
+        ({**OF_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None, [1]),
+        ({**OF_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, None, None),
     ],
 )
 def test_each_process_of_a_host_takes_a_gpu(
@@ -47,7 +64,7 @@ def test_each_process_of_a_host_takes_a_gpu(
     expected: list[int] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in (*SECOND, *OF_SLURM, *NAMES):
+    for name in (*SECOND, *OF_SLURM, *OF_MPI, *NAMES):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

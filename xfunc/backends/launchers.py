@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from xfunc.backends.rendezvous import Place
@@ -37,8 +38,10 @@ def find(
             'coordinator_address="host:port", num_processes and process_id.',
         )
     check(address, count, index)
-    if own is None and found is not None:  # JAX takes them from the process's number on its host.
-        found = [_as_visible(k) for k in found]
+    if (
+        own is None and found is not None
+    ):  # JAX takes the process's number on its host, if alone too.
+        found = None if _is_alone() else [_as_visible(k) for k in found]
     return Place(address, count, index), found
 
 
@@ -61,6 +64,15 @@ def _own_devices(given: int | Sequence[int] | None) -> Sequence[int] | None:
     if not is_one_of_several or client.kind_of_devices() != "accelerators":
         return None
     return [_as_visible(int(rank))]
+
+
+def _is_alone() -> bool:
+    """Whether SLURM or Open MPI has started a single process on each host."""
+    if "OMPI_MCA_orte_hnp_uri" in os.environ:
+        return os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    return (
+        re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")) is not None
+    )
 
 
 def _as_visible(number: int) -> int:
