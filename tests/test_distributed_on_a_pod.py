@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 import xfunc as xf
 from tests.backends.test_launchers import port
 from tests.support.fresh import Server
 from tests.support.processes import raised
-from xfunc.backends import active
+from xfunc.backends import active, processes
 
 pytestmark = pytest.mark.torch_xla
 
@@ -26,8 +28,15 @@ def write() -> None:
     where: Any = active.use("torch_xla")
     where.process_count, where.process_index = lambda: 2, lambda: k
     where.platform = lambda: "tpu"
+    # Each believes to be on a host of its own, where the first one's address is not its own.
+    connects: list[str] = []
+    socket.gethostbyname = lambda hostname: f"127.0.0.{k + 1}"
+    processes.TCPStore = lambda host, *given, **named: (  # pyright: ignore[reportAttributeAccessIssue]
+        connects.append(host) or TCPStore(host, *given, **named)
+    )
     xf.distributed.initialize()
-    found: dict[str, Any] = {"chosen": active.chosen(), "twice": raised(xf.distributed.initialize)}
+    found: dict[str, Any] = {"chosen": active.chosen(), "connects": connects}
+    found["twice"] = raised(xf.distributed.initialize)
     gather, one_to_all = xf.distributed.process_allgather, xf.distributed.broadcast_one_to_all
     own = {"a": torch.tensor([k, 10 * k]), "b": torch.tensor(k + 0.5, dtype=torch.bfloat16)}
     found["stacked"] = [t.tolist() for t in xf.tree.leaves(gather(own))]
@@ -68,6 +77,10 @@ def test_it_stays_with_torch_xla(pair: tuple[Path, list[Any]]) -> None:
     for f in pair[1]:
         assert f["chosen"] == "torch_xla"
         assert f["twice"].startswith("RuntimeError: xf.distributed.initialize was called before")
+
+
+def test_they_watch_each_other_on_the_first_host(pair: tuple[Path, list[Any]]) -> None:
+    assert [f["connects"] for f in pair[1]] == [["127.0.0.1"]] * 2
 
 
 def test_values_of_all(pair: tuple[Path, list[Any]]) -> None:

@@ -226,8 +226,7 @@ def _check_is_whole(name: str, leaf: object) -> None:
     if _is_of_all(leaf) and lies(leaf) is not None:
         fail(
             ShardingError,
-            f"{name} was given {short(leaf)} that is spread over the devices of several "
-            "processes, so that none has it to send",
+            f"{name} was given {short(leaf)} that is spread over the devices of several processes",
             "use xf.distributed.process_allgather, which gives the whole to each, or give "
             "xf.device_put a replicated sharding.",
         )

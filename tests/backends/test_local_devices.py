@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+import xfunc as xf
 from tests.backends.test_launchers import port
 from tests.support.fresh import Server
 from xfunc.backends import launchers
@@ -83,6 +85,22 @@ def test_invalid_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0,b")
     with pytest.raises(ValueError, match=r"JAX_LOCAL_DEVICE_IDS is '0,b'(.|\n)*Hint: set it to"):
         launchers.find(None, None, None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "problem"),
+    [
+        ({"local_device_ids": "0,1"}, TypeError, "local_device_ids is '0,1'"),
+        ({"local_device_ids": [0, "1"]}, TypeError, "local_device_ids is '1'"),
+        ({"local_device_ids": [0, -1]}, ValueError, "local_device_ids is -1"),
+        ({"initialization_timeout": "5"}, TypeError, "initialization_timeout is '5'"),
+        ({"initialization_timeout": 0}, ValueError, "initialization_timeout is 0"),
+    ],
+)
+def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=rf"initialize: {problem}, not a valid int(.|\n)*Hint: pass an"):
+        xf.distributed.initialize("127.0.0.1:1", 1, 0, **arguments)
+    assert not xf.distributed.is_initialized()
 
 
 JOINED = """

@@ -106,7 +106,9 @@ def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
     )
 
 
-def check(address: object, count: object, index: object) -> None:
+def check(
+    address: object, count: object, index: object, devices: object = None, timeout: object = 1
+) -> None:
     """Raise unless the arguments that are given are valid; JAX may end the process."""
     if address is not None:
         host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
@@ -117,7 +119,12 @@ def check(address: object, count: object, index: object) -> None:
                 'not a "host:port"',
                 'pass the name or address of process 0 and a free port there: "host0:1234".',
             )
-    for name, value, least in (("num_processes", count, 1), ("process_id", index, 0)):
+    for name, value, least in (
+        ("num_processes", count, 1),
+        ("process_id", index, 0),
+        ("initialization_timeout", timeout, 1),
+        *(("local_device_ids", each, 0) for each in _listed(devices)),
+    ):
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -132,3 +139,8 @@ def check(address: object, count: object, index: object) -> None:
             f"xf.distributed.initialize: process_id is {index}, and num_processes is {count}",
             "number the processes from 0 to num_processes - 1.",
         )
+
+
+def _listed(devices: object) -> Sequence[object]:
+    is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
+    return devices if is_list else [devices]

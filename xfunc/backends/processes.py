@@ -41,7 +41,7 @@ def start(
             "xf.distributed.initialize was called before in this process",
             "call it once, at the start of the program.",
         )
-    launchers.check(address, count, index)
+    launchers.check(address, count, index, devices, timeout)
     if active.asked_for() == "torch_xla" and active.runtime().platform() == "tpu":
         _start_on_pod()
         _joined = True
@@ -88,7 +88,8 @@ def _start_on_pod() -> None:
         distributed.init_process_group("gloo", init_method="xla://")
     host = socket.gethostname()
     own = Member(where.process_index(), where.process_count(), "accelerators", host)
-    ending.begin(_store_beside_group(own, socket.gethostbyname(host)), own.index, own.count)
+    first = _from_first(socket.gethostbyname(host))
+    ending.begin(_store_beside_group(own, first), own.index, own.count)
 
 
 def _store_beside_group(own: Member, host: str) -> Store:
