@@ -74,7 +74,7 @@ def test_padding_of_torch_xla() -> None:
     """It pads what it cannot divide; some devices then hold nothing."""
     from torch_xla.distributed import spmd
 
-    mesh = spmd.Mesh(range(8), (8,), ("x",))
+    mesh = spmd.Mesh([*range(8)], (8,), ("x",))
     whole = torch.arange(20.0).reshape(10, 2)
     x = spmd.mark_sharding(whole.to(xf.device_put(whole).device), mesh, ("x", None)).global_tensor
     shards = addressable_shards(x)

@@ -142,5 +142,6 @@ def check(
 
 
 def _listed(devices: object) -> Sequence[object]:
-    is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
-    return devices if is_list else [devices]
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        return [devices]
+    return devices
