@@ -36,6 +36,8 @@ from xfunc.sharding.process_local import process_local_indices as process_local_
 from xfunc.sharding.shard_as import shard_alike as shard_alike
 from xfunc.sharding.shard_as import shard_as as shard_as
 from xfunc.sharding.shard_map import shard_map as shard_map
+from xfunc.sharding.shards import Shard as Shard
+from xfunc.sharding.shards import addressable_shards as addressable_shards
 from xfunc.sharding.spec import NamedSharding as NamedSharding
 from xfunc.sharding.spec import P as P
 from xfunc.sharding.spec import PartitionSpec as PartitionSpec

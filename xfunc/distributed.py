@@ -20,9 +20,9 @@ from torch import distributed
 from xfunc import tree
 from xfunc.backends import ending, processes
 from xfunc.backends.active import runtime
-from xfunc.backends.placement import is_on_devices
+from xfunc.backends.placement import lies
 from xfunc.core.avals import short
-from xfunc.errors import fail, shown
+from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.parts import target_of
 
 __all__ = [
@@ -49,8 +49,9 @@ def initialize(
     Call it once in each process, before any other function of xfunc. Missing arguments are taken
     from the environment variables of ``torchrun``, or detected as JAX does on Cloud TPUs and under
     SLURM, Open MPI and Kubernetes. It also initializes ``torch.distributed`` (with gloo, unless
-    that has been done), which coordinates the writing of checkpoints. On a TPU pod where the
-    backend ``"torch_xla"`` has been used before, it keeps that, whose runtime has connected them.
+    that has been done), which coordinates the writing of checkpoints. On a TPU pod it
+    keeps the backend ``"torch_xla"`` if that was chosen or used before, or ``XFUNC_BACKEND`` names
+    it: its runtime connects the hosts.
 
     The processes first meet at the address, and see that they fit each other. From then on they
     watch each other: if one ends by an uncaught error, or is killed, the others say so and exit
@@ -63,7 +64,8 @@ def initialize(
             further ports, which are chosen freely.
         num_processes: the number of processes.
         process_id: the number of this process.
-        local_device_ids: the GPUs of this process; by default all that are visible.
+        local_device_ids: the GPUs of this process. By default what ``JAX_LOCAL_DEVICE_IDS`` lists;
+            or one, if a launcher has started several processes on this host; or all.
         initialization_timeout: seconds to wait for the other processes.
 
     Raises:
@@ -174,7 +176,7 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
         return _described(structure, found), (structure, found)
 
     structure, found = processes.agreed(name, prepare)
-    whole = [_whole(t) if _is_of_all(t) else _gathered(t, tiled) for t in found]
+    whole = [processes.whole(t) if _is_of_all(t) else _gathered(t, tiled) for t in found]
     return tree.unflatten(structure, whole)
 
 
@@ -188,6 +190,7 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
     Raises:
         TreeMismatchError: the trees differ.
         TypeError: a leaf cannot be made a tensor.
+        ShardingError: a leaf is spread over the devices of several processes.
         RuntimeError: the call failed in another process.
         ValueError: there is not exactly one source.
 
@@ -197,6 +200,8 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
 
     def prepare() -> tuple[object, tuple[tree.Structure, list[torch.Tensor], bool]]:
         leaves, structure = tree.flatten(x)
+        for leaf in leaves:
+            _check_is_whole(name, leaf)
         own = [_on_host(name, leaf) for leaf in leaves]
         chosen = runtime().process_index() == 0 if is_source is None else bool(is_source)
         return _described(structure, own), (structure, own, chosen)
@@ -221,12 +226,18 @@ def _on_host(name: str, leaf: object) -> torch.Tensor:
 
 def _is_of_all(leaf: object) -> TypeGuard[torch.Tensor]:
     """Whether a leaf is a tensor on the devices of several processes."""
-    several = runtime().process_count() > 1
-    return several and isinstance(leaf, torch.Tensor) and is_on_devices(leaf)
+    return isinstance(leaf, torch.Tensor) and processes.is_shared(leaf)
 
 
-def _whole(x: torch.Tensor) -> torch.Tensor:
-    return runtime().put(x.detach(), None).cpu()
+def _check_is_whole(name: str, leaf: object) -> None:
+    """Raise if no process has a leaf whole."""
+    if _is_of_all(leaf) and lies(leaf) is not None:
+        fail(
+            ShardingError,
+            f"{name} was given {short(leaf)} that is spread over the devices of several processes",
+            "use xf.distributed.process_allgather, which gives the whole to each, or give "
+            "xf.device_put a replicated sharding.",
+        )
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:

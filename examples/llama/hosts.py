@@ -1,5 +1,7 @@
 """The processes of a run, which all run the same program, on one host or several."""
 
+import contextlib
+import glob
 import os
 import sys
 from typing import Any, TypeVar
@@ -31,11 +33,18 @@ def join() -> None:
     """
     if distributed.is_initialized():
         return
-    # A single process of torchrun gets the same bits as several: see README.md. The hosts of a pod
-    # of TPUs have been connected by torch_xla.
+    # A single process of torchrun gets the same bits as several: see README.md.
     count = _started()
-    if count > 1 or (count and "RANK" in os.environ) or _is_in_job() or xf.process_count() > 1:
+    if count > 1 or (count and "RANK" in os.environ) or _is_in_job():
         xf.distributed.initialize()
+    elif os.environ.get("XFUNC_BACKEND") != "pjrt":
+        if xf.process_count() > 1:  # torch_xla has connected the hosts of a pod of TPUs.
+            xf.distributed.initialize()
+    elif _has_tpu():
+        # JAX finds the hosts of a pod too, but must be told before it starts: asking it how many
+        # there are would be too late. A ValueError says that nobody has started others.
+        with contextlib.suppress(ValueError):
+            xf.distributed.initialize()
 
 
 def _started() -> int:
@@ -51,6 +60,11 @@ def _is_in_job() -> bool:
     """
     names = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"}
     return names <= os.environ.keys() and os.environ.get("PJRT_DEVICE") != "TPU"
+
+
+def _has_tpu() -> bool:
+    """Whether this host has TPUs, seen without starting them."""
+    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
 def are_several() -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama import __main__ as program
-from examples.llama import fit, hosts
+from examples.llama import fit, hosts, train
 
 CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
 TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"
@@ -132,12 +132,31 @@ def early(arguments: Sequence[str]) -> int:
     return program.main(arguments)
 
 
+def stop_at(number: str, *arguments: str) -> int:
+    """Run a command, which gets SIGTERM while it makes its step of that number."""
+    make_step: Any = train.train_step
+    steps = itertools.count(1)
+
+    def stopping(*given: Any, **named: Any) -> Any:
+        if next(steps) == int(number):
+            signal.raise_signal(signal.SIGTERM)
+        return make_step(*given, **named)
+
+    train.train_step = stopping
+    try:
+        command, *rest = arguments
+        return program.COMMANDS[command](rest)
+    finally:
+        train.train_step = make_step
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run commands, which `+` parts."""
     if arguments[0] == "early":
         sys.exit(early(arguments[1:]))
     hosts.join()
     program.COMMANDS["abort"] = lambda _: abort()
+    program.COMMANDS["stop-at"] = lambda rest: stop_at(*rest)
     for is_end, words in itertools.groupby(arguments, lambda word: word == "+"):
         if not is_end:
             command, *rest = words

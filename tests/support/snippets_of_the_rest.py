@@ -58,6 +58,12 @@ SNIPPETS: dict[str, list[Snippet]] = {
             "s = xf.NamedSharding(xf.make_mesh((1,), ('i',)), xf.P('i'))\nxf.sharding_of(xf.device_put(x, s)) == s",
         ),
     ],
+    "array.addressable_shards": [
+        (
+            "[(s.data, x[s.index], s.device.id, s.replica_id) for s in jax.device_put(x).addressable_shards]",
+            "[(s.data, x[s.index], s.device, s.replica_id) for s in xf.sharding.addressable_shards(xf.device_put(x))]",
+        )
+    ],
     "jax.debug.visualize_array_sharding": [
         (
             "jax.debug.visualize_array_sharding(jax.device_put(x)) is None",

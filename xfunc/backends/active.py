@@ -61,6 +61,12 @@ def chosen() -> str | None:
     return None if _runtime is None else _runtime.name
 
 
+def asked_for() -> str | None:
+    """The name of the runtime that has been chosen, or that the environment asks for."""
+    name = chosen() or os.environ.get("XFUNC_BACKEND")
+    return _for_this_machine() if name == AUTO else name
+
+
 def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
     """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
     thread = threading.get_ident()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from xfunc.backends.rendezvous import Place
@@ -17,14 +18,15 @@ def find(
     index: int | None,
     devices: int | Sequence[int] | None,
     timeout: int,
-) -> tuple[Place, int | Sequence[int] | None]:
+) -> tuple[Place, Sequence[int] | None]:
     """Where this process meets the others, and which GPUs are its own (None: all)."""
     from xfunc.backends.pjrt import client
 
+    own = _own_devices(devices)
     if address is None and all(name in os.environ for name in _TORCHRUN):
-        return _of_torchrun(count, index), devices
-    given = client.detected(address, count, index, devices, timeout)
-    address, count, index, devices = given
+        return _of_torchrun(count, index), own
+    given = client.detected(address, count, index, own, timeout)
+    address, count, index, found = given
     if address is None or count is None or index is None:
         names = "coordinator_address", "num_processes", "process_id"
         missing = [name for name, value in zip(names, given, strict=False) if value is None]
@@ -36,7 +38,47 @@ def find(
             'coordinator_address="host:port", num_processes and process_id.',
         )
     check(address, count, index)
-    return Place(address, count, index), devices
+    if (
+        own is None and found is not None
+    ):  # JAX takes the process's number on its host, if alone too.
+        found = None if _is_alone() else [_as_visible(k) for k in found]
+    return Place(address, count, index), found
+
+
+def _own_devices(given: int | Sequence[int] | None) -> Sequence[int] | None:
+    """The GPUs of this process, as they are told, or one for each process of torchrun on a host."""
+    from xfunc.backends.pjrt import client
+
+    if given is not None:
+        return [given] if isinstance(given, int) else given
+    if ids := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        if not all(each.strip().isdecimal() for each in ids.split(",")):
+            fail(
+                ValueError,
+                f"xf.distributed.initialize: JAX_LOCAL_DEVICE_IDS is {ids!r} in the environment",
+                'set it to the numbers of the GPUs of this process, as in "0,1", or unset it.',
+            )
+        return [int(each) for each in ids.split(",")]
+    rank, beside = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    is_one_of_several = rank.isdecimal() and beside.isdecimal() and int(beside) > 1
+    if not is_one_of_several or client.kind_of_devices() != "accelerators":
+        return None
+    return [_as_visible(int(rank))]
+
+
+def _is_alone() -> bool:
+    """Whether SLURM or Open MPI has started a single process on each host."""
+    if "OMPI_MCA_orte_hnp_uri" in os.environ:
+        return os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    return (
+        re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")) is not None
+    )
+
+
+def _as_visible(number: int) -> int:
+    """The number of a process's GPU; its launcher may have hidden those of the others."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return 0 if names and "," not in names else number
 
 
 def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
@@ -64,7 +106,9 @@ def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
     )
 
 
-def check(address: object, count: object, index: object) -> None:
+def check(
+    address: object, count: object, index: object, devices: object = None, timeout: object = 1
+) -> None:
     """Raise unless the arguments that are given are valid; JAX may end the process."""
     if address is not None:
         host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
@@ -75,7 +119,12 @@ def check(address: object, count: object, index: object) -> None:
                 'not a "host:port"',
                 'pass the name or address of process 0 and a free port there: "host0:1234".',
             )
-    for name, value, least in (("num_processes", count, 1), ("process_id", index, 0)):
+    for name, value, least in (
+        ("num_processes", count, 1),
+        ("process_id", index, 0),
+        ("initialization_timeout", timeout, 1),
+        *(("local_device_ids", each, 0) for each in _listed(devices)),
+    ):
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -90,3 +139,9 @@ def check(address: object, count: object, index: object) -> None:
             f"xf.distributed.initialize: process_id is {index}, and num_processes is {count}",
             "number the processes from 0 to num_processes - 1.",
         )
+
+
+def _listed(devices: object) -> Sequence[object]:
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        return [devices]
+    return devices

@@ -42,12 +42,12 @@ def start(
             "xf.distributed.initialize was called before in this process",
             "call it once, at the start of the program.",
         )
-    launchers.check(address, count, index)
-    if os.environ.get("PJRT_DEVICE") == "TPU" and active.chosen() == "torch_xla":
+    launchers.check(address, count, index, devices, timeout)
+    if active.asked_for() == "torch_xla" and active.runtime().platform() == "tpu":
         _start_on_pod()
         _joined = True
         return
-    place, devices = launchers.find(address, count, index, devices, timeout)
+    place, own_devices = launchers.find(address, count, index, devices, timeout)
     client.check_not_started()
     count, index = place.count, place.index
     where = f"{socket.gethostname()}, pid {os.getpid()}"
@@ -60,7 +60,7 @@ def start(
             distributed.init_process_group("gloo", store=group, rank=index, world_size=count)
         ending.begin(store, index, count)
         coordinator = _from_first(_free_address(place.host) if index == 0 else None)
-        client.join(coordinator, count, index, devices, timeout)
+        client.join(coordinator, count, index, own_devices, timeout)
         active.use("pjrt")
         if (found := active.runtime().process_count()) != count:
             fail(
@@ -89,7 +89,8 @@ def _start_on_pod() -> None:
         distributed.init_process_group("gloo", init_method="xla://")
     host = socket.gethostname()
     own = Member(where.process_index(), where.process_count(), "accelerators", host)
-    ending.begin(_store_beside_group(own, socket.gethostbyname(host)), own.index, own.count)
+    first = _from_first(socket.gethostbyname(host))
+    ending.begin(_store_beside_group(own, first), own.index, own.count)
 
 
 def _store_beside_group(own: Member, host: str) -> Store:

@@ -120,19 +120,17 @@ def detected(
     address: str | None,
     count: int | None,
     index: int | None,
-    devices: int | Sequence[int] | None,
+    devices: Sequence[int] | None,
     timeout: int,
-) -> tuple[str | None, int | None, int | None, int | Sequence[int] | None]:
+) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
     """The arguments of `xfunc.distributed.initialize`, those missing as JAX finds them."""
     _library()
     from jax._src import clusters
 
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if devices is None and (ids := os.environ.get("JAX_LOCAL_DEVICE_IDS")):
-        devices = [int(each) for each in ids.split(",")]
     try:
         return clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            address, count, index, [devices] if isinstance(devices, int) else devices, None, timeout
+            address, count, index, devices, None, timeout
         )
     except Exception as error:
         fail(
@@ -143,9 +141,7 @@ def detected(
         )
 
 
-def join(
-    address: str, count: int, index: int, devices: int | Sequence[int] | None, timeout: int
-) -> None:
+def join(address: str, count: int, index: int, devices: Sequence[int] | None, timeout: int) -> None:
     """Join other processes, all of which do so; see `xfunc.distributed.initialize`."""
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"}
     if given := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):

@@ -29,10 +29,7 @@ from xfunc.errors import fail, report
 def xla() -> ModuleType:
     """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
     variables = dict(os.environ)
-    if "PJRT_DEVICE" not in os.environ:
-        # torch_xla guesses too, with a warning on every machine without an accelerator.
-        chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-        os.environ["PJRT_DEVICE"] = "TPU" if chips else "CPU"
+    os.environ["PJRT_DEVICE"] = _kind_of_device()
     set_flags()
     if os.environ["PJRT_DEVICE"] == "CPU" and maps.map_limit():
         # See NOTE [memory maps] in `xfunc.backends.maps`.
@@ -55,6 +52,15 @@ def xla() -> ModuleType:
         if variables.get(name) != value:
             _set[name] = variables.get(name), value
     return torch_xla._XLAC
+
+
+def _kind_of_device() -> str:
+    """The variable PJRT_DEVICE, or what it will be once `xla` has started the client."""
+    if "PJRT_DEVICE" in os.environ:
+        return os.environ["PJRT_DEVICE"]
+    # torch_xla guesses too, with a warning on every machine without an accelerator.
+    chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    return "TPU" if chips else "CPU"
 
 
 _set: dict[str, tuple[str | None, str]] = {}
@@ -141,9 +147,8 @@ def device_count() -> int:
 
 
 def is_cpu() -> bool:
-    """Whether programs run on the CPU."""
-    xla()
-    return os.environ["PJRT_DEVICE"] == "CPU"
+    """Whether programs run on the CPU; the client need not have started."""
+    return _kind_of_device() == "CPU"
 
 
 @functools.cache
