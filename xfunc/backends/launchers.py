@@ -38,9 +38,8 @@ def find(
             'coordinator_address="host:port", num_processes and process_id.',
         )
     check(address, count, index)
-    if (
-        own is None and found is not None
-    ):  # JAX takes the process's number on its host, if alone too.
+    if own is None and found is not None:
+        # JAX takes the process's number on its host, if it is alone there too.
         found = None if _is_alone() else [_as_visible(k) for k in found]
     return Place(address, count, index), found
 
