@@ -106,6 +106,24 @@ def test_the_number_of_functions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(xfunc.cache.programs._functions) <= 3
 
 
+def test_a_function_in_use_stays_beyond_that_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    import xfunc.cache.programs
+
+    monkeypatch.setattr(xfunc.cache.programs, "MAX_FUNCTIONS", 3)
+    used = xf.jit(double)
+    for k in range(6):
+        assert used(vector()).tolist() == [2.0, 4.0, 6.0]
+        xf.jit(eval(f"lambda x: x * {k}"))(vector())
+    assert xf.trace_count(used) == xf.trace_count(double) == used.cache_info().traces == 1
+    assert xf.jit(double)(vector()).tolist() == [2.0, 4.0, 6.0]  # They share the program.
+    assert xf.trace_count(used) == 1
+    for k in range(6):
+        xf.jit(eval(f"lambda x: x + {k}"))(vector())
+    xf.clear_caches()
+    assert xf.trace_count(used) == 0
+    assert used.cache_info().size == 0
+
+
 def test_a_failed_trace_leaves_no_entry() -> None:
     fail = [True]
 

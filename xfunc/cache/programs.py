@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,6 +131,8 @@ class FunctionCache:
 
 
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()
+# Those beyond `MAX_FUNCTIONS`, as long as somebody uses them.
+_dropped: weakref.WeakValueDictionary[Hashable, FunctionCache] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 
 
@@ -139,14 +142,20 @@ def cache_of(fun: object) -> FunctionCache:
     with _guard:
         found = _functions.get(key)
         if found is None:
-            found = _functions[key] = FunctionCache(
-                function_name(root_of(fun)), _code(root_of(fun))
-            )
+            found = _dropped.pop(key, None)
+            if found is None:
+                found = FunctionCache(function_name(root_of(fun)), _code(root_of(fun)))
+            _functions[key] = found
             while len(_functions) > MAX_FUNCTIONS:
-                _functions.popitem(last=False)
+                oldest, cache = _functions.popitem(last=False)
+                _dropped[oldest] = cache
         else:
             _functions.move_to_end(key)
         return found
+
+
+def _all() -> list[FunctionCache]:
+    return [*_functions.values(), *_dropped.values()]
 
 
 def _code(fun: object) -> object:
@@ -159,7 +168,7 @@ _also_cleared: list[Callable[[], None]] = [locations.forget]
 def clear_caches() -> None:
     """Forget all programs, compiled or not, and reset all counters."""
     with _guard:
-        for cache in _functions.values():
+        for cache in _all():
             cache.clear()
         forget_changes()
     for clear in _also_cleared:
@@ -181,4 +190,4 @@ def trace_count(fun: object) -> int:
         return cache_of(fun).traces
     code = _code(root_of(fun))
     with _guard:
-        return sum(c.traces for c in _functions.values() if c.root == code)
+        return sum(c.traces for c in _all() if c.root == code)
