@@ -207,3 +207,13 @@ def test_one_process() -> None:
     with pytest.raises(xf.errors.ShardingError, match="the array to make has 0 dimensions"):
         xf.make_array_from_process_local_data(spec, 1.0)
     xf.distributed.shutdown()
+
+
+def test_what_cannot_be_sent() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    with pytest.raises(TypeError, match=r"broadcast_one_to_all was .* \(3,\) that is quantized"):
+        xf.distributed.broadcast_one_to_all({"a": quantized})
+    with pytest.raises(TypeError, match=r"process_allgather was .* of layout torch\.sparse_coo"):
+        xf.distributed.process_allgather(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match=r"sync_global_devices was given \['a'\] as name"):
+        xf.distributed.sync_global_devices(cast("Any", ["a"]))

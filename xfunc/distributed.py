@@ -131,6 +131,7 @@ def sync_global_devices(name: str) -> None:
         name: identifies the call; it must be the same in all processes.
 
     Raises:
+        TypeError: the name is no text, in some process.
         ValueError: the names differ.
         RuntimeError: the work of another process failed.
 
@@ -138,6 +139,9 @@ def sync_global_devices(name: str) -> None:
     """
 
     def finish() -> tuple[None, None]:
+        if not isinstance(name, str):
+            problem = f"sync_global_devices was given {shown(name)} as name"
+            fail(TypeError, problem, "pass a text that names the place in the program.")
         runtime().block()
         return None, None
 

@@ -240,4 +240,11 @@ def on_host(name: str, value: object) -> torch.Tensor:
             f"a tensor: {error}",
             "pass tensors, arrays and numbers.",
         )
+    if found.layout is not torch.strided or found.is_quantized:
+        kind = "quantized" if found.is_quantized else f"of layout {found.layout}"
+        fail(
+            TypeError,
+            f"{name} was given a tensor of shape {tuple(found.shape)} that is {kind}",
+            "pass ordinary tensors: x.to_dense(), or x.dequantize().",
+        )
     return found.detach().cpu()
