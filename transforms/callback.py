@@ -1,6 +1,6 @@
-"""`pure_callback` and `io_callback`: results of Python in the middle of a program, on the CPU.
+"""`pure_callback` and `io_callback`: results of Python in the middle of a program.
 
-To only observe values, use `xfunc.debug.callback`, which works on every device.
+To only observe values, use `xfunc.debug.callback`, which works on every device and backend.
 """
 
 from __future__ import annotations
@@ -128,7 +128,11 @@ class HostFunction(Transform[..., PyTree]):
         if is_eager():
             return tree.unflatten(self._out_tree, self._eager(leaves, structure))
         if not runtime().calls_host():
-            _fail(self.__name__, "the device's programs cannot call the host", "run on the CPU.")
+            _fail(
+                self.__name__,
+                "the device's programs cannot call the host",
+                'run on the CPU, or with the backend "pjrt".',
+            )
         if self._kind == "io_callback" and not self._outputs:
             _fail(self.__name__, "it has no result", "use xf.debug.callback.")
         identity.let_change(self.fun)  # State that it changes does not lead to another program.
@@ -184,7 +188,7 @@ class _Call(Primitive):
                 at=None,
             )
         for x, out in zip(found, results, strict=True):
-            t = torch.as_tensor(from_numpy(x))
+            t = self._array(x, out)
             wrong = t.dtype != out.dtype and (isinstance(x, Tensor) or t.ndim != 0)
             if t.shape != out.shape or wrong:
                 fail(
@@ -194,6 +198,17 @@ class _Call(Primitive):
                     at=None,
                 )
             out.copy_(t)
+
+    def _array(self, x: object, like: Tensor) -> Tensor:
+        try:
+            return torch.as_tensor(from_numpy(x))
+        except (TypeError, ValueError, RuntimeError):
+            fail(
+                TypeError,
+                f"{self.name} returned {shown(x)} (a {type(x).__name__}), not {short(like)}",
+                "return tensors, NumPy arrays or numbers, as result_shape_dtypes says.",
+                at=None,
+            )
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         if not self.outputs:

@@ -85,6 +85,27 @@ def test_shapes_under_vmap(method, shapes) -> None:
     assert seen == shapes
 
 
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES += [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype) -> None:
+    for shape in [(), (3,), (0, 2)]:
+        x = torch.testing.make_tensor(shape, dtype=torch.float32, device="cpu").to(dtype)
+
+        def call(x):
+            return xf.pure_callback(torch.clone, x, x)
+
+        with xf.disable_jit():
+            want = call(x)
+        found = xf.jit(call)(x).cpu()
+        assert (found.dtype, found.shape) == (dtype, x.shape)
+        bits = [t.flatten().view(torch.uint8).tolist() for t in (found, want)]
+        assert bits[0] == bits[1]
+
+
 def test_with_a_derivative() -> None:
     @xf.custom_jvp
     def sinh(x):
@@ -165,6 +186,16 @@ ERRORS = {
         lambda: xf.pure_callback(lambda x: (x, x), LIKE, X),
         xf.errors.TreeMismatchError,
         "returned 2 arrays, not 1",
+    ),
+    "no array": (
+        lambda: xf.pure_callback(lambda x: "a", LIKE, X),
+        TypeError,
+        r"of .*<lambda> returned 'a' \(a str\), not float32\[3\](.|\n)*Hint: return tensors",
+    ),
+    "an object": (
+        lambda: xf.io_callback(lambda x: [object()], [LIKE], X),
+        TypeError,
+        r"io_callback of .* \(a object\), not float32\[3\]",
     ),
     "like": (lambda: xf.pure_callback(on_host, (3,), X), TypeError, "3 .* result_shape_dtypes"),
 }  # fmt: skip

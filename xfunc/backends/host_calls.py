@@ -1,4 +1,6 @@
-"""Python functions that a program calls while it runs, on the CPU.
+"""Python functions that a program calls while it runs.
+
+On the CPU, that is; on accelerators JAX brings their arguments: `xfunc.backends.pjrt.callbacks`.
 
 A function is registered under a name, which an instruction of a program refers to. Its arguments
 are arrays in XLA's own memory: it reads its operands, writes its results, and keeps neither.
@@ -30,13 +32,13 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
-from xfunc.hlo.spmd.annotations import SHARDING, gathered, run_on_one_device
+from xfunc.hlo.spmd.annotations import SHARDING, gathered, is_region, run_on_one_device
 
 TARGET = "xfunc_host_call"
 """The custom-call target of an instruction that calls a function."""
 failures: list[Exception] = []
 """Exceptions from functions that programs called; the run that called them takes them from here."""
-_DTYPES = {
+DTYPES = {
     1: torch.bool,
     2: torch.int8,
     3: torch.int16,
@@ -52,7 +54,10 @@ _DTYPES = {
     15: torch.complex64,
     16: torch.bfloat16,
     18: torch.complex128,
+    19: torch.float8_e5m2,
+    20: torch.float8_e4m3fn,
 }
+"""What functions may get and give, by XLA's numbers."""
 
 
 class Memory(NamedTuple):
@@ -134,21 +139,31 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
     proto.backend_config = f'{{name = "{name}"}}'.encode()
 
 
-def call_once(proto: pb.HloModuleProto) -> None:
+def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:
     """Let only the first of several devices make the calls that have effects, in place.
 
     The partitioner refuses those of which nothing says where they are made. Their arguments are
     gathered explicitly, since it warns of doing so itself.
+
+    Args:
+        proto: the module.
+        every: say so of the calls without effects too; those in a `shard_map` each device makes.
     """
     ids = fresh_ids(proto)
+    manual = _in_regions(proto) if every else set[int]()
     for c in proto.computations:
-        calls = [i for i in c.instructions if _has_effects(i)]
+        calls = [i for i in c.instructions if _is_call(i) and (every or _has_effects(i))]
         if not calls:
+            continue
+        if c.id in manual:
+            for i in calls:
+                i.sharding.type = pb.OpSharding.MANUAL
             continue
         made: list[pb.HloInstructionProto] = []
         known = {i.id: i for i in c.instructions}
+        chosen = {i.id for i in calls}
         for i in c.instructions:
-            if _has_effects(i):
+            if i.id in chosen:
                 run_on_one_device(i)
                 whole = [gathered(known[k], next(ids)) for k in i.operand_ids]
                 i.operand_ids[:] = [w.id for w in whole]
@@ -157,8 +172,22 @@ def call_once(proto: pb.HloModuleProto) -> None:
         fill(c, made)
 
 
+def _is_call(i: pb.HloInstructionProto) -> bool:
+    return i.custom_call_target == TARGET
+
+
 def _has_effects(i: pb.HloInstructionProto) -> bool:
-    return i.custom_call_target == TARGET and i.custom_call_has_side_effect
+    return _is_call(i) and i.custom_call_has_side_effect
+
+
+def _in_regions(proto: pb.HloModuleProto) -> set[int]:
+    """The computations that run inside a manual region (`shard_map`)."""
+    found = set[int]()
+    for c in reversed(proto.computations):  # callers before callees
+        if c.id in found or is_region(c):
+            found.add(c.id)
+            found.update(k for i in c.instructions for k in i.called_computation_ids)
+    return found
 
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:
@@ -169,9 +198,7 @@ def has_host_calls(proto: pb.HloModuleProto) -> bool:
 def _called(proto: pb.HloModuleProto) -> list[str]:
     """The names of the functions that a module calls."""
     every = (i for c in proto.computations for i in c.instructions)
-    return [
-        i.backend_config.decode().split('"')[1] for i in every if i.custom_call_target == TARGET
-    ]
+    return [i.backend_config.decode().split('"')[1] for i in every if _is_call(i)]
 
 
 def refuse_host_calls(proto: pb.HloModuleProto, name: str, where: str) -> None:
@@ -213,9 +240,14 @@ def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
             _call(frame)
         return 0
     except BaseException as error:
-        known = isinstance(error, Exception)
-        failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
-        return ffi.error(frame, repr(error)) if runtime().device_count() == 1 else 0
+        return ffi.error(frame, repr(error)) if ends_program(error) else 0
+
+
+def ends_program(error: BaseException) -> bool:
+    """Keep an error of a call for the run; whether the program must end with an error."""
+    known = isinstance(error, Exception)
+    failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
+    return runtime().device_count() == 1
 
 
 def _call(frame: ffi.Frame) -> None:
@@ -224,8 +256,13 @@ def _call(frame: ffi.Frame) -> None:
         [_memory(b.items[i].contents) for i in range(b.count)]
         for b in (frame.operands, frame.results)
     )
+    call(ctypes.string_at(name.data, name.size).decode(), operands, results)
+
+
+def call(name: str, operands: list[Memory], results: list[Memory]) -> None:
+    """Call a registered function; if it raises, its results are zero."""
     try:
-        _functions[ctypes.string_at(name.data, name.size).decode()](operands, results)
+        _functions[name](operands, results)
     except BaseException:
         for r in results:
             r.tensor().zero_()  # See NOTE [a call that fails].
@@ -233,7 +270,7 @@ def _call(frame: ffi.Frame) -> None:
 
 
 def _memory(buffer: ffi.Buffer) -> Memory:
-    return Memory(buffer.data or 0, _DTYPES[buffer.dtype], buffer.dims[: buffer.rank])
+    return Memory(buffer.data or 0, DTYPES[buffer.dtype], buffer.dims[: buffer.rank])
 
 
 def stop_at_exit() -> None:

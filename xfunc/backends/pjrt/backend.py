@@ -14,7 +14,7 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.lock import once
-from xfunc.backends.pjrt import client, profile
+from xfunc.backends.pjrt import callbacks, client, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
@@ -25,6 +25,7 @@ from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.shardy import to_shardy
@@ -70,7 +71,7 @@ class Pjrt:
 
     def calls_host(self) -> bool:
         """Whether its programs can call functions of Python."""
-        return self.platform() == "cpu"
+        return callbacks.are_possible()
 
     @contextlib.contextmanager
     def profile(self, folder: str) -> Iterator[None]:
@@ -197,11 +198,15 @@ class Pjrt:
             # XLA (jaxlib 0.7.1) aborts the process if a call is the root of a computation with a
             # batched product: it parses the call's configuration, {name = "..."}, as JSON.
             add_end(proto, 1)
+            if callbacks.are_sent():
+                module = inline_calls(module)
+                proto = module.proto
         mesh = None
         if self._count > 1:
             narrow_scatter_indices(proto)
-            call_once(proto)
-            mesh = to_shardy(proto, self._count) if shardy else None
+            sent = calls_host and callbacks.are_sent()
+            call_once(proto, every=sent)
+            mesh = to_shardy(proto, self._count) if shardy and not sent else None
         flat = [inputs[k] for k in numbers]
         taken = [k for k, i in enumerate(flat) if i in donated]
         whole = [None] * len(avals) if self._count > 1 else []

@@ -22,7 +22,7 @@ from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.pjrt import client, meeting, stored
+from xfunc.backends.pjrt import callbacks, client, meeting, stored
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
@@ -97,14 +97,17 @@ class Executable:
         with warnings.catch_warnings(), around, client.flags_of_start(), self._x64(True):
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             returned = [_shaped(a) for a in outputs]
-            place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
+            of_jax = calls_host and callbacks.through_jax()
+            place = None  # JAX does not serialize its callbacks.
+            if not of_jax:
+                place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
             run: Any = stored.load(place, shapes, returned)
             found: Any = run
             try:
                 if found is None:
                     exported = _exported(name, module, shapes, returned)
                     run = client.jax().jit(
-                        exported.call,
+                        callbacks.calling(exported) if of_jax else exported.call,
                         donate_argnums=tuple(donated),
                         keep_unused=True,
                         compiler_options=dict(options or {}) or None,
