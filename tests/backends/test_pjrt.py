@@ -258,6 +258,7 @@ def test_what_a_compiled_program_tells() -> None:
     compiled = xf.jit(lambda x: (x @ x).sum()).lower(torch.ones(4, 4)).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 64
     assert "f32[4,4]" in (compiled.as_text() or "")
+    assert "call_exported" not in (compiled.as_text() or "")
     assert compiled(torch.ones(4, 4)).item() == 64
     assert xf.default_backend() == "cpu"
     assert xf.devices() == [0]
@@ -295,6 +296,25 @@ def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) 
     done = fresh.run(LATE.replace("start()", start), env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("came after the device client had started\n") == 2
+
+
+QUIET = """if True:
+    import os, torch, xfunc as xf
+
+    xf.config.set_backend("pjrt")
+    mesh = xf.make_mesh((2,), ("x",))
+    x = xf.device_put(torch.ones(4, 4), xf.NamedSharding(mesh, xf.P("x")))
+    assert xf.jit(lambda x: (x @ x).sum())(x).item() == 64
+    print(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+"""
+
+
+def test_programs_for_several_devices_print_no_warning(fresh: Server) -> None:
+    env = {"CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = fresh.run(QUIET, env=env)
+    assert (done.stdout, done.stderr) == ("3\n", "")  # as it was set
+    done = fresh.run("import os; del os.environ['TF_CPP_MIN_LOG_LEVEL']\n" + QUIET, env=env)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 def test_without_torch_xla(fresh: Server) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jax import export
 
 
-_WITHIN = re.compile(r"^jit\([\w.-]*\)/call_exported/", re.ASCII)
+_WITHIN = re.compile(r"^jit\([\w.-]*\)/call_exported/?", re.ASCII)
 """JAX's prefix of the names of operations; see NOTE [the way into JAX]."""
 
 
