@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import pickle
 import sys
 from pathlib import Path
@@ -363,49 +362,6 @@ def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
     finally:
         xf.config.set_compilation_cache_dir("")
     assert run() == 1
-
-
-FAST = {"xla_cpu_enable_fast_min_max": True}
-"""With it, NaN is lost from maxima."""
-
-
-def test_compiler_options() -> None:
-    x, y = torch.tensor([math.nan, 1.0]), torch.tensor([1.0, math.nan])
-    fast, kept = xf.jit(torch.maximum, compiler_options=FAST), xf.jit(torch.maximum)
-    assert fast(x, y).isnan().sum() < 2
-    assert kept(x, y).isnan().all()
-    compiled = kept.lower(x, y).compile(compiler_options=FAST)
-    assert compiled(x, y).isnan().sum() < 2
-    assert kept.lower(x, y).compile()(x, y).isnan().all()
-    assert xf.trace_count(kept) == 1
-    for name, value, says, hint in (
-        ("xla_fast", True, "No such compile option: 'xla_fast'", "'xla_fast' out, or give it the"),
-        (*FAST, "so", "'so' is not a valid bool value", f"{next(iter(FAST))!r} a value"),
-    ):
-        message = rf"{says}(.|\n)*Hint: (leave|give) the compiler option {hint}"
-        with pytest.raises(CompileError, match=message):
-            xf.jit(torch.sin, compiler_options={name: value})(x)
-    with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
-        xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
-    assert xf.eval_shape(fast, x, y).shape == (2,)
-    assert "maximum" in str(xf.make_hlo(fast)(x, y))
-    for outer in (xf.jit(lambda x: fast(x, x)), xf.grad(lambda x: fast(x, x).sum())):
-        with pytest.raises(ValueError, match=r"maximum has compiler_options, (.|\n)*outermost jit"):
-            outer(torch.ones(2))
-    with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
-        xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
-    xf.config.set_backend("torch_xla")
-    with pytest.raises(ValueError, match=r"no compiler options(.|\n)*backend 'pjrt'"):
-        xf.jit(torch.sin, compiler_options=FAST)(x)
-
-
-def test_profile(tmp_path: Path) -> None:
-    fun = xf.jit(mlp)
-    with xf.profiler.trace(tmp_path), xf.profiler.annotate("my step"):
-        fun(*weights())
-    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
-    recorded = file.read_bytes()
-    assert b"my step" in recorded
 
 
 def test_memory_that_is_missing_when_it_runs() -> None:
