@@ -60,4 +60,7 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
 
 def without_options(fun: Callable[..., object]) -> Callable[..., object]:
     """The function without its options for a compiler, if it is jitted with some."""
-    return fun.without_compiler() if isinstance(fun, Jit) and fun.compiler else fun
+    inner: Callable[..., object] = fun
+    if isinstance(fun, Jit) and fun.compiler:
+        inner = fun.without_compiler()
+    return inner
