@@ -336,7 +336,7 @@ class Jit(Transform[P, R]):
 
     # -- inspection -----------------------------------------------------------------------------
 
-    def without_compiler(self) -> Jit[P, R]:
+    def without_compiler(self) -> Callable[..., object]:
         """The same without options of the compiler, for what compiles nothing."""
         return Jit(self.fun, self._static, self._donate, (self._in, self._out))
 
