@@ -53,7 +53,8 @@ test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
 
-NEWEST_JAX_TESTS := tests/backends/test_pjrt.py tests/backends/test_pjrt_tensors.py tests/sharding/test_backends.py
+NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) tests/backends/test_ending.py tests/backends/test_launchers.py tests/backends/test_switching.py \
+	tests/backends/test_threads.py tests/program/test_foreign.py tests/sharding/test_backends.py tests/test_distributed.py tests/test_serve.py
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)

@@ -30,7 +30,7 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
     """
     if is_symbolic(args, kwargs):
         return symbolic_result(fun, args, kwargs)
-    fun = _without_options(fun)
+    fun = without_options(fun)
     staged = Staged(fun, Part(fun, "shapes"))
     return stages.trace(staged, args, kwargs, may_keep=True).out_info
 
@@ -51,16 +51,16 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     def make(*args: object, **kwargs: object) -> Module | SymbolicModule:
         if is_symbolic(args, kwargs):
             return symbolic_hlo(fun, args, kwargs)
-        inner = _without_options(fun)
+        inner = without_options(fun)
         staged = Staged(inner, Part(inner, "HLO"), arrays_only=True)
         return stages.trace(staged, args, kwargs).lower().module
 
     return make
 
 
-def _without_options(fun: Callable[..., object]) -> Callable[..., object]:
-    """The function itself, if it is jitted with options for a compiler: nothing is compiled."""
+def without_options(fun: Callable[..., object]) -> Callable[..., object]:
+    """The function without its options for a compiler, if it is jitted with some."""
     inner: Callable[..., object] = fun
     if isinstance(fun, Jit) and fun.compiler:
-        inner = fun.fun
+        inner = fun.without_compiler()
     return inner

@@ -94,8 +94,7 @@ def jit(
         buckets: the sizes to compile for: a list, ``"auto"`` (powers of 2, the default), or a dict
             of these by `Dim`.
         compiler_options: options of XLA by name, for the backend ``"pjrt"``; see its page. They are
-            for the outermost `jit`, and do not apply to calls that autograd watches. Not together
-            with `dynamic_shapes` or `memory_limit`.
+            for the outermost `jit`. Not together with `dynamic_shapes` or `memory_limit`.
         memory_limit: bytes that the program may hold on each device, arguments included. The
             fastest policy with which it fits, from keeping everything to keeping nothing or, for a
             TPU, to keeping it in the host's memory, is applied to all its checkpoints and scans; a
@@ -163,23 +162,21 @@ class Jit(Transform[P, R]):
         self._out_shardings: dict[Hashable, list[Sharding | None]] = {}
         self._is_sharded = self._in is not None or self._out is not None
         limit.check(memory_limit, f"jit({function_name(fun)})")
-        self._is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
         self.compiler = checked_options(compiler, f"jit({function_name(fun)})")
         if self.compiler and (dynamic[0] is not None or memory_limit is not None):
             other = "memory_limit" if dynamic[0] is None else "dynamic_shapes"
             problem = f"jit({function_name(fun)}) has compiler_options together with {other}"
             fail(ValueError, problem, "give only one of the two.")
-        self._is_plain &= memory_limit is None and not self.compiler
-        both = set(self._static[0]) & set(self._donate[0])
-        if both:
+        is_plain = self._static == self._donate == ((), ()) and not self._is_sharded
+        self._is_plain = is_plain and memory_limit is None and not self.compiler
+        if both := set(self._static[0]) & set(self._donate[0]):
             fail(
                 ValueError,
                 f"jit({function_name(fun)}): argument {min(both)} is both static and donated",
                 "only arrays can be donated: take it out of one of the two.",
             )
         options: tuple[Hashable, ...] = (self._static, self._donate, self.compiler)
-        if self._is_sharded:
-            options = (*options, hashable(self._in), hashable(self._out))
+        options += (hashable(self._in), hashable(self._out)) if self._is_sharded else ()
         super().__init__(fun, options, "jit")
         self.__name__ = self.__qualname__ = function_name(fun)
         self._staged = Staged(fun, value=self, arrays_only=True)
@@ -338,6 +335,10 @@ class Jit(Transform[P, R]):
             ) from None
 
     # -- inspection -----------------------------------------------------------------------------
+
+    def without_compiler(self) -> Callable[..., object]:
+        """The same without options of the compiler, for what compiles nothing."""
+        return Jit(self.fun, self._static, self._donate, (self._in, self._out))
 
     def trace(self, *args: object, **kwargs: object) -> stages.Traced:
         """Trace for these arguments (tensors, numbers, `ShapeDtypeStruct`); runs nothing."""

@@ -23,7 +23,7 @@ import torch._functorch.config
 
 import xfunc as xf
 from benchmarks.dynamic import setting
-from benchmarks.gpu.llama import peak_of_jax, starting_state, torch_step
+from benchmarks.gpu.llama import peak_in_use, starting_state, torch_step
 from examples.llama import model, train
 from examples.llama.model import Batch
 from examples.llama.plan import Plan
@@ -139,7 +139,7 @@ def _ours(folder: Path, rows: int, way: str) -> _Way:
             kept, metrics = step(kept, batch, None)
         return float(metrics.loss)
 
-    return _Way(run, lambda: len(used) or 1, peak_of_jax)
+    return _Way(run, lambda: len(used) or 1, peak_in_use)
 
 
 def _theirs(compiled: bool) -> _Way:

@@ -129,14 +129,14 @@ def ours(folder: Path, name: str) -> tuple[Callable[[], float], Callable[[], int
         kept, metrics = step(kept, there)
         return float(metrics.loss)
 
-    return run, peak_of_jax
+    return run, peak_in_use
 
 
-def peak_of_jax() -> int:
-    """Bytes that JAX's allocator has had in use at once."""
-    import jax
-
-    return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
+def peak_in_use() -> int:
+    """Bytes that programs, of xfunc or JAX, have had in use at once."""
+    stats = xf.memory_stats()
+    assert stats is not None, "this takes a GPU"
+    return stats["peak_bytes_in_use"]
 
 
 def torch_step(made: Recipe, wrap: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], float]:
@@ -182,7 +182,7 @@ def measure(folder: Path, way: str) -> Found:
 
         run, peak = (
             jax_llama.step(recipe(), weights(model.CONFIGS[MODEL]), batch(), name),
-            peak_of_jax,
+            peak_in_use,
         )
     else:
         torch.set_default_device("cuda")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import pickle
 import sys
 from pathlib import Path
@@ -258,6 +257,7 @@ def test_what_a_compiled_program_tells() -> None:
     compiled = xf.jit(lambda x: (x @ x).sum()).lower(torch.ones(4, 4)).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 64
     assert "f32[4,4]" in (compiled.as_text() or "")
+    assert "call_exported" not in (compiled.as_text() or "")
     assert compiled(torch.ones(4, 4)).item() == 64
     assert xf.default_backend() == "cpu"
     assert xf.devices() == [0]
@@ -295,6 +295,25 @@ def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) 
     done = fresh.run(LATE.replace("start()", start), env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("came after the device client had started\n") == 2
+
+
+QUIET = """if True:
+    import os, torch, xfunc as xf
+
+    xf.config.set_backend("pjrt")
+    mesh = xf.make_mesh((2,), ("x",))
+    x = xf.device_put(torch.ones(4, 4), xf.NamedSharding(mesh, xf.P("x")))
+    assert xf.jit(lambda x: (x @ x).sum())(x).item() == 64
+    print(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+"""
+
+
+def test_programs_for_several_devices_print_no_warning(fresh: Server) -> None:
+    env = {"CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = fresh.run(QUIET, env=env)
+    assert (done.stdout, done.stderr) == ("3\n", "")  # as it was set
+    done = fresh.run("import os; del os.environ['TF_CPP_MIN_LOG_LEVEL']\n" + QUIET, env=env)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 def test_without_torch_xla(fresh: Server) -> None:
@@ -343,49 +362,6 @@ def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
     finally:
         xf.config.set_compilation_cache_dir("")
     assert run() == 1
-
-
-FAST = {"xla_cpu_enable_fast_min_max": True}
-"""With it, NaN is lost from maxima."""
-
-
-def test_compiler_options() -> None:
-    x, y = torch.tensor([math.nan, 1.0]), torch.tensor([1.0, math.nan])
-    fast, kept = xf.jit(torch.maximum, compiler_options=FAST), xf.jit(torch.maximum)
-    assert fast(x, y).isnan().sum() < 2
-    assert kept(x, y).isnan().all()
-    compiled = kept.lower(x, y).compile(compiler_options=FAST)
-    assert compiled(x, y).isnan().sum() < 2
-    assert kept.lower(x, y).compile()(x, y).isnan().all()
-    assert xf.trace_count(kept) == 1
-    for name, value, says, hint in (
-        ("xla_fast", True, "No such compile option: 'xla_fast'", "'xla_fast' out, or give it the"),
-        (*FAST, "so", "'so' is not a valid bool value", f"{next(iter(FAST))!r} a value"),
-    ):
-        message = rf"{says}(.|\n)*Hint: (leave|give) the compiler option {hint}"
-        with pytest.raises(CompileError, match=message):
-            xf.jit(torch.sin, compiler_options={name: value})(x)
-    with pytest.raises(ValueError, match=r"jit\(sin\): compiler_options has 'a': \[1\](.|\n)*Hint"):
-        xf.jit(torch.sin, compiler_options={"a": [1]})  # pyright: ignore[reportArgumentType]
-    assert xf.eval_shape(fast, x, y).shape == (2,)
-    assert "maximum" in str(xf.make_hlo(fast)(x, y))
-    for outer in (xf.jit(lambda x: fast(x, x)), xf.grad(lambda x: fast(x, x).sum())):
-        with pytest.raises(ValueError, match=r"maximum has compiler_options, (.|\n)*outermost jit"):
-            outer(torch.ones(2))
-    with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
-        xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
-    xf.config.set_backend("torch_xla")
-    with pytest.raises(ValueError, match=r"no compiler options(.|\n)*backend 'pjrt'"):
-        xf.jit(torch.sin, compiler_options=FAST)(x)
-
-
-def test_profile(tmp_path: Path) -> None:
-    fun = xf.jit(mlp)
-    with xf.profiler.trace(tmp_path), xf.profiler.annotate("my step"):
-        fun(*weights())
-    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
-    recorded = file.read_bytes()
-    assert b"my step" in recorded
 
 
 def test_memory_that_is_missing_when_it_runs() -> None:

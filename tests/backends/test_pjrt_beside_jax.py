@@ -11,9 +11,9 @@ import jax
 import jax.profiler
 import pytest
 import torch
-from jax.experimental import enable_x64
 
 import xfunc as xf
+from xfunc.backends.pjrt import client
 
 pytestmark = pytest.mark.usefixtures("pjrt")
 
@@ -38,7 +38,7 @@ tripled = xf.jit(lambda x: (x * 3, x.float().double() / 3, x.long() + 2**40))
 def test_values_of_64_bits_stay(call: str) -> None:
     """Of a program that was compiled before, or is now; on the way there, too."""
     if call == "second":
-        with enable_x64():
+        with client.x64()(True):
             tripled(THIRDS)
     else:
         tripled.clear_cache()

@@ -331,3 +331,19 @@ for write in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
 """
     done = fresh.run(code)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3), (0, 4), (3, 0)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_result_without_elements(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    want = torch.zeros(shape, dtype=dtype)
+    got = xf.jit(lambda x: x + 0)(want)
+    assert got.view(torch.uint8).shape == want.view(torch.uint8).shape
+    assert got.clone().stride() == got.stride() == want.stride()
+
+
+def test_a_result_keeps_the_size_of_its_memory() -> None:
+    for grow in (lambda x: x.resize_(9), lambda x: torch.ones(9, out=x)):
+        with pytest.raises(RuntimeError, match="storage that is not resizable"):
+            grow(made())
+        assert grow(made().clone()).shape == (9,)

@@ -7,9 +7,14 @@ import pytest
 import torch
 
 import xfunc as xf
+from xfunc.core.avals import Aval
 from xfunc.errors import CompileError, UnsupportedOpError
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import verify
 from xfunc.program import foreign
+from xfunc.program.bind import bind
 from xfunc.program.foreign import call_jax
+from xfunc.trace.lowering import Lowering
 
 X = torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, -4.0]])
 Y = torch.tensor([[4.0, 1.0, -0.5], [1.0, -2.0, 0.25]])
@@ -70,6 +75,52 @@ def test_jax_finds_no_libtpu():
     torch.testing.assert_close(xf.device_get(got), X)
 
 
+@pytest.mark.parametrize(
+    "backend", [pytest.param("torch_xla", marks=pytest.mark.torch_xla), "pjrt"]
+)
+def test_a_pallas_kernel(backend, request):
+    if backend == "pjrt":
+        request.getfixturevalue("pjrt")
+    x = torch.randn(5, 3)
+    got = xf.jit(lambda x: call("running_sums", x, scale=2.0)[0].tanh())(x)
+    torch.testing.assert_close(got.cpu(), (2 * x.cumsum(0)).tanh())
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("torch_xla", marks=pytest.mark.torch_xla), "pjrt"]
+)
+def test_ids_of_64_bits(backend, request):
+    """XLA of 2026 writes the computation's id into the upper half of those of its instructions."""
+    if backend == "pjrt":
+        request.getfixturevalue("pjrt")
+    inner = xf.jit(lambda x: torch.where(x > 0, x, 3 * x))
+    of_jax = pb.HloModuleProto()
+    of_jax.CopyFrom(xf.jit(lambda x: inner(inner(x).cumsum(0))).lower(X).module.proto)
+    numbers = {c.id: k for k, c in enumerate(of_jax.computations, 1)}
+    of_jax.entry_computation_id = numbers[of_jax.entry_computation_id]
+    for c in of_jax.computations:
+        c.id = numbers[c.id]
+        ids = {i.id: c.id << 32 | k for k, i in enumerate(c.instructions, 1)}
+        c.root_id = ids[c.root_id]
+        for i in c.instructions:
+            i.id = ids[i.id]
+            i.operand_ids[:] = map(ids.__getitem__, i.operand_ids)
+            i.called_computation_ids[:] = map(numbers.__getitem__, i.called_computation_ids)
+    module = foreign._as_ours(of_jax.SerializeToString())
+    verify(module)
+    every = [x.id for c in module.proto.computations for x in (c, *c.instructions)]
+    assert sorted(every) == [*range(1, 1 + len(every))]
+    aval = Aval((2, 3), torch.float32)
+    primitive = foreign.Foreign(Lowering.of("wide", module, [aval], [aval]))
+    got = xf.jit(lambda x: bind(primitive, [x])[0] + bind(primitive, [-x])[0])(X)
+
+    def want(x):
+        x = torch.where(x > 0, x, 3 * x).cumsum(0)
+        return torch.where(x > 0, x, 3 * x)
+
+    torch.testing.assert_close(got.cpu(), want(X) + want(-X))
+
+
 @pytest.mark.parametrize("transform", [xf.grad, xf.jacfwd, xf.hessian])
 def test_no_derivative(transform):
     with pytest.raises(UnsupportedOpError, match=r"functions:square.* cannot be differentiated"):
@@ -121,5 +172,5 @@ def test_a_module_that_is_not_there():
 def test_jax_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     foreign._lowered.cache_clear()
-    with pytest.raises(ImportError, match=r"not installed(.|\n)*Hint: pip install 'torch_xla\["):
+    with pytest.raises(ImportError, match=r"not installed(.|\n)*Hint: pip install 'xfunc\[pjrt\]'"):
         xf.jit(square)(X)

@@ -231,24 +231,36 @@ def test_targets_and_options():
 @pytest.mark.torch_xla
 def test_profile(tmp_path):
     fun = xf.jit(tower)
+    recorded = profile(tmp_path, fun)
+    for name in ("my step", "tower.", "up/aten__tanh", __file__):
+        assert name.encode() in recorded
+    with xf.profiler.trace(tmp_path / "again"):  # XLA has one session at a time.
+        assert fun.lower(SQUARE, SQUARE).compile().as_text() is None
+    assert list((tmp_path / "again").glob("plugins/profile/*/*.xplane.pb"))
+
+
+@pytest.mark.usefixtures("pjrt")
+def test_profile_on_pjrt(tmp_path):
+    recorded = profile(tmp_path, xf.jit(tower))
+    path = "jit(tower)/call_exported/up/aten__tanh"
+    for name in ("my step", "jit_tower", path, __file__):
+        assert name.encode() in recorded
+    # A name with characters that XLA's have not.
+    recorded = profile(tmp_path / "again", xf.jit(xf.grad(lambda x, y: (x * y).sum())))
+    assert b"jit_grad_test_profile_on_pjrt._locals_._lambda" in recorded
+
+
+def profile(folder, fun):
+    """What is recorded of a call."""
     args = torch.ones(4, 4), torch.ones(4, 4)
-    with xf.profiler.trace(tmp_path):
+    with xf.profiler.trace(folder):
         with xf.profiler.annotate("my step"):
             fun(*args)
-        assert fun.lower(*args).compile().as_text() is None  # XLA has one session at a time.
-        with (
-            pytest.raises(RuntimeError, match="is already being recorded"),
-            xf.profiler.trace(tmp_path),
-        ):
+        with pytest.raises(RuntimeError, match="is already being recorded"), xf.profiler.trace("x"):
             pass
-    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
-    recorded = file.read_bytes()
-    for name in (b"my step", b"tower", b"up/aten__tanh", __file__.encode()):
-        assert name in recorded
-    assert list(tmp_path.glob("plugins/profile/*/*.trace.json.gz"))
-    with xf.profiler.trace(tmp_path / "again"):
-        pass
-    assert list((tmp_path / "again").glob("plugins/profile/*/*.xplane.pb"))
+    assert list(folder.glob("plugins/profile/*/*.trace.json.gz"))
+    (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
+    return file.read_bytes()
 
 
 def test_folders_that_no_profile_can_be_written_to(tmp_path):

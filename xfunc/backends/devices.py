@@ -8,6 +8,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.active import runtime
+from xfunc.errors import fail, shown
 from xfunc.tree import PyTree
 
 T = TypeVar("T")
@@ -53,15 +54,29 @@ def process_index() -> int:
     return runtime().process_index()
 
 
-def memory_stats() -> dict[str, int] | None:
-    """The use of the device's memory, in bytes: ``bytes_in_use`` and ``bytes_limit``.
+def memory_stats(device: int | None = None) -> dict[str, int] | None:
+    """The use of a device's memory, in bytes.
 
-    None if the device's client does not report it: on the CPU, and with torch_xla on several
-    devices (torch_xla 2.9: "MemoryInfo not supported for SPMD").
+    ``bytes_in_use`` now, ``peak_bytes_in_use`` at once so far, and ``bytes_limit``, as far as the
+    device's client reports them. None if it reports none: on the CPU, and with torch_xla on
+    several devices (torch_xla 2.9: "MemoryInfo not supported for SPMD").
+
+    Args:
+        device: a device of this process, by its number in `devices`; None: the first of them.
+
+    Raises:
+        ValueError: this process has no such device.
 
     Source: ``jax.Device.memory_stats``.
     """
-    return runtime().memory_stats()
+    local = runtime().local_devices()
+    if device is not None and device not in local:
+        fail(
+            ValueError,
+            f"memory_stats was given {shown(device)}, and the devices of this process are {local}",
+            "pass the number of one of them.",
+        )
+    return runtime().memory_stats(local[0] if device is None else device)
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,8 +77,8 @@ class Runtime(Protocol):
         """The number of this process among those that run programs together."""
         ...
 
-    def memory_stats(self) -> dict[str, int] | None:
-        """See `xfunc.memory_stats`."""
+    def memory_stats(self, device: int, /) -> dict[str, int] | None:
+        """See `xfunc.memory_stats`; of a device of this process."""
         ...
 
     def calls_host(self) -> bool:

@@ -183,6 +183,28 @@ def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProt
     c.instructions.sort(key=lambda i: place[i.id])
 
 
+def renumber(proto: pb.HloModuleProto) -> None:
+    """Give the computations and instructions of a module new ids, from 1 on.
+
+    XLA of 2026 writes ids of 64 bits, those of the computations in the upper half. Other releases
+    read 32 bits of them.
+    """
+    numbers = count(1)
+    computations = {c.id: next(numbers) for c in proto.computations}
+    for c in proto.computations:
+        ids = {i.id: next(numbers) for i in c.instructions}
+        c.id, c.root_id = computations[c.id], ids[c.root_id]
+        c.name = renamed(c.name, c.id)
+        for i in c.instructions:
+            i.id = ids[i.id]
+            i.name = renamed(i.name, i.id)
+            i.operand_ids[:] = [ids[k] for k in i.operand_ids]
+            i.control_predecessor_ids[:] = [ids[k] for k in i.control_predecessor_ids]
+            i.called_computation_ids[:] = [computations[k] for k in i.called_computation_ids]
+    proto.entry_computation_id = computations[proto.entry_computation_id]
+    proto.entry_computation_name = entry_of(proto).name
+
+
 def renumber_parameters(proto: pb.HloModuleProto, numbers: Sequence[int]) -> None:
     """Make parameter ``numbers[k]`` of a module's entry parameter k."""
     entry = entry_of(proto)

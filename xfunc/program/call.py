@@ -15,13 +15,28 @@ from xfunc.remat.split import Halves, gathered
 
 
 class Call(Primitive):
-    """The primitive that applies a `Program`; see `Primitive` for its methods."""
+    """The primitive that applies a `Program`; see `Primitive` for its methods.
+
+    Args:
+        program: what it applies.
+        policy: what the forward pass keeps.
+        barrier: whether XLA must not merge the two passes: see `xfunc.remat.split`.
+        compiler: compiler options by name, of all programs that it runs.
+    """
 
     def __init__(
-        self, program: Program, policy: Policy = everything_saveable, barrier: bool = False
+        self,
+        program: Program,
+        policy: Policy = everything_saveable,
+        barrier: bool = False,
+        compiler: tuple[tuple[str, object], ...] = (),
     ):
         self.program, self.name = program, program.name
-        self._policy, self._barrier = policy, barrier
+        self._how = policy, barrier, compiler
+
+    def compiled_with(self, compiler: tuple[tuple[str, object], ...]) -> Call:
+        """The same with other options of the compiler."""
+        return Call(self.program, *self._how[:2], compiler)
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
@@ -32,13 +47,13 @@ class Call(Primitive):
         return self.program.has_rule
 
     def below_gradient(self) -> Call:
-        return Call(self.program.below_gradient(), self._policy, self._barrier)
+        return Call(self.program.below_gradient(), *self._how)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.program.lowering.apply(args)
+        return self.program.lowering.apply(args, options=self._how[2])
 
     def pair(self, wrt: tuple[bool, ...]) -> CallPair:
-        return CallPair(self.program.joint(wrt), self._policy, self._barrier)
+        return CallPair(self.program.joint(wrt), *self._how)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -46,7 +61,7 @@ class Call(Primitive):
         present = tuple(i for i, c in enumerate(cts) if c is not None)
         pullback = self.program.pullback(wrt, present)
         given = [*args, *(c for c in cts if c is not None)]
-        grads = bind(Call(pullback, self._policy, self._barrier), given)
+        grads = bind(Call(pullback, *self._how), given)
         return where_reached(grads, pullback.lowering.dependencies, range(len(args), len(given)))
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -55,7 +70,7 @@ class Call(Primitive):
         )
         pushforward = self.program.pushforward(wrt)
         given = [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)]
-        outs = bind(Call(pushforward, self._policy, self._barrier), given)
+        outs = bind(Call(pushforward, *self._how), given)
         reads = pushforward.lowering.dependencies
         dots = iter(where_reached(outs, reads, range(len(args), len(given)))[len(self.outputs) :])
         return [next(dots) if differentiable(o) else None for o in self.outputs]
@@ -67,15 +82,22 @@ class Call(Primitive):
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
-        batched = Call(self.program.batched(dims, n), self._policy, self._barrier)
+        batched = Call(self.program.batched(dims, n), *self._how)
         return bind(batched, args), [0] * len(self.outputs)
 
 
 class CallPair:
     """The two passes of a program; see `Pair` for its methods."""
 
-    def __init__(self, joint: Joint, policy: Policy, barrier: bool):
+    def __init__(
+        self,
+        joint: Joint,
+        policy: Policy,
+        barrier: bool,
+        compiler: tuple[tuple[str, object], ...] = (),
+    ):
         self._joint, self._policy, self._barrier = joint, policy, barrier
+        self._compiler = compiler
         self.name, self.wrt, self.cts = joint.source.name, joint.wrt, joint.cts
         self.n_outputs = len(joint.outputs)
 
@@ -89,7 +111,7 @@ class CallPair:
         return self.halves.n_residuals
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.halves.forward.apply(args)
+        return self.halves.forward.apply(args, options=self._compiler)
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
@@ -99,9 +121,10 @@ class CallPair:
         inputs = [*args, *halves.forward.consts]
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
         flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
-        grads = halves.backward.apply(flat)
+        grads = halves.backward.apply(flat, options=self._compiler)
         return list(placed(len(self.wrt), halves.gradients, grads))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallPair, Dims, Dims, Dims]:
-        inner = CallPair(self._joint.batched(dims, n), self._policy, self._barrier)
+        joint = self._joint.batched(dims, n)
+        inner = CallPair(joint, self._policy, self._barrier, self._compiler)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

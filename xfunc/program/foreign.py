@@ -26,6 +26,7 @@ import torch
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.errors import CompileError, UnsupportedOpError, fail
 from xfunc.hlo import Module
+from xfunc.hlo.edit import renumber
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.trace import tracing
@@ -118,7 +119,7 @@ def _lowered(
         fail(
             ImportError,
             f"{fun} is a function of JAX, which is not installed",
-            "pip install 'torch_xla[tpu,pallas]==2.9.0'",
+            "pip install 'xfunc[pjrt]', or for a TPU under torch_xla 'xfunc[tpu,aot]'.",
         )
     request = {
         "fun": fun,
@@ -146,12 +147,16 @@ def _lowered(
     outputs, hlo = done.stdout.split(b"\n", 1)
     given = tuple(a for a in avals if a is not None)
     found = tuple(Aval(tuple(s), getattr(torch, d)) for s, d in json.loads(outputs))
-    return Lowering.of(fun, _without_frames(hlo), given, found)
+    return Lowering.of(fun, _as_ours(hlo), given, found)
 
 
-def _without_frames(hlo: bytes) -> Module:
-    """A module without references to JAX's table of stack frames, which is no part of programs."""
+def _as_ours(hlo: bytes) -> Module:
+    """JAX's module with ids as any XLA reads them.
+
+    It refers no more to JAX's table of stack frames, which is no part of programs.
+    """
     module = Module.from_bytes(hlo)
+    renumber(module.proto)
     for computation in module.proto.computations:
         for i in computation.instructions:
             i.metadata.DiscardUnknownFields()

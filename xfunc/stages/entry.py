@@ -87,7 +87,7 @@ class Entry:
         ):
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
-            return bind(self.call, flat)
+            return bind(self.call.compiled_with(self.compiler), flat)
         where = active.runtime()
         if where is not self._runtime:
             lowering = self.program.lowering

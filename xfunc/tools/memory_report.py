@@ -39,6 +39,7 @@ from xfunc.tools.memory_picture import ARGUMENTS, shown_line
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.checkpoint import checkpoint
+from xfunc.transforms.inspect import without_options
 
 AS_WRITTEN = "as written"
 DEFAULT: dict[str, Policy] = {
@@ -126,7 +127,8 @@ def memory_report(f: Callable[..., object], *args: object, policies: object = No
 
     The first row is the unmodified function. In the others, every `checkpoint` and `scan` in it
     gets the policy of that row; a function that has neither is wrapped in ``checkpoint(f,
-    policy)``. Nothing is compiled, no data is needed, and nothing runs.
+    policy)``. Nothing is compiled, no data is needed, and nothing runs: options
+    of a compiler do not count.
 
     Args:
         f: returns a real floating scalar; differentiated with respect to its first argument.
@@ -144,6 +146,7 @@ def memory_report(f: Callable[..., object], *args: object, policies: object = No
         problem = f"memory_report was given {shown(f)}, which is not callable"
         hint = "pass the function, then its arguments: memory_report(loss, params, batch)."
         fail(TypeError, problem, hint)
+    f = without_options(f)
     with lock:
         written = _Gradient.of(f, f, args)
         least = _under(f, args, everything_saveable)

@@ -19,9 +19,12 @@ def copied(array: np.ndarray[Any, Any]) -> torch.Tensor:
     dtype = _NAMED.get(array.dtype.name)
     if dtype is None:
         # A copy: torch rejects negative strides, and warns about read-only memory.
-        return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
-    bits = np.array(array, order="C").view(str(BITS[dtype]).removeprefix("torch."))
-    return torch.from_numpy(bits).view(dtype)
+        found = torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+    else:
+        bits = np.array(array, order="C").view(str(BITS[dtype]).removeprefix("torch."))
+        found = torch.from_numpy(bits).view(dtype)
+    # Without elements, NumPy's strides are 0, which torch does not view as other dtypes.
+    return found if array.size else found.new_empty(array.shape)
 
 
 def from_numpy(x: Any) -> Any:

@@ -107,7 +107,10 @@ class Lowering:
         return tuple(frozenset(i for i in reads if i < len(self.avals)) for reads in flat)
 
     def apply(
-        self, args: Sequence[torch.Tensor], donated: frozenset[int] = frozenset()
+        self,
+        args: Sequence[torch.Tensor],
+        donated: frozenset[int] = frozenset(),
+        options: tuple[tuple[str, object], ...] = (),
     ) -> list[torch.Tensor]:
         """Apply to plain tensors: one node of the enclosing trace, or one run on the device."""
         if not self.outputs:
@@ -116,7 +119,7 @@ class Lowering:
         flat = [*args, *self.held()]
         if trace is None:
             with lock:  # A backward pass gets here without passing through a transform.
-                run = self.executable(donated, active.runtime().placements(flat))
+                run = self.executable(donated, active.runtime().placements(flat), options)
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
         number = trace.applied.setdefault(self, len(trace.applied))

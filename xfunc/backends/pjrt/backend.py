@@ -62,12 +62,11 @@ class Pjrt:
         """The number of this process among them."""
         return client.jax().process_index()
 
-    def memory_stats(self) -> dict[str, int] | None:
+    def memory_stats(self, device: int) -> dict[str, int] | None:
         """See `xfunc.memory_stats`."""
-        found = client.jax().local_devices()[0].memory_stats()
-        if not found:
-            return None
-        return {name: found[name] for name in ("bytes_in_use", "bytes_limit") if name in found}
+        found = client.jax().devices()[device].memory_stats() or {}
+        names = "bytes_in_use", "peak_bytes_in_use", "bytes_limit"
+        return {name: found[name] for name in names if name in found} or None
 
     def calls_host(self) -> bool:
         """Whether its programs can call functions of Python."""

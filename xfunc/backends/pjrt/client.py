@@ -55,6 +55,9 @@ def _library() -> ModuleType:
     """JAX, whose devices may not have started."""
     # torch_xla only traces, and must not take an accelerator from JAX.
     os.environ.setdefault("PJRT_DEVICE", "CPU")
+    # XLA warns for every program for several devices that its partitioner will be replaced. JAX
+    # sets this as well, when it is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         with uncollected():
             import jax
@@ -83,8 +86,6 @@ def _make_cpu_devices(jax: ModuleType, count: int) -> None:
     wanted, given = THREADS_PER_DEVICE * count, os.environ.get("NPROC", "")
     if not given.isdecimal() or int(given) < wanted:
         os.environ["NPROC"] = str(wanted)
-    # XLA warns for every program for several devices that its partitioner will be replaced.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with contextlib.suppress(RuntimeError):  # It has started.
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -101,9 +102,10 @@ def _check_cpu_devices(jax: ModuleType, count: int) -> None:
 
 def check_not_started() -> None:
     """Raise if it is too late to join other processes."""
+    _library()
     from jax._src import xla_bridge
 
-    if has_started() or (_library() and xla_bridge.backends_are_initialized()):
+    if has_started() or xla_bridge.backends_are_initialized():
         fail(
             RuntimeError,
             "xf.distributed.initialize came too late: JAX has started its devices",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from jax import export
 
 
-_WITHIN = "jit(call)/call_exported/"
+_WITHIN = re.compile(r"^jit\([\w.-]*\)/call_exported/?", re.ASCII)
 """JAX's prefix of the names of operations; see NOTE [the way into JAX]."""
 
 
@@ -107,7 +108,7 @@ class Executable:
                 if found is None:
                     exported = _exported(name, module, shapes, returned)
                     run = client.jax().jit(
-                        callbacks.calling(exported) if of_jax else exported.call,
+                        _program(callbacks.calling(exported) if of_jax else exported.call, name),
                         donate_argnums=tuple(donated),
                         keep_unused=True,
                         compiler_options=dict(options or {}) or None,
@@ -164,8 +165,19 @@ class Executable:
         read = Module.from_bytes(module.as_serialized_hlo_module_proto())
         for computation in read.proto.computations:
             for i in computation.instructions:
-                i.metadata.op_name = i.metadata.op_name.removeprefix(_WITHIN)
+                i.metadata.op_name = _WITHIN.sub("", i.metadata.op_name)
         return Optimised(read, MemoryAnalysis(**sizes))
+
+
+def _program(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function for JAX to compile: profiles show the program under its name."""
+
+    def program(*arrays: Any) -> Any:
+        return call(*arrays)
+
+    # JAX does so where it names the module, but not where it names operations.
+    program.__name__ = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    return program
 
 
 def _shaped(aval: Aval, where: object = None) -> jax.ShapeDtypeStruct:

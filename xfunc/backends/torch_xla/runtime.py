@@ -195,12 +195,13 @@ def process_index() -> int:
     return xla()._xla_get_process_index()
 
 
-def memory_stats() -> dict[str, int] | None:
+def memory_stats(number: int) -> dict[str, int] | None:  # of the only device
     """See `xfunc.memory_stats`."""
     if is_cpu() or device_count() > 1:
         return None
-    found = xla()._xla_memory_info(str(device()))
-    return {"bytes_in_use": found["bytes_used"], "bytes_limit": found["bytes_limit"]}
+    found: dict[str, int] = xla()._xla_memory_info(str(device()))
+    names = {"bytes_used": "bytes_in_use", "peak_bytes_used": "peak_bytes_in_use"}
+    return {names.get(name, name): value for name, value in found.items()}
 
 
 def local_devices() -> list[int]:
