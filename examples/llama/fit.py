@@ -302,6 +302,8 @@ class _Loop:
             return contextlib.nullcontext()
         xf.block_until_ready(state)  # or the end of the previous step would be recorded too
         folder = Path(self.run.folder, "profile", f"step-{step}")
+        if hosts.are_several():  # XLA names files for the host, which several may run on.
+            folder /= f"process-{xf.process_index()}"
         return xf.profiler.trace(folder)
 
     def _save(self, step: int, state: State) -> None:
