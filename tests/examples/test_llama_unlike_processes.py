@@ -164,7 +164,7 @@ def test_trackers_may_take_long_to_start(
 
 def test_settings_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values of many processes, and many values."""
-    said: list[dict[str, str | None]] = []
+    said: list[Any] = []
     monkeypatch.setattr(hosts, "_of_all", lambda own: [own, *said])
     hosts.check_same_settings(Run())
     said += [options.texts(Run(seed=k // 4)) for k in range(9)]
