@@ -137,7 +137,8 @@ def check_same_arguments(command: str, arguments: Mapping[str, Any]) -> None:
     Settings, and the file that they are read from, are left to `check_same_settings`: what counts
     is what they are, in whatever order and wherever they are given.
     """
-    own: dict[str, str | None] = {"the command": command}
+    check_same({"the command": command}, _SAME)  # Others have other arguments.
+    own: dict[str, str | None] = {}
     for name, value in arguments.items():
         if name not in _OF_SETTINGS:
             shown = "the folder" if name == "folder" else f"--{name.replace('_', '-')}"

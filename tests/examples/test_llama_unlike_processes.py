@@ -92,7 +92,7 @@ def test_what_they_must_have_in_common(places: tuple[Path, Path], made: Path) ->
         ("export-hf", *run, "@0:--out=one", "@1:--out=two"): differ("--out", "one", "two") + BOTH,
         ("eval", "@0:run", "@1:hub"): differ("the folder", "run", "hub") + BOTH,
         ("fit", *out, "@1:--new-data"): differ("--new-data", "absent", "True") + BOTH,
-        ("@0:eval", "@1:generate", "run"): differ("the command", "eval", "generate"),
+        ("@0:eval", "@1:generate", "run"): differ("the command", "eval", "generate") + BOTH,
         # files
         ("import-hf", f"@1:cd={b}", "theirs", *out): of("model.safetensors", 2, "theirs") + FILES,
         ("import-hf", "hub", "--adapter=adapter", *out): (
