@@ -19,6 +19,7 @@ from . import (
     complete,
     config,
     curves,
+    documents,
     evaluate,
     fit,
     harness,
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             text += ": the same command continues from the last checkpoint"
             return hosts.failed(text, os.EX_TEMPFAIL)
         return hosts.failed(text, 128 + number)  # As shells say it.
+    except hosts.ProcessesDifferError as error:
+        return hosts.failed(f"error: {args.command}: {error}", 2)
     except _EXPLAINED as error:
         return hosts.failed(f"error: {error}", 2)
     return status
@@ -79,7 +82,7 @@ def fit_command(argv: Sequence[str]) -> int:
         help="go on from a checkpoint though text, order or size of batches are others than its",
     )
     args = parser.parse_intermixed_args(argv)
-    hosts.join()
+    _join("fit", args)
     if xf.default_backend() == "cpu":
         allocation.keep_memory()
     outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
@@ -95,7 +98,8 @@ def eval_command(argv: Sequence[str]) -> int:
         help="texts to be scored instead, each by itself; see data.files",
     )
     args = parser.parse_intermixed_args(argv)
-    hosts.join()
+    _join("eval", args)
+    hosts.check_same_files("--files", map(Path, documents.find(args.files or ())))
     found = trained.load(args.folder, args.step, args.config, args.settings)
     if args.files:
         return _by_file(found, args.files)
@@ -161,6 +165,7 @@ def generate_command(argv: Sequence[str]) -> int:
     add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
     add("--batch", type=int, default=8, metavar="N", help="texts made at a time (default: 8)")
     args = parser.parse_intermixed_args(argv)
+    _join("generate", args)
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
     settings = Settings(**{name: getattr(args, name) for name in names})
     if args.new < 1:
@@ -169,7 +174,6 @@ def generate_command(argv: Sequence[str]) -> int:
         raise options.SettingError(f"--batch is {args.batch}: make 1 text or more at a time")
     if "" in args.stop:
         raise options.SettingError("--stop is empty: every text ends with that")
-    hosts.join()
     found = trained.load(args.folder, args.step, args.config, args.settings)
     given = sys.stdin.read().splitlines() if hosts.is_first() and not args.prompt else args.prompt
     if not (texts := hosts.from_first(given)):
@@ -229,7 +233,7 @@ def import_command(argv: Sequence[str]) -> int:
         "--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with"
     )
     args = parser.parse_intermixed_args(argv)
-    hosts.join()
+    _join("import-hf", args)
     run = trained.import_published(args.folder, args.config, args.settings, args.adapter)
     files = "" if run.data.files else " data.files=..."
     _say(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
@@ -251,9 +255,9 @@ def export_command(argv: Sequence[str]) -> int:
         "--adapter", action="store_true", help="write adapters alone, in PEFT's format"
     )
     args = parser.parse_intermixed_args(argv)
+    _join("export-hf", args)
     if args.adapter and args.dtype:
         parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")
-    hosts.join()
     found = trained.load(args.folder, args.step, args.config, args.settings)
     if args.adapter:
         trained.export_adapters(found, args.out)
@@ -294,6 +298,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "curves": curves_command,
     "aot": aot_command,
 }
+
+
+def _join(command: str, args: argparse.Namespace) -> None:
+    """Connect the processes, if there are several, and compare what they were started with."""
+    hosts.join()
+    hosts.check_same_arguments(command, vars(args))
 
 
 def _say(*texts: str, end: str = "\n", flush: bool = False) -> None:

@@ -1,9 +1,7 @@
 """The weights that a run does not train: a folder in Hugging Face's format, which it refers to."""
 
 import hashlib
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ import torch
 
 import xfunc as xf
 
-from . import hf, lora, model, quantised
+from . import hf, hosts, lora, model, quantised
 from .config import Run
+from .files import sums
 from .model import Config, Params
 from .options import SettingError
 from .recipe import Recipe
@@ -23,7 +22,11 @@ class BaseChangedError(SettingError):
 
 
 def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
-    """What a checkpoint says about the base, as plain JSON values; None if there is no base."""
+    """What a checkpoint says about the base, as plain JSON values; None if there is no base.
+
+    Raises:
+        ProcessesDifferError: the base has other weights for another process.
+    """
     if not recipe.has_base:
         return None
     if run.base is None:
@@ -31,7 +34,9 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
         raise SettingError(
             f"{why}, but there is no base: start the run with import-hf from the weights to tune"
         )
-    return {"folder": run.base, "sha256": fingerprint(Path(run.base))}
+    found = fingerprint(Path(run.base))
+    hosts.check_same({f"the sha256 of the base, {run.base},": found[:16]}, hosts.SAME_FILES)
+    return {"folder": run.base, "sha256": found}
 
 
 def fingerprint(folder: Path) -> str:
@@ -42,15 +47,10 @@ def fingerprint(folder: Path) -> str:
             f"the base, {folder}, has no {', '.join(missing)}: set base to the folder with the "
             "run's original weights"
         )
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        sums = list(pool.map(_sum, files))
-    whole = "".join(f"{path.name} {found}\n" for path, found in zip(files, sums, strict=True))
+    whole = "".join(
+        f"{file.name} {found}\n" for file, found in zip(files, sums(files), strict=True)
+    )
     return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_same(now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -> None:

@@ -13,6 +13,7 @@ import xfunc as xf
 from . import hosts
 
 _STEP = "checkpoint of step"
+_MANIFEST = "manifest.json"  # It has the sums of all other files.
 
 
 class Restored(NamedTuple):
@@ -119,6 +120,7 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: there is none, or none of that step.
+            ProcessesDifferError: another process found another one.
             DamagedCheckpointError: it is damaged, or its folder has the name of another step; or
                 all are, and this is of the newest.
         """
@@ -158,6 +160,7 @@ class Checkpoints:
                     path,
                 )
             extra = extra["extra"]
+        hosts.check_same_files(path, [path / _MANIFEST])
         if check is not None:
             check(extra)
         state = xf.sharding.load_checkpoint(path, target, partial=partial)

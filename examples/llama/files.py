@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import hashlib
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -51,6 +54,19 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, or leave the old one."""
     with written(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def sums(paths: Iterable[Path]) -> list[str]:
+    """The sha256 of each file; empty for one that is not there."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_sum, paths))
+
+
+def _sum(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(path: Path) -> None:

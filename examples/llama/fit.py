@@ -85,8 +85,8 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
     """
     run.keep_programs()
     hosts.join()
-    recipe = run.recipe(xf.device_count())
     hosts.check_same_settings(run)
+    recipe = run.recipe(xf.device_count())
     with owned(Path(run.folder)):
         return _fit(run, recipe, console, new_data)
 
@@ -114,6 +114,9 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             "counted": run.data.dynamic,
         }
         with Log(folder, recipe, first, rows, seq, console, **how) as log:
+            # The first process alone starts trackers, which may take longer than XLA waits for it:
+            # on CPUs 30 seconds, where devices meet for the first time.
+            hosts.agree(False)
             beside = f" to train, on a frozen base of {fixed:,}" if fixed else ""
             log.say(f"{size:,} parameters{beside}; {reader}")
             if recipe.precision == "bfloat16":
@@ -298,7 +301,10 @@ class _Loop:
         if step not in self.run.profile:
             return contextlib.nullcontext()
         xf.block_until_ready(state)  # or the end of the previous step would be recorded too
-        return xf.profiler.trace(Path(self.run.folder, "profile", f"step-{step}"))
+        folder = Path(self.run.folder, "profile", f"step-{step}")
+        if hosts.are_several():  # XLA names files for the host, which several may run on.
+            folder /= f"process-{xf.process_index()}"
+        return xf.profiler.trace(folder)
 
     def _save(self, step: int, state: State) -> None:
         plain = options.plain(self.run)

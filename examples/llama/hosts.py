@@ -4,6 +4,8 @@ import contextlib
 import glob
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from torch import distributed
 import xfunc as xf
 
 from . import options
+from .files import sums
 from .options import SettingError
 
 _T = TypeVar("_T")
@@ -21,9 +24,14 @@ _COUNTS = {  # a variable with the number of processes, by one that its launcher
     "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE",  # mpirun
 }
 
+SAME_FILES = "let all processes read the same files"
+_SAME = "give all processes the same settings and arguments"
+_OF_SETTINGS = ("config", "settings")  # arguments that are settings
+_SHOWN, _LONG = 3, 80  # differences, and characters of a value, in a message
+
 
 class ProcessesDifferError(SettingError):
-    """The processes were started with different settings, or found different data."""
+    """The processes were given different settings or arguments, or found different files."""
 
 
 def join() -> None:
@@ -95,25 +103,89 @@ def from_first(value: _T) -> _T:
     return found[0]
 
 
+def check_same(own: Mapping[str, str | None], repair: str) -> None:
+    """Raise an error in all processes unless each of them says the same.
+
+    Args:
+        own: texts by what they are; None is as if it were not there.
+        repair: what to do about it.
+
+    Raises:
+        ProcessesDifferError: it names what differs, and the values. It is the same error in all
+            processes, which end together, and print it once.
+    """
+    said = _of_all(dict(own))
+    keys = dict.fromkeys(key for one in said for key in one)
+    if wrong := [_told(key, each) for key in keys if len(set(each := _values(said, key))) > 1]:
+        raise ProcessesDifferError(f"{_some(wrong, '; ')}: {repair}")
+
+
+def _values(said: Sequence[Mapping[str, str | None]], key: str) -> list[str]:
+    return ["absent" if (text := one.get(key)) is None else text for one in said]
+
+
+def _told(key: str, values: Sequence[str]) -> str:
+    """Which processes have which value."""
+    found: dict[str, list[str]] = {}
+    for k, value in enumerate(values):
+        found.setdefault(value, []).append(str(k))
+    each = (
+        f"{_cut(value)} in process{'es' * (len(ks) > 1)} {_some(ks)}" for value, ks in found.items()
+    )
+    return f"{key} is {', and '.join(each)}"
+
+
+def _some(texts: Sequence[str], between: str = ", ") -> str:
+    """The first few: a preset has dozens of settings, and a pod hundreds of processes."""
+    more = [f"and {left} more"] if (left := len(texts) - _SHOWN) > 0 else []
+    return between.join([*texts[:_SHOWN], *more])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
+
+def check_same_arguments(command: str, arguments: Mapping[str, Any]) -> None:
+    """Raise an error in all processes unless they run the same command, with the same arguments.
+
+    Settings, and the file that they are read from, are left to `check_same_settings`: what counts
+    is what they are, in whatever order and wherever they are given.
+    """
+    check_same({"the command": command}, _SAME)  # Others have other arguments.
+    own: dict[str, str | None] = {}
+    for name, value in arguments.items():
+        if name not in _OF_SETTINGS:
+            shown = "the folder" if name == "folder" else f"--{name.replace('_', '-')}"
+            own[shown] = None if value is None or value is False or value == [] else str(value)
+    check_same(own, _SAME)
+
+
 def check_same_settings(run: Any) -> None:
     """Raise an error in all processes unless their settings of a run are the same."""
-    for k, other in enumerate(said := _of_all(run)):
-        if differ := " ".join(options.differing(other, said[0])):
-            raise ProcessesDifferError(
-                f"process {k} was started with {differ}, unlike process 0: give all of them the "
-                "same settings"
-            )
+    check_same(options.texts(run), _SAME)
 
 
-def check_same_data(state: dict[str, Any]) -> None:
+def check_same_data(state: Mapping[str, Any]) -> None:
     """Raise an error in all processes unless the `state` of their readers is the same."""
-    for k, other in enumerate(said := _of_all(state)):
-        differ = [key for key in said[0] if other.get(key) != said[0][key]]
-        if differ or len(other) != len(said[0]):
-            raise ProcessesDifferError(
-                f"process {k} found different data from process 0 ({', '.join(differ)}): let all "
-                "of them read the same files"
-            )
+    check_same({f"{key} of the data": str(value) for key, value in state.items()}, SAME_FILES)
+
+
+def check_same_files(where: object, paths: Iterable[Path]) -> None:
+    """Raise an error in all processes unless they find the same in files, which all of them read.
+
+    Paths may lead to other disks: those that count from the folder in which a process was started,
+    or those of hosts that should have mounted the same file system.
+
+    Args:
+        where: the files are there, for messages.
+        paths: which; one that no process has is left to whoever reads it.
+    """
+    if not are_several():
+        return
+    files = list(paths)
+    found = enumerate(zip(files, sums(files), strict=True), 1)
+    own = {f"the sha256 of {f.name}, file {i} of {where},": s[:16] or None for i, (f, s) in found}
+    check_same(own, SAME_FILES)
 
 
 def check_alone(what: str) -> None:

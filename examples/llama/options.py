@@ -120,6 +120,15 @@ def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
             yield f"{whole}={name or _typed(new)}"
 
 
+def texts(settings: Any, path: str = "") -> dict[str, str]:
+    """Each setting's key, and its value as one would type it."""
+    found: dict[str, str] = {}
+    for key in _kinds(type(settings)):
+        value, whole = getattr(settings, key), _join(path, key)
+        found |= texts(value, whole) if dataclasses.is_dataclass(value) else {whole: _typed(value)}
+    return found
+
+
 def described(settings: Any) -> str:
     """A line for each key, with its value in `settings` and its description."""
     rows = list(_rows(settings))

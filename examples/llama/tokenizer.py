@@ -17,7 +17,7 @@ from .files import written
 # The names of Llama 3 first, and then others.
 _BEGIN = ("<|begin_of_text|>", "<s>", "<bos>")
 _END = ("<|end_of_text|>", "</s>", "<eos>", "<|endoftext|>")
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SLICE = 1 << 17  # characters encoded at once, which takes several times their memory
 
 
@@ -69,7 +69,7 @@ class Tokenizer:
         """Copy its files into `folder`, for `load`."""
         folder.mkdir(parents=True, exist_ok=True)
         model, *beside = self.files
-        for file, name in ((model, _FILES[0]), *((file, file.name) for file in beside)):
+        for file, name in ((model, FILES[0]), *((file, file.name) for file in beside)):
             if not ((folder / name).exists() and file.samefile(folder / name)):
                 with written(folder / name) as partial:
                     shutil.copyfile(file, partial)
@@ -90,10 +90,10 @@ def load(path: str | Path) -> Tokenizer:
     or else those with a usual name.
     """
     file = Path(path).expanduser()
-    file = file / _FILES[0] if file.is_dir() else file
+    file = file / FILES[0] if file.is_dir() else file
     if not file.is_file():
         raise DataError(f"no tokenizer at {file}: give a tokenizer.json, or a folder that has one")
-    settings, template = (file.with_name(name) for name in _FILES[1:])
+    settings, template = (file.with_name(name) for name in FILES[1:])
     files = (file, *(beside for beside in (settings, template) if beside.is_file()))
     try:
         content = file.read_bytes()
@@ -143,8 +143,8 @@ def train(documents: Iterable[str], vocab: int, folder: Path) -> None:
         "eos_token": special[1],
         "clean_up_tokenization_spaces": False,
     }
-    (folder / _FILES[1]).write_text(json.dumps(settings, indent=2), "utf-8")
-    (folder / _FILES[0]).write_text(model.to_str(pretty=True), "utf-8")
+    (folder / FILES[1]).write_text(json.dumps(settings, indent=2), "utf-8")
+    (folder / FILES[0]).write_text(model.to_str(pretty=True), "utf-8")
 
 
 def slices(text: str) -> Iterator[str]:

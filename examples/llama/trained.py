@@ -77,10 +77,12 @@ def load(
             "give the folder of one"
         )
     run = config.read(source or folder / "config.yaml", pairs)
-    run.keep_programs()
     # The folder may have been moved, and a tokenizer trained again might differ.
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
+    hosts.check_same_settings(run)
+    _check_same_tokenizer(folder / "tokenizer")
+    run.keep_programs()
     recipe = run.recipe(xf.device_count())
     based = base.about(run, recipe)
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -119,6 +121,11 @@ def load_published(
         tune, started = adapters.load(adapter, sizes)
     recipe = dataclasses.replace(defaults.train, model=sizes, tune=tune)
     run = config.read(source, pairs, dataclasses.replace(defaults, train=recipe))
+    hosts.check_same_settings(run)
+    hosts.check_same_files(folder, [folder / "config.json", *hf.files(folder)])
+    _check_same_tokenizer(folder)
+    if adapter is not None:
+        hosts.check_same_files(adapter, [adapter / adapters.CONFIG, adapter / adapters.TENSORS])
     run.keep_programs()
     _check_left("model", sizes, run.train.model, folder / "config.json")
     if adapter is not None:
@@ -135,6 +142,10 @@ def load_published(
     params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
     name = str(folder) if adapter is None else f"{folder}, with the adapters in {adapter},"
     return Trained(name, run, recipe, params, folder, base.frozen(every, recipe))
+
+
+def _check_same_tokenizer(folder: Path) -> None:
+    hosts.check_same_files(folder, [folder / name for name in tokenizer.FILES])
 
 
 def _check_left(key: str, was: Any, now: Any, file: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,18 +147,6 @@ def test_rows_of_a_process(kind: str, tmp_path: Path) -> None:
                 made = torch.cat([each[k] for each in found])
                 assert torch.equal(made[np.argsort([0, 1, 4, 2, 3, 5])], x)
     assert parts[0].state(7) == whole.state(7), "The place in the data is of all."
-
-
-def test_they_must_have_the_same_settings_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = [Run(), Run(seed=3)]
-    monkeypatch.setattr(hosts, "_of_all", lambda value: said)
-    with pytest.raises(hosts.ProcessesDifferError, match="process 1 was started with seed=3, unl"):
-        hosts.check_same_settings(Run())
-    said[:] = [{"text": "a", "seq": 3}, {"text": "a", "seq": 3}, {"text": "b", "seq": 3}]
-    with pytest.raises(
-        hosts.ProcessesDifferError, match=r"process 2 found different data .* \(text\)"
-    ):
-        hosts.check_same_data(said[0])
 
 
 @pytest.mark.parametrize(
