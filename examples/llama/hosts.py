@@ -14,7 +14,7 @@ from torch import distributed
 import xfunc as xf
 
 from . import options
-from .files import sums
+from .files import samples
 from .options import SettingError
 
 _T = TypeVar("_T")
@@ -183,8 +183,8 @@ def check_same_files(where: object, paths: Iterable[Path]) -> None:
     if not are_several():
         return
     files = list(paths)
-    found = enumerate(zip(files, sums(files), strict=True), 1)
-    own = {f"the sha256 of {f.name}, file {i} of {where},": s[:16] or None for i, (f, s) in found}
+    found = enumerate(zip(files, samples(files), strict=True), 1)
+    own = {f"the hash of {f.name}, file {i} of {where},": s[:16] or None for i, (f, s) in found}
     check_same(own, SAME_FILES)
 
 

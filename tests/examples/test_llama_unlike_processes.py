@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import xfunc as xf
 from examples.llama import (
     adapters,
     config,
+    files,
     fit,
     hf,
     hosts,
@@ -61,7 +64,7 @@ def differ(what: str, one: str = SUM, other: str = SUM) -> str:
 
 
 def of(name: str, number: int, where: str) -> str:
-    return differ(f"the sha256 of {name}, file {number} of {where},")
+    return differ(f"the hash of {name}, file {number} of {where},")
 
 
 def test_what_they_must_have_in_common(places: tuple[Path, Path], made: Path) -> None:
@@ -183,3 +186,19 @@ def test_settings_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"^text of the data is a in processes 0, 1, and b{80}\.\.\. in process 2: let all",
     ):
         hosts.check_same_data({"text": "a"})
+
+
+def test_of_large_files_samples_are_compared(tmp_path: Path) -> None:
+    whole = np.random.default_rng(0).integers(0, 256, (16 << 20) + 5, np.uint8)
+    found = []
+    for k, change in enumerate([None, 0, -1, 65535, "scaled", "longer"]):
+        data = whole.copy()
+        if isinstance(change, int):
+            data[change] ^= 1
+        data = {"scaled": data * 2, "longer": np.append(data, data[:1])}.get(str(change), data)
+        (tmp_path / str(k)).write_bytes(data.tobytes())
+        found += files.samples([tmp_path / str(k)])
+    assert len(set(found)) == 6
+    (tmp_path / "small").write_bytes(b"abc")
+    small, missing = files.samples([tmp_path / "small", tmp_path / "missing"])
+    assert (small, missing) == (hashlib.sha256(b"abc").hexdigest(), "")
