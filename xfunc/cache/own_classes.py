@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _CACHED = type(functools.lru_cache(lambda: None))
-_ALIAS: Any = typing._GenericAlias  # pyright: ignore[reportAttributeAccessIssue]
+_UNION: type = type(int | str)
+_ALIAS: type = vars(typing)["_GenericAlias"]  # of Optional[int]
 
 
 class Same:
@@ -149,7 +150,7 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     _CACHED: _cached,
     contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(views.context_value(x))),
     threading.local: lambda walk, x: (Same(x), walk.state(x)),
-    types.UnionType: lambda walk, x: ("union", walk.all(x.__args__)),
+    _UNION: lambda walk, x: ("union", walk.all(x.__args__)),
     _ALIAS: lambda walk, x: ("alias", walk.value(x.__origin__), walk.all(x.__args__)),
     weakref.ref: lambda walk, x: ("reference", walk.value(x())),
     **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(views.referent(x)))),

@@ -95,7 +95,7 @@ class Transform(Wrapper, Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-never_compile(Transform.__call__)
+never_compile(vars(Transform)["__call__"])
 
 
 def own(result: T) -> T:
