@@ -1,17 +1,27 @@
-"""`vjp`: reverse-mode differentiation of a function with any outputs."""
+"""`vjp`: reverse-mode differentiation of a function with any outputs.
+
+NOTE [pullbacks in bodies]: inside a trace, a pullback goes back through torch.func's graph of that
+trace, whose values are of no use in a trace within: a loop's body, a branch, a nested jit. There,
+the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which computes what
+it needs from the function again. That part does not depend on the cotangent: XLA moves it out of
+loops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar, overload
 
 import torch
 
 from xfunc import tree
+from xfunc.cache import identity
 from xfunc.core.avals import Aval, short
 from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import Shaped
+from xfunc.core.wrappers import Part, Wrapper
 from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
@@ -27,15 +37,16 @@ from xfunc.stages.checks import (
     labels_of,
     split_results,
 )
-from xfunc.stages.staging import Staged
+from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
-from xfunc.trace import tracing
+from xfunc.trace import effects, tracing
 from xfunc.tree import PyTree
 
 R = TypeVar("R")
 Aux = TypeVar("Aux")
 Pull: TypeAlias = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
+_Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 
 @overload
@@ -91,6 +102,8 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
     )
+    if tracing.current() is not None:
+        vjp_fn.in_bodies = _InBodies(fun, args, has_aux)
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
@@ -153,8 +166,45 @@ def _run(
     return outs[:n_out], pull, outs[n_out:]
 
 
+class _InBodies:
+    """The pullback in traces within its own: see NOTE [pullbacks in bodies]."""
+
+    def __init__(self, fun: Fun, args: tuple[object, ...], has_aux: bool):
+        self._fun, self._args, self._has_aux = identity.frozen(fun), args, has_aux
+        # What a transformed function holds is not frozen.
+        self._held = identity.function_value(fun) if isinstance(fun, Wrapper) else None
+
+    def __call__(self, ct: PyTree) -> list[Tensor]:
+        fun, has_aux = self._fun, self._has_aux
+        if self._held is not None and not _same(self._held, identity.function_value(fun)):
+            fail(
+                RuntimeError,
+                f"what {function_name(fun)} closes over has changed since vjp was called, so that "
+                "the pullback cannot be called in the body of a transform any more",
+                "pass it as an argument, or call vjp inside the body.",
+            )
+
+        def pull(args: tuple[object, ...], ct: PyTree) -> PyTree:
+            with effects.collected(True):  # They have happened in the forward pass.
+                vjp_fn = vjp(fun, *args, has_aux=has_aux)[1]
+            return vjp_fn(ct)
+
+        staged = Staged(pull, value=Part(fun, ("pullback", has_aux)))
+        return tree.leaves(call_in_trace(staged, (self._args, ct), {}))
+
+
+def _same(one: _Held, two: _Held) -> bool:
+    return one[0] == two[0] and all(map(operator.is_, one[1], two[1]))
+
+
 class Pullback:
-    """The function that `vjp` returns to pull cotangents back."""
+    """The function that `vjp` returns to pull cotangents back.
+
+    Attributes:
+        in_bodies: what does it in traces within the one that made it.
+    """
+
+    in_bodies: _InBodies | None = None
 
     def __init__(
         self,
@@ -189,7 +239,10 @@ class Pullback:
             cts, _ = prepare(
                 Staged(self.__call__, arrays_only=True), cts, tree.structure(((ct,), {}))
             )
-        grads = self._pull(tuple(cts))
+        if self.in_bodies is not None and tracing.current() is not self._trace:
+            grads = self.in_bodies(ct)
+        else:
+            grads = self._pull(tuple(cts))
         if self._trace is not None:
             grads = own(grads)
         return tuple(tree.unflatten(self._structure, grads))

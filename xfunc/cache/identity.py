@@ -15,6 +15,7 @@ Globals that a function names are not part of its value; see `xfunc.cache.global
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
@@ -230,19 +231,23 @@ def _frozen(x: Any, copies: dict[int, Any]) -> Any:
     if isinstance(x, functools.partial):
         inside = _frozen(x.func, copies), *_frozen(x.args, copies)
         return functools.partial(*inside, **_frozen(x.keywords, copies))
+    if isinstance(x, types.MethodType) and isinstance(x.__self__, Wrapper):
+        owner = copy.copy(x.__self__)
+        owner.fun = _frozen(owner.fun, copies)
+        return types.MethodType(x.__func__, owner)
     if not isinstance(x, types.FunctionType) or not x.__closure__:
         return x
     cells = [copies.setdefault(id(c), types.CellType()) for c in x.__closure__]
-    copy = types.FunctionType(
+    new_fun = types.FunctionType(
         x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
     )
-    copy.__kwdefaults__, copy.__qualname__ = x.__kwdefaults__, x.__qualname__
-    copy.__dict__.update(x.__dict__)
-    copies[id(x)] = copy
+    new_fun.__kwdefaults__, new_fun.__qualname__ = x.__kwdefaults__, x.__qualname__
+    new_fun.__dict__.update(x.__dict__)
+    copies[id(x)] = new_fun
     for cell, new in zip(x.__closure__, cells, strict=True):
         with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
             content = cell.cell_contents
             if id(new) not in copies:
                 copies[id(new)] = new
                 new.cell_contents = _frozen(content, copies)
-    return copy
+    return new_fun
