@@ -194,17 +194,23 @@ class Trace:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
-        _thread.trace = self._parent
-        ambient.change_busy(-1)
-        self.is_open = False
-        self.substitutes.clear()
-        self.applied.clear()
-        self.capture_inputs.clear()
-        self._placeholders.clear()
-        leaks = self.made.end(collect=error is None)
-        self._stack.close()
-        if leaks:
-            self.made.defuse(leaks, quiet=error is not None)
+        leaks, quiet = [], error is not None
+        try:
+            self.is_open = False
+            self.substitutes.clear()
+            self.applied.clear()
+            self.capture_inputs.clear()
+            self._placeholders.clear()
+            leaks = self.made.end(collect=error is None)
+        except BaseException:  # Ctrl-C may come at any time.
+            leaks, quiet = self.made.end(collect=False), True
+            raise
+        finally:
+            _thread.trace = self._parent
+            ambient.change_busy(-1)
+            self._stack.close()
+            if leaks:
+                self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
 
