@@ -198,7 +198,7 @@ def test_an_interrupt_at_the_end_of_a_trace(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(leaks.Made, where, interrupted)
-    with pytest.raises(KeyboardInterrupt, match="^$"):
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
         xf.jit(_leak_list if leak else lambda x: x * 2)(vector())
     assert xf.jit(lambda x: x * 3)(vector()).tolist() == [3.0, 6.0, 9.0]
     assert (vector().to("xla") * 2).tolist() == [2.0, 4.0, 6.0]
