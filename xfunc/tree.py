@@ -257,11 +257,17 @@ def register_dataclass(
     """Make a dataclass a node; usable as a decorator.
 
     `data_fields` are children (all fields but `meta_fields`, if None); `meta_fields` are static:
-    they are compared by value as part of the structure.
+    they are compared by value as part of the structure. If neither is given, those are static
+    that the class says are: ``dataclasses.field(metadata={"static": True})``.
+
+    Source: ``jax.tree_util.register_dataclass``.
     """
-    names = [f.name for f in dataclasses.fields(cls) if f.init]
+    fields = [f for f in dataclasses.fields(cls) if f.init]
     meta = tuple(meta_fields)
-    data = tuple(n for n in names if n not in meta) if data_fields is None else tuple(data_fields)
+    if data_fields is None and not meta:
+        meta = tuple(f.name for f in fields if f.metadata.get("static"))
+    names = [f.name for f in fields if f.name not in meta]
+    data = tuple(names if data_fields is None else data_fields)
 
     def take_apart(x: object) -> tuple[list[object], tuple[object, ...], tuple[str, ...]]:
         return [getattr(x, n) for n in data], tuple(getattr(x, n) for n in meta), data

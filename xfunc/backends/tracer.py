@@ -8,6 +8,7 @@ tensors: `xfunc.backends.torch_xla.tracer`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NewType, Protocol, runtime_checkable
 
@@ -18,6 +19,16 @@ from xfunc.hlo import Module
 
 Computation = NewType("Computation", object)
 """A tracer's handle to a module, for `Tracer.apply`."""
+
+
+@dataclasses.dataclass
+class Leftovers:
+    """Whether any value of a trace may be left at its end.
+
+    If not, what is pending then has been computed by other threads, and is theirs to run.
+    """
+
+    any: bool = True
 
 
 @runtime_checkable
@@ -59,7 +70,7 @@ class Tracer(Protocol):
 
     # -- recording ----------------------------------------------------------------------------
 
-    def recording(self) -> contextlib.AbstractContextManager[None]:
+    def recording(self) -> contextlib.AbstractContextManager[Leftovers]:
         """A block in which operations are only recorded; the outermost trace opens it.
 
         Pending operations of the user's own lazy tensors are run first, and at the end everything

@@ -109,7 +109,7 @@ class Mode(TorchFunctionMode):
                 try:
                     out = call(run, args, kwargs)
                 except RuntimeError as error:  # One that the user made on the CPU is moved to it.
-                    if "XLA tensor" not in str(error):
+                    if not any(words in str(error) for words in _TELL_OF_DEVICES):
                         raise
                     out = call(run, *_on_device(args, kwargs))
         except Exception as error:
@@ -179,6 +179,8 @@ class Mode(TorchFunctionMode):
             kwargs = dict(zip(kwargs, values, strict=True))
         return tuple(lifted), kwargs
 
+
+_TELL_OF_DEVICES = "XLA tensor", "device"
 
 # If traced code uses torch.compile, dynamo must not compile the tracer or the functions it calls.
 functorch.never_compile(Mode.__torch_function__)

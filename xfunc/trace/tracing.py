@@ -154,6 +154,7 @@ class Trace:
         self.overlaps = Overlaps()
         self.known = bounds.Known()  # the constant integers in the code
         self._stack = contextlib.ExitStack()
+        self._is_clean = True  # neither this trace nor one inside of it has leaked or failed
         self._parent: Trace | None = None
         self.mode = Mode(self)
         self.is_open = False
@@ -167,7 +168,7 @@ class Trace:
             stack.enter_context(lock)
             self._parent = current()
             if self._parent is None:
-                stack.enter_context(tracer().recording())
+                self._leftovers = stack.enter_context(tracer().recording())
                 stack.enter_context(switches.young_garbage_only())
                 stack.enter_context(switches.derivatives_or_errors())
                 stack.enter_context(switches.no_validation_of_distributions())
@@ -194,17 +195,28 @@ class Trace:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
-        _thread.trace = self._parent
-        ambient.change_busy(-1)
-        self.is_open = False
-        self.substitutes.clear()
-        self.applied.clear()
-        self.capture_inputs.clear()
-        self._placeholders.clear()
-        leaks = self.made.end(collect=error is None)
-        self._stack.close()
-        if leaks:
-            self.made.defuse(leaks, quiet=error is not None)
+        leaks, quiet = [], error is not None
+        try:
+            self.is_open = False
+            self.substitutes.clear()
+            self.applied.clear()
+            self.capture_inputs.clear()
+            self._placeholders.clear()
+            leaks = self.made.end(collect=error is None)
+        except BaseException:  # Ctrl-C may come at any time.
+            leaks, quiet = self.made.end(collect=False), True
+            raise
+        finally:
+            self._is_clean &= not (leaks or quiet)
+            if self._parent is None:
+                self._leftovers.any = not self._is_clean
+            else:
+                self._parent._is_clean &= self._is_clean
+            _thread.trace = self._parent
+            ambient.change_busy(-1)
+            self._stack.close()
+            if leaks:
+                self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from xfunc.backends.torch_xla import runtime, uploads
-from xfunc.backends.tracer import Tracer
+from xfunc.backends.tracer import Leftovers, Tracer
 from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
 
@@ -39,22 +39,24 @@ class LazyTensors:
         return uploads.uploaded(tensor) if uploads.is_data(tensor) else None
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Set torch_xla's process-wide switches for tracing."""
+    def recording(self) -> Iterator[Leftovers]:
+        """See `xfunc.backends.tracer.Tracer.recording`: torch_xla's switches, of all threads."""
         X, device = runtime.xla(), str(runtime.device())
         try:
             X._xla_sync_live_tensors(device, [], False)
         except RuntimeError:  # A tensor that lost its computation to a failure is still alive.
             _run_pending(runtime.device())
+        leftovers = Leftovers()
         try:
             with (
                 runtime.switched("allow_execution", False),
                 runtime.switched("use_eager_mode", False),
                 self.numbers_as_constants(),
             ):
-                yield
+                yield leftovers
         finally:
-            X._clear_pending_irs(device)
+            if leftovers.any:
+                X._clear_pending_irs(device)
 
     def numbers_as_constants(self) -> contextlib.AbstractContextManager[None]:
         """Turn Python numbers into constants of the HLO, not transfers to the device."""

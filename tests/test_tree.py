@@ -1,0 +1,41 @@
+"""Trees: dataclasses as nodes, as JAX registers them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+import xfunc as xf
+
+
+@xf.tree.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: torch.Tensor
+    act: str = dataclasses.field(metadata={"static": True}, default="tanh")
+    power: int = dataclasses.field(metadata={"static": True}, default=2)
+    scale: float = dataclasses.field(metadata={"static": False}, default=1.0)
+
+
+def test_fields_that_say_that_they_are_static() -> None:
+    def f(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        return getattr(torch, layer.act)(x @ layer.w) ** layer.power * layer.scale
+
+    jitted, x, w = xf.jit(f), torch.rand(3), torch.rand(3, 2)
+    for layer in (Layer(w), Layer(w, "sin"), Layer(w, "sin", 3), Layer(w, "sin", 3, 2.0)):
+        torch.testing.assert_close(xf.device_get(jitted(layer, x)), f(layer, x))
+    assert xf.trace_count(jitted) == 3  # A float is data.
+    assert len(xf.tree.leaves(Layer(w))) == 2
+    grads = xf.grad(lambda layer: f(layer, x).sum())(Layer(w, "cos"))
+    assert (grads.act, grads.power) == ("cos", 2)
+
+
+def test_given_fields_count_more() -> None:
+    @dataclasses.dataclass
+    class Pair:
+        a: object
+        b: object = dataclasses.field(metadata={"static": True})
+
+    xf.tree.register_dataclass(Pair, data_fields=("a", "b"))
+    assert xf.tree.leaves(Pair(1, 2)) == [1, 2]
