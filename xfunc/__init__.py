@@ -5,6 +5,9 @@ What is public is in `__all__`: functions, and the modules in this folder and in
 """
 
 from xfunc.core.garbage import uncollected as _uncollected
+from xfunc.core.packed import find_packed as _find_packed
+
+_find_packed()
 
 with _uncollected():
     from xfunc import (
