@@ -150,6 +150,10 @@ def lower_plain(rows):
 def test_holes_count_once():
     compiled = lower_plain(rows=6144).compile("v6e-1")
     memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
+    if xf.config.tpu_compiler != "pinned":
+        # Newer ones count as we do, and round up somewhat otherwise.
+        assert said["temp_size_in_bytes"] == pytest.approx(memory.temp_size_in_bytes, rel=1e-5)
+        return
     # By libtpu's own figures it would not fit, and yet libtpu compiles it.
     own = said["argument_size_in_bytes"] + said["temp_size_in_bytes"]
     peak, topology = memory.peak_memory_in_bytes, compiled.topology
