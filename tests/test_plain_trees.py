@@ -30,7 +30,7 @@ for library in BOTH:
     library.register_pytree_node(
         Box,
         lambda b: ([b.inside], b.label, ("inside",)),
-        lambda label, xs: Box(*xs, label),
+        lambda label, xs: Box(next(iter(xs)), label),
         path_entry_type=library.GetAttrEntry,
         namespace="plain",
     )

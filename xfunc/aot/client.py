@@ -92,16 +92,12 @@ def _run(
     # Settings of Python would lead another interpreter to this one's packages.
     others = ("JAX_", "TPU_", "XLA_") + ("PYTHON",) * (compiler.python != sys.executable)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    command = [compiler.python, "-P", _WORKER, folder]
+    env = kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags}
     with (folder / "log").open("w") as log:
-        options = {
-            "stdin": subprocess.PIPE,  # closes if this process dies: see the worker
-            "stdout": log,
-            "stderr": log,
-            "env": kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
-        }
         start = time.monotonic()
         with (
-            child([compiler.python, "-P", _WORKER, folder], **options) as worker,
+            child(command, env, log) as worker,  # Its input closes if this process dies.
             _progress(f"compiling {name} for {request.topology.name}") as tick,
         ):
             while worker.poll() is None:

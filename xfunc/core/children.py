@@ -6,16 +6,30 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for a block, at whose end it and what it has started are ended."""
-    # A group of its own, to be ended as a whole.
-    with subprocess.Popen(command, start_new_session=True, **options) as started:
+def child(
+    command: Sequence[str | Path], env: dict[str, str], output: IO[Any] | int
+) -> Generator[subprocess.Popen[bytes]]:
+    """A process for a block, at whose end it and what it has started are ended.
+
+    Args:
+        command: the program and its arguments. Its input is a pipe.
+        env: its environment.
+        output: where it prints, errors too; `subprocess.PIPE`: to a pipe for either.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env=env,
+        start_new_session=True,  # a group, to be ended as a whole
+    ) as started:
         try:
             yield started
         finally:
@@ -37,7 +51,6 @@ def run(
     Raises:
         subprocess.TimeoutExpired: it took longer; it has been ended.
     """
-    pipe = subprocess.PIPE
-    with child(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as started:
+    with child(command, env, subprocess.PIPE) as started:
         out, err = started.communicate(given, timeout=seconds)
     return subprocess.CompletedProcess(command, started.returncode, out, err)

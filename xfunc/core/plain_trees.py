@@ -11,10 +11,15 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 IsLeaf = Callable[[Any], bool]
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+# Types are left out: checkers would take a class that is compared with one of these for it.
+_TUPLE: Any = tuple
+_DEQUE: Any = collections.deque
+_ORDERED: Any = collections.OrderedDict
+_DEFAULT: Any = collections.defaultdict
+_DICTS: tuple[Any, ...] = (dict, _ORDERED, _DEFAULT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class PyTreeAccessor(tuple[PyTreeEntry, ...]):
     """A path to a leaf."""
 
     def __getitem__(self, i: Any) -> Any:
-        found = super().__getitem__(i)
+        found = cast("Any", super().__getitem__(i))
         return PyTreeAccessor(found) if isinstance(i, slice) else found
 
     def codify(self, root: str) -> str:
@@ -125,18 +130,18 @@ class _Node:
 
 def _taken_apart(x: Any) -> _Node | None:
     """The parts of a node; None for a leaf."""
-    kind: Any = type(x)
+    kind = cast("Any", type(x))
     if kind in _registered:
         return _registered[kind](x)
     if x is None:
         return _Node((), (), lambda _: None)
     if kind in (list, tuple):
         return _Node(x, _positions(x), kind)
-    if kind is collections.deque:
+    if kind is _DEQUE:
         return _Node(x, _positions(x), lambda xs: kind(xs, x.maxlen), x.maxlen)
     if kind in _DICTS:
         return _of_dict(x)
-    if isinstance(x, tuple) and hasattr(kind, "_fields"):
+    if isinstance(x, _TUPLE) and hasattr(kind, "_fields"):
         return _Node(x, tuple(map(GetAttrEntry, kind._fields)), lambda xs: kind(*xs))
     return None
 
@@ -146,10 +151,10 @@ def _positions(x: Sequence[Any]) -> tuple[PyTreeEntry, ...]:
 
 
 def _of_dict(x: Any) -> _Node:
-    kind: Any = type(x)
+    kind = cast("Any", type(x))
     order = list(x)  # which a new dict keeps
-    keys = order if kind is collections.OrderedDict else _in_order(order)
-    factory = (x.default_factory,) if kind is collections.defaultdict else ()
+    keys = order if kind is _ORDERED else _in_order(order)
+    factory = (x.default_factory,) if kind is _DEFAULT else ()
 
     def make(children: list[Any]) -> Any:
         found = dict(zip(keys, children, strict=True))
