@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test test-pjrt newest-jax test-newest-jax test-extras coverage check bench docs clean env key
+.PHONY: help demo test test-pjrt newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -55,6 +55,20 @@ test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 
 NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) tests/backends/test_ending.py tests/backends/test_launchers.py tests/backends/test_switching.py \
 	tests/backends/test_threads.py tests/program/test_foreign.py tests/sharding/test_backends.py tests/test_distributed.py tests/test_serve.py
+
+# In an environment of its own, which xfunc.aot makes: 1 GB.
+NEWEST_LIBTPU := $(abspath build/newest-libtpu)
+
+newest-libtpu: env ## install the newest libtpu that the Python has in the folder build
+	if [ ! -e $(NEWEST_LIBTPU)/.complete ]; then
+		rm -rf $(NEWEST_LIBTPU)
+		XFUNC_CACHE_DIR=$(dir $(NEWEST_LIBTPU)) $(BIN)/python -m xfunc.aot
+		touch $(NEWEST_LIBTPU)/.complete
+	fi
+
+test-newest-libtpu: newest-libtpu ## compile for absent TPUs with it
+	export XFUNC_TPU_COMPILER=$(NEWEST_LIBTPU)/bin/python
+	$(BIN)/python -m tests tests/aot/test_aot.py $(PYTEST_ARGS)
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)

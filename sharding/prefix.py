@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import optree
-
 from xfunc import tree
+from xfunc.core.nodes import optree
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 from xfunc.tree import PyTree

@@ -1,6 +1,11 @@
-"""Exported programs in processes that cannot import torch_xla."""
+"""Exported programs in processes that can import torch and JAX, and a packed xfunc, and no more."""
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +15,36 @@ import torch
 import xfunc as xf
 from examples.llama import generate, model
 from examples.llama.plan import Plan
-from tests.support.fresh import Server
 from xfunc import P
+from xfunc.export.__main__ import main
 
 S = xf.ShapeDtypeStruct
 MESH = xf.AbstractMesh((4, 2), ("data", "tensor"))
 
-WITHOUT_TORCH_XLA = """if True:
+# What torch and JAX bring along. xfunc and protobuf come from the packed folder, or not at all.
+ALONE = """if True:
     import json, sys
+    from importlib.machinery import PathFinder
 
-    class Refuse:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("torch_xla", "_XLAC"):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    packed, folder = sys.argv[1:]
+    ALLOWED = sys.stdlib_module_names | set(
+        "torch torchgen functorch jax jaxlib numpy scipy ml_dtypes opt_einsum sympy mpmath "
+        "networkx jinja2 markupsafe filelock fsspec typing_extensions".split()
+    )
 
-    sys.meta_path.insert(0, Refuse())
+    class Only:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            top = name.partition(".")[0]
+            if top in ("xfunc", "google"):
+                path = [p for p in path or sys.path if p.startswith(packed)]
+            elif top not in ALLOWED and not top.startswith("_sysconfigdata"):
+                return None
+            return PathFinder.find_spec(name, path, target)
+
+    sys.meta_path[2:] = [Only]
     import torch, xfunc as xf
 
-    folder = sys.argv[1]
     inputs = torch.load(f"{folder}/inputs")
     loaded = {name: xf.export.load(f"{folder}/{name}") for name in inputs}
     facts = {}
@@ -38,13 +55,17 @@ CALLS = """
     torch.save(results, f"{folder}/results")
 """
 
-REFUSALS = """
+MESSAGE = """
     def message(call):
         try:
             call()
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            lines = str(error).splitlines()
+            said = [line for line in lines if not line.startswith("  at <string>:")]
+            return f"{type(error).__name__}: " + "\\n".join(said)
+"""
 
+REFUSALS = """
     x, f = torch.ones(3), xf.jit(lambda x: x + 1)
     facts["jit"] = message(lambda: f(x))
     facts["grad"] = message(lambda: xf.grad(torch.sum)(x))
@@ -79,7 +100,9 @@ SHARDED = """
 """
 
 END = """
-    facts["loaded"] = [n for n in sys.modules if n.partition(".")[0] == "torch_xla"]
+    others = {n.partition(".")[0] for n in sys.modules} & {"torch_xla", "optree", "libtpu"}
+    own = [sys.modules[n].__file__.startswith(packed) for n in ("xfunc.tree", "google.protobuf")]
+    facts["alone"] = not others and all(own)
     print(json.dumps(facts))
 """
 
@@ -147,20 +170,32 @@ def equal(got: Any, want: Any) -> None:
         torch.testing.assert_close(g, w.cpu(), rtol=1e-5, atol=1e-5)
 
 
-def serve(fresh: Server, folder: Path, code: str, devices: int) -> tuple[Any, dict[str, Any]]:
-    """The results of all calls and the facts in a process without torch_xla."""
-    env = {"CPU_NUM_DEVICES": str(devices), "XFUNC_BACKEND": ""}
-    done = fresh.run(WITHOUT_TORCH_XLA + CALLS + code + END, folder, env=env)
+def serve(packed: Path, folder: Path, code: str, devices: int) -> tuple[Any, dict[str, Any]]:
+    """The results of all calls and the facts in a process that has torch and JAX alone."""
+    env = {"CPU_NUM_DEVICES": str(devices), "XFUNC_BACKEND": "", "PYTHONPATH": str(packed)}
+    script = ALONE + CALLS + MESSAGE + code + END
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", script, packed, folder],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
-    return torch.load(folder / "results"), json.loads(done.stdout.splitlines()[-1])
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts.pop("alone")
+    return torch.load(folder / "results"), facts
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exported")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    assert main(["pack", str(folder)]) == 0
+    return folder
 
 
-def test_on_one_device(fresh: Server, folder: Path) -> None:
+def test_on_one_device(packed: Path, tmp_path: Path) -> None:
     params, prompt = weights(), torch.arange(12).reshape(2, 6)
     cache, token = tuple(generate.empty(CONFIG, 2, 8, torch.float32, Plan())), prompt[:, 0]
     n = xf.Dim("n", max=9)
@@ -170,16 +205,15 @@ def test_on_one_device(fresh: Server, folder: Path) -> None:
         "sampled": [(params, prompt)],
         "step": [(params, cache, token, torch.tensor(3))],
     }
-    xf.export.save(xf.jit(gradient).lower(*inputs["gradient"][0]), folder / "gradient")
+    xf.export.save(xf.jit(gradient).lower(*inputs["gradient"][0]), tmp_path / "gradient")
     xf.export.save(
-        xf.jit(ragged).lower(S((n, 4), torch.float32), S((4, 3), torch.float32)), folder / "range"
+        xf.jit(ragged).lower(S((n, 4), torch.float32), S((4, 3), torch.float32)), tmp_path / "range"
     )
-    xf.export.save(xf.jit(sampled).lower(params, prompt), folder / "sampled")
+    xf.export.save(xf.jit(sampled).lower(params, prompt), tmp_path / "sampled")
     donating = xf.jit(step, donate_argnums=1)
-    xf.export.save(donating.lower(*inputs["step"][0]), folder / "step")
-    torch.save(inputs, folder / "inputs")
-    results, facts = serve(fresh, folder, REFUSALS, 1)
-    assert facts.pop("loaded") == []
+    xf.export.save(donating.lower(*inputs["step"][0]), tmp_path / "step")
+    torch.save(inputs, tmp_path / "inputs")
+    results, facts = serve(packed, tmp_path, REFUSALS, 1)
     assert facts.pop("eager") == [2.0, 2.0, 2.0]
     refusal, devices = facts.pop("chosen")
     assert refusal.startswith("ImportError: the backend 'torch_xla' needs torch_xla, which is not")
@@ -199,7 +233,7 @@ def test_on_one_device(fresh: Server, folder: Path) -> None:
     assert results["sampled"][0].tolist() == tokens[:, 6:].tolist()
 
 
-def test_on_eight_devices(fresh: Server, folder: Path) -> None:
+def test_on_eight_devices(packed: Path, tmp_path: Path) -> None:
     n = xf.Dim("n", max=16, multiple_of=4)
     rows, columns = xf.NamedSharding(MESH, P("data")), xf.NamedSharding(MESH, P(None, "tensor"))
     settings: dict[str, Any] = {"in_shardings": (rows, columns), "donate_argnums": 0}
@@ -209,11 +243,11 @@ def test_on_eight_devices(fresh: Server, folder: Path) -> None:
         "range": [(normal(n, 4), normal(4, 6)) for n in (4, 8, 12)],
     }
     jitted = xf.jit(sharded, out_shardings=(rows, None), **settings)
-    xf.export.save(jitted.lower(*avals), folder / "sharded")
+    xf.export.save(jitted.lower(*avals), tmp_path / "sharded")
     jitted = xf.jit(sharded, **settings)
-    xf.export.save(jitted.lower(S((n, 4), torch.float32), avals[1]), folder / "range")
-    torch.save(inputs, folder / "inputs")
-    results, facts = serve(fresh, folder, SHARDED, 8)
+    xf.export.save(jitted.lower(S((n, 4), torch.float32), avals[1]), tmp_path / "range")
+    torch.save(inputs, tmp_path / "inputs")
+    results, facts = serve(packed, tmp_path, SHARDED, 8)
     for name in inputs:
         for got, args in zip(results[name], inputs[name], strict=True):
             equal(got, sharded(*args))
@@ -223,7 +257,90 @@ def test_on_eight_devices(fresh: Server, folder: Path) -> None:
     assert "was donated to a jitted function" in facts["donated"]
     assert "takes argument 0 sharded as NamedSharding" in facts["otherwise"]
     assert facts["again"]
-    assert facts["loaded"] == []
+
+
+Point = namedtuple("Point", "x y")
+
+
+def nested(p: Any, op: str, pair: Any, power: int, *, scale: Any) -> Any:
+    out = getattr(torch, op)(p["w"][0] @ p["w"][1]) ** power + pair.x * scale["by"]
+    return {"out": [out, None], 3: Point(out.sum(), (pair.y,)), "empty": {}, True: p["more"]["z"]}
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+CALLED_WRONGLY = """
+    from collections import namedtuple
+    Point = namedtuple("Point", "x y")
+    p, x, y, scale = torch.load(f"{folder}/arguments")
+    f, pair = loaded["nested"], Point(x, y)
+    out = xf.device_get(f(p, pair, scale=scale))
+    facts["values"] = [[path, x.tolist()] for path, x in xf.tree.leaves_with_path(out)]
+    facts["order"] = list(map(str, out))
+    wrong = {
+        "shape": lambda: f({**p, "w": (p["w"][0], torch.ones(3, 2))}, pair, scale=scale),
+        "missing": lambda: f({"w": p["w"]}, pair, scale=scale),
+        "unexpected": lambda: f({**p, "b": torch.ones(2)}, pair, scale=scale),
+        "class": lambda: f({**p, "w": list(p["w"])}, pair, scale=scale),
+        "fields": lambda: f(p, (x, y), scale=scale),
+        "none": lambda: f({**p, "none": []}, pair, scale=scale),
+        "keywords": lambda: f(p, pair),
+        "string": lambda: f(p, pair, scale={"by": "much"}),
+        "too many": lambda: f(p, pair, 2, scale=scale),
+        "like the original": lambda: f(p, "sin", pair, 2, scale=scale),
+        "large": lambda: loaded["square"](2**70),
+    }
+    facts |= {name: message(call) for name, call in wrong.items()}
+"""
+
+
+def test_trees_static_arguments_and_wrong_ones(packed: Path, tmp_path: Path) -> None:
+    p = {"w": (normal(3, 4), normal(4, 2)), "more": {"z": normal(5), "a": normal(1)}, "none": None}
+    pair, scale = Point(normal(3, 2), normal(2)), {"by": torch.tensor(2.0)}
+    jitted = xf.jit(nested, static_argnums=(1, 3))
+    xf.export.save(jitted.lower(p, "sin", pair, 2, scale=scale), tmp_path / "nested")
+    xf.export.save(xf.jit(square).lower(2), tmp_path / "square")
+    torch.save((p, *pair, scale), tmp_path / "arguments")
+    torch.save({"nested": [], "square": [(3,)]}, tmp_path / "inputs")
+    results, facts = serve(packed, tmp_path, CALLED_WRONGLY, 1)
+    assert results["square"] == [torch.tensor(9)]
+    want = nested(p, "sin", pair, 2, scale=scale)
+    values = facts.pop("values")
+    assert [path for path, _ in values] == [path for path, _ in xf.tree.leaves_with_path(want)]
+    equal([torch.tensor(x) for _, x in values], want)
+    assert facts.pop("order") == ["out", "3", "empty", "True"]
+
+    loaded = {name: xf.export.load(tmp_path / name) for name in ("nested", "square")}
+    here: dict[str, Any] = {"loaded": loaded, "torch": torch, "xf": xf, "folder": str(tmp_path)}
+    exec(textwrap.dedent(MESSAGE + "    facts = {}\n" + CALLED_WRONGLY), here)
+    assert facts == {name: here["facts"][name] for name in facts}, "As with optree."
+    static = "Leave out the static arguments (1, 3 of nested): they are part of the program."
+    expected = {
+        "shape": "argument 0['w'][1]: float32[3,2] instead of float32[4,2]",
+        "missing": "argument 0['more']['a']: missing",
+        "unexpected": "argument 0['b']: unexpected",
+        "class": "argument 0['w']: a list instead of a tuple",
+        "fields": "argument 1.x: missing",
+        "none": "argument 0['none']: a list instead of None",
+        "keywords": "scale['by']: missing",
+        "string": "was given 'much' (a str) as scale['by']\n",
+        "too many": "argument 2: unexpected\nHint: pass arguments of the exported shapes, or "
+        f"export for these. {static}",
+        "like the original": "TypeError: nested, which was exported, was given 'sin' (a str) as "
+        f"argument 1\nHint: pass tensors, NumPy arrays and Python numbers. {static}",
+        "large": f"OverflowError: argument 0 of square is {2**70}, too large for an int64\nHint: ",
+    }
+    for name, part in expected.items():
+        assert part in facts[name]
+
+
+def test_a_folder_with_xfunc_in_it_is_not_packed_into(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pack", str(packed)]) == 1
+    assert "Hint: name a folder without xfunc in it" in capsys.readouterr().err
 
 
 def test_a_program_for_a_mesh_needs_its_devices(tmp_path: Path) -> None:

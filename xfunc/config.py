@@ -45,7 +45,10 @@ same.
 """
 
 use_shardy_partitioner: bool = False
-"""Whether the backend ``"pjrt"`` partitions programs by Shardy; otherwise by GSPMD, as torch_xla.
+"""Whether programs are partitioned by Shardy; otherwise by GSPMD.
+
+On the backend ``"pjrt"``, and where ``Lowered.compile(target=...)`` compiles ahead of time;
+torch_xla has GSPMD only.
 
 Source: ``jax_use_shardy_partitioner``.
 """

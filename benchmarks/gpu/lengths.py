@@ -37,7 +37,8 @@ WAYS = "dynamic", "padded", "eager", "compile"
 def recipe() -> Recipe:
     """What is trained."""
     plan = Plan("full", "dense", loss_chunk=CAP)
-    return Recipe(CONFIG, 1000, plan, "mixed", schedule="constant", warmup=1, peak_lr=1e-4)
+    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "decay_norms": True}
+    return Recipe(CONFIG, 1000, plan, "mixed", **how)
 
 
 def batches(rows: int) -> list[Batch]:

@@ -37,9 +37,16 @@ WAYS = (*(f"xfunc {name}" for name in PLANS), "jax all", "jax dots", "eager", "c
 
 
 def recipe(plan: Plan = Plan()) -> Recipe:
-    """What is trained."""
+    """What is trained: all weights decay, as they do in torch and optax unless told otherwise."""
     return Recipe(
-        model.CONFIGS[MODEL], 1000, plan, "mixed", schedule="constant", warmup=1, peak_lr=1e-4
+        model.CONFIGS[MODEL],
+        1000,
+        plan,
+        "mixed",
+        schedule="constant",
+        warmup=1,
+        peak_lr=1e-4,
+        decay_norms=True,
     )
 
 
@@ -141,14 +148,15 @@ def peak_in_use() -> int:
 
 def torch_step(made: Recipe, wrap: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], float]:
     """The same in torch, of tokens and targets; `wrap` compiles the loss, or does not."""
-    params = xf.tree.map(lambda p: p.cuda().requires_grad_(), weights(made.model))
+    device = torch.get_default_device()
+    params = xf.tree.map(lambda p: p.to(device).requires_grad_(), weights(made.model))
     leaves = xf.tree.leaves(params)
     adamw = torch.optim.AdamW(
         leaves, made.peak_lr, (made.beta1, made.beta2), fused=True, weight_decay=made.weight_decay
     )
 
     def loss_of(params: Any, tokens: Tensor, targets: Tensor) -> Tensor:
-        narrow = xf.tree.map(lambda p: p.bfloat16(), params)
+        narrow = made.numbers.computing(params)
         return plain_loss(narrow, tokens, targets, None, c=made.model)
 
     forward = wrap(loss_of)

@@ -185,6 +185,29 @@ def test_compilers_that_are_missing(tmp_path, monkeypatch):
             lower().compile("v6e-1")
 
 
+def assert_ended(pids):
+    for pid in map(int, pids.read_text().split()):
+        with contextlib.suppress(ProcessLookupError):  # It is gone altogether.
+            handle = os.pidfd_open(pid)
+            ended = select.select([handle], [], [], 60)[0]
+            os.close(handle)
+            assert ended, f"process {pid} goes on"
+
+
+def test_a_compiler_that_does_not_answer(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "never")  # Nobody will ever write to it.
+    pids = tmp_path / "pids"
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\ncat {tmp_path}/never & echo $$ $! > {pids}\nwait\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(xf.config, "tpu_compiler", str(path))
+    monkeypatch.setattr(compilers, "_SECONDS", 3.0)
+    says = r"\.\.\., which did not say within 3 s what it has installed, so it was ended"
+    with pytest.raises(CompileError, match=rf"{says}\n  at .*\nHint: start it by hand"):
+        compilers.chosen()
+    assert_ended(pids)
+
+
 @pytest.mark.parametrize("setting", [None, 3])
 def test_a_compiler_that_is_no_path(setting, monkeypatch):
     monkeypatch.setattr(xf.config, "tpu_compiler", setting)
@@ -196,13 +219,10 @@ def test_installing(another, monkeypatch, capfd):
     ran = []
 
     def run(command, **options):
-        if "venv" in command or "pip" in command:
-            ran.append(command)
-            another(compilers.interpreter(), **(NEWER if "pip" in command else {}))
-            return subprocess.CompletedProcess(command, 0)
-        return plain(command, **options)
+        ran.append(command)
+        another(compilers.interpreter(), **(NEWER if "pip" in command else {}))
+        return subprocess.CompletedProcess(command, 0)
 
-    plain = subprocess.run
     monkeypatch.setattr(subprocess, "run", run)
     assert __main__.main(["--python", "python9"]) == 0
     ours = str(compilers.interpreter())
@@ -233,12 +253,7 @@ def test_a_compiler_that_takes_too_long(worker, folder):
         CompileError, match=rf"{says}, so its process was ended\n  at .*\nHint: allow"
     ):
         compile_it(timeout=3.0)
-    for pid in map(int, pids.read_text().split()):
-        with contextlib.suppress(ProcessLookupError):  # It is gone altogether.
-            handle = os.pidfd_open(pid)
-            ended = select.select([handle], [], [], 60)[0]
-            os.close(handle)
-            assert ended, f"process {pid} goes on"
+    assert_ended(pids)
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "1"])

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import xfunc as xf
 from tests.support import aot_worker
@@ -11,6 +12,7 @@ from tests.support.aot_worker import ANSWERS, SHAPES, lower, program, request
 from tests.support.aot_worker import asked as asked
 from tests.support.aot_worker import folder as folder
 from tests.support.aot_worker import worker as worker
+from xfunc import P
 from xfunc.aot import topology_of
 from xfunc.backends.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
@@ -41,7 +43,7 @@ def test_topologies(target, name, devices, options):
 
 
 def test_memory_of_a_chip():
-    assert topology_of("v6e-4").memory == 31.25 * 2**30
+    assert topology_of("v6e-4").memory == 31996 * 2**20
     assert topology_of("v2:2x2").memory is None
 
 
@@ -168,3 +170,31 @@ def test_out_of_a_memory_inside_the_chip(said):
     error = compile_error("step", said)
     assert type(error) is CompileError
     assert str(error).startswith(f"a part of step does not fit into on-chip memory: {said}")
+
+
+# -- partitioners ---------------------------------------------------------------------------------
+
+
+def test_the_partitioner_is_asked_for(asked, monkeypatch):
+    mesh = xf.AbstractMesh((2, 2), ("a", "b"))
+    over = {axis: xf.NamedSharding(mesh, P(axis)) for axis in ("a", "b")}
+    x = xf.ShapeDtypeStruct((8, 8), torch.float32, over["a"])
+    lowered = xf.jit(lambda x: xf.with_sharding_constraint(x + 1, over["b"])).lower(x)
+    keys = set()
+    for shardy in (False, True):
+        monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
+        lowered.compile("v6e:2x2")
+        sent = asked[-1]
+        keys.add(sent.key())
+        assert sent.settings["shardy"] is shardy
+        assert (b"xla.sdy.meshes" in sent.module) is shardy
+    assert len(keys) == 2
+
+
+def test_meshes_that_do_not_fit_together_are_left_to_gspmd(asked, monkeypatch):
+    meshes = (xf.AbstractMesh(shape, ("a", "b")) for shape in ((2, 3), (3, 2)))
+    first, second = (xf.NamedSharding(m, P("b", "a")) for m in meshes)
+    x = xf.ShapeDtypeStruct((6, 6), torch.float32, first)
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
+    xf.jit(lambda x: xf.with_sharding_constraint(x + 1, second)).lower(x).compile("v6e:2x3")
+    assert asked[-1].settings["shardy"] is False

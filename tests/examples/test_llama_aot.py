@@ -60,7 +60,7 @@ def test_report(
     norms = 2 * (2 * 2 * 32 + 32)
     assert found["parameters"] == (sum(sizes) - norms) / 4 + norms / 2
     assert found["batch"] == 3 * (2 * 64 * 4)  # with the documents
-    assert found["limit"] == int(31.25 * 2**30)
+    assert found["limit"] == 31996 * 2**20
     parts = ("parameters", "optimizer", "batch", "padding", "temporaries")
     assert found["hbm"] == sum(found[part] for part in parts)
     assert found["host"] >= 2 * (2 * 64 * 32 * 2) / 2  # the layers' inputs, a part of the features

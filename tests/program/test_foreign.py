@@ -1,5 +1,6 @@
 """`call_jax`: functions of JAX in the programs of xfunc."""
 
+import os
 import sys
 from typing import Any
 
@@ -167,6 +168,18 @@ def test_what_jax_refuses(name, said):
 def test_a_module_that_is_not_there():
     with pytest.raises(CompileError, match=r"said: ModuleNotFoundError: No module named 'nowhere'"):
         xf.jit(lambda x: call_jax("nowhere:f", x, platform="cpu")[0])(X)
+
+
+def test_a_function_that_waits_for_ever(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "never")  # Nobody will ever write to it.
+    (tmp_path / "waiting.py").write_text(f"f = open({str(tmp_path / 'never')!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(foreign, "_SECONDS", 2.0)
+    says = (
+        r"JAX did not lower waiting:f for the platform 'cpu' within 2 s, so its process was ended"
+    )
+    with pytest.raises(CompileError, match=rf"{says}(.|\n)*Hint: lower it with jax\.jit"):
+        xf.jit(lambda x: call_jax("waiting:f", x, platform="cpu")[0])(X)
 
 
 def test_jax_is_not_installed(monkeypatch):

@@ -18,6 +18,7 @@ from xfunc.aot import cache
 from xfunc.aot.compilers import Compiler
 from xfunc.aot.request import Request
 from xfunc.aot.result import UNREADABLE, Result
+from xfunc.core.children import child
 from xfunc.errors import CompileError, report
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -91,28 +92,20 @@ def _run(
     # Settings of Python would lead another interpreter to this one's packages.
     others = ("JAX_", "TPU_", "XLA_") + ("PYTHON",) * (compiler.python != sys.executable)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    command = [compiler.python, "-P", _WORKER, folder]
+    env = kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags}
     with (folder / "log").open("w") as log:
-        worker = subprocess.Popen(
-            [compiler.python, "-P", str(_WORKER), str(folder)],
-            stdin=subprocess.PIPE,  # closes if this process dies: see the worker
-            stdout=log,
-            stderr=log,
-            env=kept | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags},
-            start_new_session=True,  # a group, to be ended as a whole
-        )
         start = time.monotonic()
-        try:
-            with _progress(f"compiling {name} for {request.topology.name}") as tick:
-                while worker.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        worker.wait(timeout=0.2)
-                    tick()
-                    if timeout is not None and time.monotonic() - start > timeout:
-                        raise _too_slow(name, request, compiler, timeout)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # if all of it has ended
-                os.killpg(worker.pid, signal.SIGKILL)
-            worker.communicate()
+        with (
+            child(command, env, log) as worker,  # Its input closes if this process dies.
+            _progress(f"compiling {name} for {request.topology.name}") as tick,
+        ):
+            while worker.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.wait(timeout=0.2)
+                tick()
+                if timeout is not None and time.monotonic() - start > timeout:
+                    raise _too_slow(name, request, compiler, timeout)
     result = folder / "result.zip"
     if worker.returncode or not result.exists():
         raise _died(name, worker.returncode, (folder / "log").read_text(errors="replace"))

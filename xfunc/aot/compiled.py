@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from typing import NoReturn
 
+from xfunc import config
 from xfunc.aot import compilers
 from xfunc.aot.buffers import Buffer
 from xfunc.aot.client import result_of
@@ -81,7 +82,8 @@ def compile_ahead(
         )
     compiler = compilers.chosen()
     labels = parts.staged.labels(lowered.traced.in_tree)
-    request = request_for(module, lowering.inputs, labels, entry.donated, topology, options)
+    shardy = config.use_shardy_partitioner
+    request = request_for(module, lowering.inputs, labels, entry.donated, topology, options, shardy)
     result = result_of(request, name, compiler, timeout)
     if "unknown_topology" in result.report:
         raise unknown(target, f"{compiler} says: {result.report['unknown_topology']}")

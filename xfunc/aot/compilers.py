@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xfunc import config
 from xfunc.aot import cache
+from xfunc.core import children
 from xfunc.errors import CompileError, fail, shown
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
@@ -24,6 +25,7 @@ _ASK = (
     "import importlib.metadata as m, json, sys;"
     "print(json.dumps([m.version(p) for p in sys.argv[1:]]))"
 )
+_SECONDS = 60.0  # for an answer that takes a tenth of a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +120,19 @@ def _pinned() -> tuple[str, ...]:
 def _versions(python: Path) -> tuple[str, ...]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     try:
-        done = subprocess.run(
-            [python, "-P", "-c", _ASK, *PACKAGES],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=kept,
-        )
+        done = children.run([python, "-P", "-c", _ASK, *PACKAGES], b"", kept, _SECONDS)
+        done.check_returncode()
         return tuple(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        fail(
+            CompileError,
+            f"config.tpu_compiler is {shown(config.tpu_compiler)}, which did not say within "
+            f"{_SECONDS:g} s what it has installed, so it was ended",
+            "start it by hand, to see what it waits for.",
+        )
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        stderr = (getattr(error, "stderr", None) or b"").decode(errors="replace")
+        said = (stderr or str(error)).strip().splitlines()[-1:]
         fail(
             CompileError,
             f"config.tpu_compiler is {shown(config.tpu_compiler)}, which cannot compile for TPUs: "

@@ -17,6 +17,7 @@ from xfunc.aot.topology import Topology
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.hlo.spmd.collectives import list_groups
 
 _FILE = "xfunc"
@@ -35,6 +36,8 @@ class Request:
         donated: parameters whose buffers the program may take over.
         topology: the target.
         options: the compiler's.
+        shardy: whether shardings are written for Shardy, which then partitions the program, and
+            not GSPMD.
     """
 
     module: bytes
@@ -43,6 +46,7 @@ class Request:
     donated: tuple[int, ...]
     topology: Topology
     options: dict[str, object]
+    shardy: bool = False
 
     @property
     def settings(self) -> dict[str, object]:
@@ -52,6 +56,7 @@ class Request:
             "topology_options": self.topology.options,
             "donated": self.donated,
             "options": self.options,
+            "shardy": self.shardy,
         }
 
     def key(self, *others: str) -> str:
@@ -67,6 +72,7 @@ def request_for(
     donated: frozenset[int],
     topology: Topology,
     options: dict[str, object],
+    shardy: bool = False,
 ) -> Request:
     """The request to compile a module; the compiled program takes flat inputs in order.
 
@@ -77,6 +83,7 @@ def request_for(
         donated: flat inputs whose buffers the program may take over.
         topology: the target.
         options: the compiler's.
+        shardy: whether to write shardings for Shardy, if all of them fit into one mesh.
     """
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
@@ -84,11 +91,13 @@ def request_for(
     numbers = sorted(range(len(inputs)), key=lambda k: inputs[k])
     renumber_parameters(proto, numbers)
     list_groups(proto)
+    by_shardy = shardy and topology.devices > 1 and to_shardy(proto, topology.devices) is not None
     lines = _number_lines(proto)
     flat = [inputs[k] for k in numbers]
     names = tuple(labels[i] if i < len(labels) else "a captured tensor" for i in flat)
     taken = tuple(k for k, i in enumerate(flat) if i in donated)
-    return Request(Module(proto).to_bytes(), names, lines, taken, topology, options)
+    made = Module(proto).to_bytes()
+    return Request(made, names, lines, taken, topology, options, by_shardy)
 
 
 def _number_lines(proto: pb.HloModuleProto) -> Lines:

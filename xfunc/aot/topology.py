@@ -37,9 +37,15 @@ _SLICES = {
     "v6e": (_FLAT, 1),
 }
 
-# The GiB that libtpu 0.0.21 (for tpu7x, 0.0.52) lets a program use on a device, as its refusals of
-# larger programs say.
-_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25, "tpu7x": 94.74}
+# The MiB of a device, and those of them that libtpu 0.0.21 (for tpu7x, 0.0.52) keeps for itself, as
+# its refusals say. 0.0.52 keeps 4 more of a v6e, and 16 more of a v5p.
+_MEMORY = {
+    "v4": (32 << 10, 1283),
+    "v5e": (16 << 10, 258),
+    "v5p": (96 << 10, 263),
+    "v6e": (63 << 9, 260),
+    "tpu7x": (95 << 10, 268),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +70,10 @@ class Topology:
     @property
     def memory(self) -> int | None:
         """Bytes of a device's memory that a program may use, if known."""
-        gib = _MEMORY.get(self.kind)
-        return None if gib is None else int(gib * 2**30)
+        if self.kind not in _MEMORY:
+            return None
+        mib, kept = _MEMORY[self.kind]
+        return (mib - kept) << 20
 
     @property
     def options(self) -> dict[str, object]:

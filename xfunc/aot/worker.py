@@ -37,7 +37,7 @@ def main(folder: str) -> None:
         report["unknown_topology"] = str(error)
     else:
         try:
-            compiled = _compile(module, devices, request["donated"], request["options"], dump)
+            compiled = _compile(module, devices, request, dump)
         except JaxRuntimeError as error:
             report["refusal"] = str(error)
         else:
@@ -59,9 +59,7 @@ def _devices(name: str, options: Mapping[str, object]) -> list[object]:
     return topologies.get_topology_desc(name, "tpu", **options).devices
 
 
-def _compile(
-    module: bytes, devices: list[Any], donated: list[int], options: dict[str, Any], dump: str
-) -> Any:
+def _compile(module: bytes, devices: list[Any], request: Mapping[str, Any], dump: str) -> Any:
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters.mlir import make_ir_context
@@ -71,22 +69,21 @@ def _compile(
     n = len(devices)
     # The only way to see how libtpu lays out memory, even for a program that is too large.
     dumps = {"xla_dump_to": dump, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
-    options = {**options, **dumps}
     given = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=n,
         device_assignment=np.arange(n).reshape(1, n),
-        env_options_overrides=options,
+        env_options_overrides={**request["options"], **dumps},
     )
     build = given.executable_build_options
     build.use_spmd_partitioning = True
-    build.use_shardy_partitioner = False
+    build.use_shardy_partitioner = request["shardy"]
     build.allow_spmd_sharding_propagation_to_output = [True]
     computation = xla_client.XlaComputation(module)
     text = xla_client._xla.mlir.xla_computation_to_mlir_module(computation)
     with make_ir_context():
         parsed = ir.Module.parse(text)
-        _donate(parsed, donated, ir)
+        _donate(parsed, request["donated"], ir)
         return compiler.backend_compile_and_load(
             devices[0].client, parsed, xla_client.DeviceList(tuple(devices)), given, []
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import optree
+from xfunc.core.nodes import optree
 
 
 def path_of(accessor: optree.PyTreeAccessor, names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
@@ -90,7 +90,12 @@ class Exported:
         self._expected = tree.unflatten(decode(header["inputs"]), avals)
         self._leaves = avals
         args, kwargs = self._expected
-        self._labels = tuple(_by_path(args, dict(sorted(kwargs.items()))))
+        # As it is called: what was static is part of the program.
+        self._args = tuple(a for i, a in enumerate(args) if i not in self._static)
+        self._kwargs = dict(sorted(kwargs.items()))
+        self._labels = tuple(self._by_path(self._args, self._kwargs))
+        if len(self._labels) != len(avals):
+            raise ValueError(f"its static arguments {self._static} are arrays")
 
     @property
     def in_info(self) -> PyTree:
@@ -105,18 +110,19 @@ class Exported:
     def __call__(self, *args: object, **kwargs: object) -> PyTree:
         """Run the program.
 
-        Tensors on the CPU, and replicated ones, are sharded as the program expects. Arguments that
-        the exported function donates can't be used afterwards.
+        Static arguments are left out: they are part of the program. Tensors on the CPU, and
+        replicated ones, are sharded as the program expects. Arguments that the exported function
+        donates can't be used afterwards.
 
         Raises:
             TreeMismatchError: the arguments have another structure, shape or dtype.
+            TypeError: an argument is no array.
+            OverflowError: an integer does not fit into an int64.
             ShardingError: an argument is sharded otherwise, or there are more or fewer devices than
                 in the program's mesh.
             UnsupportedOpError: the call is being differentiated or batched, or an argument is no
                 dense tensor with data.
         """
-        for where in self._static:
-            args = (*args[:where], None, *args[where:])
         args, kwargs = tree.map(from_numpy, (args, kwargs))
         leaves = tree.leaves((args, kwargs))
         self._check(args, kwargs)
@@ -167,12 +173,12 @@ class Exported:
     def _is_like(self, x: Shaped, want: Aval) -> bool:
         return (tuple(x.shape), x.dtype) == (tuple(want.shape), want.dtype)
 
-    def _check(self, args: object, kwargs: object) -> None:
-        got = _by_path(args, kwargs)
+    def _check(self, args: PyTree, kwargs: PyTree) -> None:
+        got = self._by_path(args, kwargs)
         for label, x in got.items():
             if isinstance(x, torch.Tensor):
                 values.check_array(x, None, f"{label} of {self.name}")
-        want = _by_path(*self._expected)
+        want = self._by_path(self._args, self._kwargs)
         lines = [f"  {p}: missing" for p in want if p not in got]
         lines += [f"  {p}: unexpected" for p in got if p not in want]
         lines += [
@@ -182,21 +188,44 @@ class Exported:
         ]
         hint = "pass arguments of the exported shapes, or export for these."
         if not lines:
-            lines = [f"  {line}" for line in _other_nodes(args, kwargs, *self._expected)]
+            given = args, kwargs, self._args, self._kwargs
+            lines = [f"  {line}" for line in _other_nodes(*given)]
             hint = "pass trees of the exported classes, or export for these."
         if lines:
             problem = "\n".join([f"{self.name} was exported for other arguments:", *lines])
-            fail(TreeMismatchError, problem, hint)
+            fail(TreeMismatchError, problem, self._without_static(hint))
 
+    def _by_path(self, args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
+        found = {}
+        for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
+            for path, x in tree.leaves_with_path(t):
+                found[f"{root}{path}"] = self._as_array(x, f"{root}{path}")
+        return found
 
-def _by_path(args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
-    found = {}
-    for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
-        for path, x in tree.leaves_with_path(t):
-            if not isinstance(x, (torch.Tensor, ShapeDtypeStruct)):
-                x = Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else _not_an_array(root, x)
-            found[f"{root}{path}"] = x
-    return found
+    def _as_array(self, x: object, label: str) -> object:
+        if isinstance(x, (torch.Tensor, ShapeDtypeStruct)):
+            return x
+        if type(x) not in NUMBERS:
+            fail(
+                TypeError,
+                f"{self.name}, which was exported, was given {shown(x)} (a {type(x).__name__}) as "
+                f"{label}",
+                self._without_static("pass tensors, NumPy arrays and Python numbers."),
+            )
+        if type(x) is int and not -(2**63) <= x < 2**63:
+            fail(
+                OverflowError,
+                f"{label} of {self.name} is {x}, too large for an int64",
+                "pass a smaller number, or export for a float.",
+            )
+        return Aval((), NUMBERS[type(x)])
+
+    def _without_static(self, hint: str) -> str:
+        """A hint, and which arguments of the function are none of the program's."""
+        if not self._static:
+            return hint
+        which = f"{', '.join(map(str, self._static))} of {self.name}"
+        return f"{hint} Leave out the static arguments ({which}): they are part of the program."
 
 
 def _other_nodes(
@@ -237,14 +266,6 @@ def _names(node: tree.Structure) -> list[str]:
     """The children of a node, as paths name them."""
     fields: Sequence[str] | None = getattr(node.type, "_fields", None)
     return [f"[{k!r}]" for k in node.entries()] if fields is None else [f".{f}" for f in fields]
-
-
-def _not_an_array(where: str, x: object) -> object:
-    fail(
-        TypeError,
-        f"an exported program was given {x!r} (a {type(x).__name__}) as {where}",
-        "pass tensors, NumPy arrays and Python numbers.",
-    )
 
 
 def write_avals(avals: Iterable[Aval]) -> list[list[object]]:

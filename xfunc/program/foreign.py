@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import torch
 
+from xfunc.core import children
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.errors import CompileError, UnsupportedOpError, fail
 from xfunc.hlo import Module
@@ -53,7 +54,7 @@ def call_jax(
     Raises:
         ImportError: JAX is not installed.
         TypeError: an argument has a type of 64 bits, which JAX does not use.
-        CompileError: JAX does not find or does not lower the function.
+        CompileError: JAX does not find or does not lower the function, or takes ten minutes.
         UnsupportedOpError: the call is not in a traced function, or is differentiated or batched.
     """
     if tracing.current() is None:
@@ -111,6 +112,9 @@ class Foreign(Primitive):
         fail(UnsupportedOpError, problem, hint)
 
 
+_SECONDS = 600.0  # Most functions take a few, most of them to import JAX.
+
+
 @functools.lru_cache(1024)
 def _lowered(
     fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, object], ...]
@@ -130,13 +134,17 @@ def _lowered(
         "static": dict(static),
     }
     # See NOTE [JAX lowers in a process of its own].
-    done = subprocess.run(
-        [sys.executable, "-P", Path(__file__).with_name("jax_worker.py")],
-        input=json.dumps(request).encode(),
-        capture_output=True,
-        env=_environment(),
-        check=False,
-    )
+    command = [sys.executable, "-P", Path(__file__).with_name("jax_worker.py")]
+    try:
+        done = children.run(command, json.dumps(request).encode(), _environment(), _SECONDS)
+    except subprocess.TimeoutExpired:
+        fail(
+            CompileError,
+            f"JAX did not lower {fun} for the platform {platform!r} within {_SECONDS:g} s, so its "
+            "process was ended",
+            "lower it with jax.jit(...).lower(...) in a Python of its own, to see what it or its "
+            "module waits for.",
+        )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
         fail(

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import optree
 import torch
 from google.protobuf.message import DecodeError
 
@@ -44,6 +43,7 @@ from xfunc.cache.views import MISSING
 from xfunc.core import ambient, archive
 from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
+from xfunc.core.nodes import optree
 from xfunc.export.loaded import read_avals, write_avals
 from xfunc.hlo import InvalidHloError, verify
 from xfunc.program import foreign
