@@ -10,6 +10,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,37 @@ def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyP
         compile_many()
     monkeypatch.undo()
     assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)
+
+
+@pytest.mark.torch_xla
+def test_what_another_thread_computes_lazily_meanwhile() -> None:
+    """It is neither run nor lost when the trace ends."""
+    result, found = xf.jit(lambda x: x * 2)(vector()), []
+    begun, made = threading.Event(), threading.Event()
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert made.wait(60)
+        return x + 1
+
+    def compute() -> None:
+        assert begun.wait(60)
+        found.append(result.sum())
+        made.set()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert xf.jit(traced)(vector()).tolist() == [2.0, 3.0, 4.0]
+    thread.join()
+    assert xf.jit(lambda x: x * 5)(vector()).tolist() == [5.0, 10.0, 15.0]
+    assert found[0].item() == 12.0
+
+
+def test_results_computed_with_and_read_in_a_pool() -> None:
+    def work(k: int) -> float:
+        return xf.grad(lambda x: (x * k).sin().sum())(vector()).cpu().sum().item()
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(work, range(24)))
+    wanted = [(k * (k * vector()).cos()).sum().item() for k in range(24)]
+    assert found == pytest.approx(wanted, abs=1e-4)
