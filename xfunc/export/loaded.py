@@ -20,6 +20,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.trace.lowering import UNUSED, Lowering
 from xfunc.tree import Leaf, PyTree
@@ -115,6 +116,7 @@ class Exported:
             UnsupportedOpError: the call is being differentiated or batched, or an argument is no
                 dense tensor with data.
         """
+        check_surroundings(self.name)
         for where in self._static:
             args = (*args[:where], None, *args[where:])
         args, kwargs = tree.map(from_numpy, (args, kwargs))
