@@ -24,7 +24,7 @@ from xfunc.errors import UnsupportedOpError
 
 pytestmark = [
     pytest.mark.usefixtures("alive_afterwards"),
-    pytest.mark.filterwarnings("ignore"),  # Most of these are prototypes.
+    pytest.mark.filterwarnings("ignore:.*(beta|prototype|deprecated and will be):UserWarning"),
 ]
 
 

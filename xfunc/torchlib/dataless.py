@@ -22,6 +22,7 @@ _PYTHON: Any = torch._C.DispatchKey.Python
 _FUNCTIONAL: Any = torch._C.DispatchKey.Functionalize
 _keys_of = torch._C._dispatch_keys
 
+_NEVER = ("FakeTensor", "FunctionalTensor")
 _INSIDE = (
     "pass the plain tensors inside it (x.to_local() of a DTensor, x.get_data() of a MaskedTensor)."
 )
@@ -66,10 +67,15 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
             return "it belongs to a transform of torch.func that has ended", _ENDED
         x = functorch.innermost(x)
         keys, on_device = _keys_of(x), x.device.type == "xla"
+        kind = type(x).__name__
+        if kind in _NEVER:  # First: to ask for its address gives a warning.
+            return f"it is a {kind}, which has no data", _ABSTRACT
         if keys.has(_PYTHON):
             # torch_xla's own tensors, which have no address, all have the other key.
             has_data = keys.has(_FUNCTIONAL) if on_device else _has_address(x)
-            return None if has_data or type(x) in HELD_ELSEWHERE else _of_class(x)
+            if has_data or type(x) in HELD_ELSEWHERE:
+                return None
+            return f"it is a {kind}, which has no memory of its own", _INSIDE
         if on_device or x._is_zerotensor() or not is_without_memory(x):
             return None
         if keys.has(_FUNCTIONAL):
@@ -90,13 +96,6 @@ def _has_address(x: torch.Tensor) -> bool:
         return torch.Tensor.data_ptr(x) != 0
     except RuntimeError:  # A wrapper says that it has no storage.
         return False
-
-
-def _of_class(x: torch.Tensor) -> tuple[str, str]:
-    name = type(x).__name__
-    if name in ("FakeTensor", "FunctionalTensor"):
-        return f"it is a {name}, which has no data", _ABSTRACT
-    return f"it is a {name}, which has no memory of its own", _INSIDE
 
 
 def check_surroundings(name: str) -> None:

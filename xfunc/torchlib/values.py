@@ -47,7 +47,7 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
     """
     # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None
-    if torch.nn.parameter.is_lazy(x):  # It has no shape either.
+    if isinstance(x, torch.Tensor) and torch.nn.parameter.is_lazy(x):  # It has no shape either.
         hint = "call the module once on an example, which makes its parameters."
         raise _refused(f"{label} cannot be used: it is not initialised yet", name, hint)
     if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:

@@ -296,7 +296,8 @@ def get(array: jax_.Array) -> torch.Tensor:
                 "compute what you want to know.",
             )
         array = array.addressable_data(0)
-    if not array.is_ready():
+    data: Any = array  # JAX's own types leave `is_ready` out.
+    if not data.is_ready():
         forks.check()
     try:
         return copied(np.asarray(array))
