@@ -29,6 +29,7 @@ from xfunc.sharding.prefix import broadcast, shardings_of
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib import functorch, values
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
 
@@ -135,6 +136,7 @@ def device_put(x: PyTree, sharding: object = None) -> PyTree:
 
     Source: ``jax.device_put``.
     """
+    check_surroundings("device_put")
     leaves, structure = tree.flatten(x)
     wanted = shardings_of(sharding, x, "sharding", "x")
     return structure.unflatten([_put(*pair) for pair in zip(leaves, wanted, strict=True)])

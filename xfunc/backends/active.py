@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.tracer import Printer, Tracer
@@ -30,6 +31,7 @@ _kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
 @functools.cache
 def tracer() -> Tracer:
     """The tracer that records programs."""
+    forks.check()
     return importlib.import_module("xfunc.backends.torch_xla.tracer").TRACER
 
 
@@ -76,7 +78,7 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
         return run(*args)
     finally:
         if before is None:
-            del _kept[thread]
+            _kept.pop(thread, None)  # In a fork it is missing.
         else:
             _kept[thread] = before
 
@@ -110,9 +112,11 @@ def use(name: str) -> Runtime:
     Raises:
         ValueError: there is none with that name.
         ImportError: a package that it needs is not installed.
-        RuntimeError: this thread is tracing, or running a program.
+        RuntimeError: this thread is tracing, or running a program; or see
+            `xfunc.backends.forks.check`.
     """
     global _runtime
+    forks.check()
     name = _for_this_machine() if name == AUTO else name
     if name not in NAMES:
         fail(
@@ -138,3 +142,15 @@ def use(name: str) -> Runtime:
         _runtime = found
         ambient.note_backend(None if name == NAMES[0] else name)
     return found
+
+
+def _cut_off() -> None:
+    """Forget the runtime and the tracer: asked for again, they are an error."""
+    global _runtime
+    _runtime = None
+    _kept.clear()
+    tracer.cache_clear()
+    ambient.note_backend("of another process")  # No call is like the last one.
+
+
+forks.at_start(_cut_off)

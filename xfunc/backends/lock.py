@@ -46,6 +46,11 @@ class _Lock(_RLock):
         """The lock, or nothing in a thread that is refused it."""
         return contextlib.nullcontext() if self._is_refused() else self
 
+    def renew(self) -> None:
+        """Let nobody hold it, in a fork: the threads that did are not in it."""
+        self._at_fork_reinit()
+        self.refusing.clear()
+
     def is_held_here(self) -> bool:
         """Whether this thread holds it."""
         return self._is_owned()

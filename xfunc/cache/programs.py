@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -133,7 +134,9 @@ class FunctionCache:
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()
 # Those beyond `MAX_FUNCTIONS`, as long as somebody uses them.
 _dropped: weakref.WeakValueDictionary[Hashable, FunctionCache] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
+_guard: Any = threading.Lock()
+# In a fork, a thread that held it is missing.
+os.register_at_fork(after_in_child=_guard._at_fork_reinit)
 
 
 def cache_of(fun: object) -> FunctionCache:

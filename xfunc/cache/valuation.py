@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from xfunc.cache import classes, views, volatile, watch
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
@@ -108,6 +109,8 @@ class Walk:
         if kind.__module__.startswith("xfunc."):  # a token, which has only an aval
             return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
         known = kind is torch.Tensor
+        if (not known and is_lazy(x)) or x.layout is not torch.strided or x.is_nested:
+            return ("tensor", slot, kind, x.layout)  # It has no strides, and will be refused.
         more = None
         # Only the aval of a traced value counts: its token will have no more.
         if not is_wrapped(x) and (x.is_cpu or (x.requires_grad and is_leaf(x))):

@@ -254,12 +254,13 @@ def are_plain(modes: Modes) -> bool:
         _thread.is_plain
         and _dtype() is dtype
         and _backend is backend
-        and not (_is_deterministic() or _is_autocast())
+        and not (_is_deterministic() or _is_autocast() or _modes() or _is_tracing())
     )
 
 
 _dtype, _is_autocast = torch.get_default_dtype, torch._C._is_any_autocast_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms
+_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 _backend: str | None = None
 
 

@@ -20,6 +20,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.trace.lowering import UNUSED, Lowering
 from xfunc.tree import Leaf, PyTree
@@ -123,6 +124,7 @@ class Exported:
             UnsupportedOpError: the call is being differentiated or batched, or an argument is no
                 dense tensor with data.
         """
+        check_surroundings(self.name)
         args, kwargs = tree.map(from_numpy, (args, kwargs))
         leaves = tree.leaves((args, kwargs))
         self._check(args, kwargs)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from xfunc.backends import forks
 from xfunc.backends.active import tracer
 from xfunc.backends.lock import lock
 from xfunc.hlo import ComputationBuilder, Value
@@ -88,6 +89,7 @@ def _on_host(x: Tensor) -> Tensor:
 
 def _read(name: str, *args: object, **options: object) -> Any:
     """torch_xla's own kernel, which reads: see NOTE [reads beside other threads]."""
+    forks.check()
     with lock.unless_refused():
         return theirs(name, *args, **options)
 

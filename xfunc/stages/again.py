@@ -100,8 +100,8 @@ def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> P
         elif kwargs:
             return MISSED
         if (
-            again.avals_of(leaves) != again.avals
-            or not ambient.are_plain(again.modes)
+            not ambient.are_plain(again.modes)  # First: torch.jit.trace makes sizes tensors.
+            or again.avals_of(leaves) != again.avals
             or not again.is_unchanged()
             or _is_transformed()
             or (_any_requires_grad(*leaves) and torch.is_grad_enabled())

@@ -15,6 +15,7 @@ from xfunc.errors import fail, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.trace.literals import literal
 from xfunc.tree import Leaf
@@ -107,6 +108,7 @@ def arguments_of(
     staged: Staged, leaves: list[object], structure: tree.Structure
 ) -> tuple[list[torch.Tensor | Aval], Fixed]:
     """Tensors or avals of the leaves, and those leaves that are neither, by position."""
+    check_surroundings(staged.name)
     abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
     fixed = tuple(
         (i, x)

@@ -38,6 +38,7 @@ from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
@@ -159,6 +160,7 @@ class Staged:
             options: those that the key was made from.
             may_keep: whether the program may come from the disk, and be written there.
         """
+        check_surroundings(self.name)
         key = Key(*key_parts)
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
@@ -273,6 +275,7 @@ def run_staged(
     staged: Staged, args: tuple[object, ...], kwargs: dict[str, object], options: Options = PLAIN
 ) -> PyTree:
     """Call a staged function with real tensors."""
+    check_surroundings(staged.name)
     with lock:
         # Plain tensors are the common case of small functions, where the cost of flattening shows.
         where = active.runtime()

@@ -27,6 +27,7 @@ from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, tr
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.rungs import Rungs
 from xfunc.symbolic.seen import Memory, Seen, padded_leaves
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.values import check_array
 from xfunc.tree import Leaf, PyTree
 
@@ -96,6 +97,7 @@ class Dynamic:
             divide: puts positional arguments on the devices as the function requires.
             wanted: the shardings that it requires of flat arguments; some may be None.
         """
+        check_surroundings(self._staged.name)
         with lock:
             leaves, structure = tree.flatten((args, kwargs))
             given = _Given(args, kwargs, options, divide)

@@ -77,6 +77,7 @@ _thread = _Thread()
 GRAD: object = _functorch.TransformType.Grad
 JVP: object = _functorch.TransformType.Jvp
 VMAP: object = _functorch.TransformType.Vmap
+FUNCTIONALIZE: object = _functorch.TransformType.Functionalize
 
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 """Whether any of several tensors requires a gradient."""

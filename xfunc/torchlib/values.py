@@ -11,7 +11,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.core.types import Shaped
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.torchlib import functorch
+from xfunc.torchlib import dataless, functorch
 
 FLOAT8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 """Dtypes that are held, but hardly computed with: see `xfunc.torchlib.float8`."""
@@ -47,6 +47,9 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
     """
     # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None
+    if isinstance(x, torch.Tensor) and torch.nn.parameter.is_lazy(x):  # It has no shape either.
+        hint = "call the module once on an example, which makes its parameters."
+        raise _refused(f"{label} cannot be used: it is not initialised yet", name, hint)
     if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:
         raise _not_an_array(f"{label} cannot be used: it is a nested tensor", name)
     if x.dtype not in SUPPORTED:
@@ -55,6 +58,8 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
         problem = f"its layout {x.layout} is not supported"
     elif isinstance(x, torch.Tensor) and x.device.type == "meta":
         problem = "it is on the meta device and has no data"
+    elif isinstance(x, torch.Tensor) and (found := dataless.why_no_data(x)) is not None:
+        raise _refused(f"{label} ({short(x)}) cannot be used: {found[0]}", name, found[1])
     if problem:
         raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)
 
@@ -74,7 +79,10 @@ def _is_of_host(x: object) -> bool:
 
 
 def _not_an_array(problem: str, name: str | None) -> UnsupportedOpError:
-    hint = "convert it to a dense tensor of a supported dtype first."
+    return _refused(problem, name, "convert it to a dense tensor of a supported dtype first.")
+
+
+def _refused(problem: str, name: str | None, hint: str) -> UnsupportedOpError:
     return UnsupportedOpError(report(problem, hint, function=name))
 
 

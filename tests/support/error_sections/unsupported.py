@@ -96,6 +96,38 @@ UnsupportedOpError: a captured tensor (float32[3]) cannot be used: it is on the 
 Hint: convert it to a dense tensor of a supported dtype first.""",
         ),
         Case(
+            "A tensor without memory of its own: a FakeTensor, a DTensor, a MaskedTensor or another wrapper.",
+            """\
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+fake = FakeTensorMode().from_tensor(torch.ones(3))
+xf.jit(lambda x: 2 * x)(fake)
+""",
+            """\
+UnsupportedOpError: x (float32[3]) cannot be used: it is a FakeTensor, which has no data (while tracing <lambda>)
+  at example.py:4 in <module>: xf.jit(lambda x: 2 * x)(fake)
+Hint: call the function with real tensors, outside of torch.jit.trace, torch.export, make_fx and FakeTensorMode; xf.export writes its program, and xf.eval_shape finds the shapes of its results.""",
+            """\
+shape = xf.eval_shape(lambda x: 2 * x, fake)
+""",
+        ),
+        Case(
+            "A call inside of something of torch's that records operations, which would not see what a program computes.",
+            """\
+from torch.fx.experimental.proxy_tensor import make_fx
+
+double = xf.jit(lambda x: 2 * x)
+make_fx(lambda x: double(x) + 1)(torch.ones(3))
+""",
+            """\
+UnsupportedOpError: <lambda> was called inside of make_fx or torch.export, which does not see what a program does
+  at example.py:4 in <lambda>: make_fx(lambda x: double(x) + 1)(torch.ones(3))
+Hint: call the function with real tensors, outside of torch.jit.trace, torch.export, make_fx and FakeTensorMode; xf.export writes its program, and xf.eval_shape finds the shapes of its results.""",
+            """\
+program = xf.jit(lambda x: double(x) + 1).lower(torch.ones(3)).as_text()
+""",
+        ),
+        Case(
             "An old-style `torch.autograd.Function`.",
             """\
 class Double(torch.autograd.Function):

@@ -29,10 +29,13 @@ from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.shardy import to_shardy
+from xfunc.torchlib.dataless import HELD_ELSEWHERE
 from xfunc.torchlib.functorch import top_level
 
 if TYPE_CHECKING:
     import jax
+
+HELD_ELSEWHERE.add(Array)
 
 
 class Pjrt:

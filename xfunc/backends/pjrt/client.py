@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xfunc.backends import flags
+from xfunc.backends import flags, forks
 from xfunc.backends.errors import run_error
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
+from xfunc.torchlib.dataless import is_without_memory, with_memory
 
 if TYPE_CHECKING:
     import jax as jax_
@@ -262,6 +263,8 @@ def platform() -> str:
 
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor, of the CPU or a GPU, in a new ``jax.Array``."""
+    if is_without_memory(tensor) and tensor.is_cpu:
+        tensor = with_memory(tensor)
     held = tensor.cpu().resolve_conj().resolve_neg()
     # The tensor may change while the copy is in use. JAX 0.7.1 does not copy memory that is aligned
     # as torch's is, even with may_alias=False.
@@ -281,6 +284,7 @@ def get(array: jax_.Array) -> torch.Tensor:
     Raises:
         ShardingError: other processes hold parts of it.
         ExecutionError: the program that was to compute them failed; it had only been launched.
+        RuntimeError: see `xfunc.backends.forks.check`.
     """
     if not array.is_fully_addressable:
         if not array.is_fully_replicated:
@@ -292,6 +296,9 @@ def get(array: jax_.Array) -> torch.Tensor:
                 "compute what you want to know.",
             )
         array = array.addressable_data(0)
+    data: Any = array  # JAX's own types leave `is_ready` out.
+    if not data.is_ready():
+        forks.check()
     try:
         return copied(np.asarray(array))
     except RuntimeError as error:

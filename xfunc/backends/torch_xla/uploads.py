@@ -9,6 +9,7 @@ import torch
 
 from xfunc.backends.torch_xla.runtime import device, xla
 from xfunc.core.types import AutogradContext
+from xfunc.torchlib.dataless import is_without_memory, with_memory
 from xfunc.torchlib.functorch import top_level
 
 # torch_xla would make these signed, unless torch's dispatcher moves them.
@@ -68,4 +69,6 @@ def _uploaded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same values without the bits for "conjugate" and "negative", which torch_xla refuses."""
+    if is_without_memory(tensor):
+        tensor = with_memory(tensor)
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

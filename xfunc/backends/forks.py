@@ -1,0 +1,93 @@
+"""Processes forked from one whose devices had started.
+
+A fork has one thread. Those of the device's client, which compile programs, run them and move data,
+are missing: whatever waits for them would wait forever. So in a fork the runtime and the tracer are
+replaced by an error; nothing asks on the way of an ordinary call whether this is a fork.
+
+Only the fork itself is of use without them: what it computes with torch or NumPy, and its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+from xfunc.backends.lock import lock
+from xfunc.errors import fail
+
+_begins: list[Callable[[], None]] = []
+_is_cut_off = False
+
+
+def at_start(do: Callable[[], None]) -> None:
+    """Call a function in each fork that begins without its devices."""
+    _begins.append(do)
+
+
+def check() -> None:
+    """Raise in a process that has lost the devices of the one that it was forked from.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    if _is_cut_off:
+        fail(
+            RuntimeError,
+            "xfunc was used in a process that was forked from one in which the devices had "
+            "started; their threads are not in the fork, so it would wait for them forever",
+            'start worker processes afresh (DataLoader(..., multiprocessing_context="spawn"), '
+            'multiprocessing.get_context("spawn")), or before xfunc is first used; or call in '
+            "them only torch and NumPy (xf.disable_jit).",
+        )
+
+
+def _begin() -> None:
+    global _is_cut_off
+    if not lock.is_held_here():  # Another thread held it, if any did, and is not in the fork.
+        lock.renew()
+    if not _is_cut_off and _had_started():
+        _is_cut_off = True
+        _end_at_once()
+        for do in _begins:
+            do()
+
+
+def _had_started() -> bool:
+    """Whether a device's client runs, whoever started it."""
+    torch_xla = sys.modules.get("torch_xla")
+    if torch_xla is not None and torch_xla._XLAC._xla_runtime_is_initialized():
+        return True
+    # Not by JAX's function, which takes a lock.
+    return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None))
+
+
+# NOTE [the end of a fork]
+# When a process ends, the clients wait for their threads, or join them: in a fork that never ends,
+# or is an abort. JAX's client is let go by a function that it has registered for the end, or when
+# Python clears its modules; torch_xla's by C. So JAX's function is taken out, all objects are kept
+# from being freed, and C is told to end before it comes to what it was told earlier.
+def _end_at_once() -> None:
+    """See NOTE [the end of a fork]."""
+    clean_up = getattr(sys.modules.get("jax._src.api"), "clean_up", None)
+    if clean_up is not None:
+        atexit.unregister(clean_up)
+    if hasattr(_libc, "on_exit"):  # glibc's; it is given the status
+        _libc.on_exit(_libc._exit, None)
+        _libc.__cxa_atexit(_libc.fflush, None, None)  # It is called first: the last is.
+
+
+@atexit.register
+def _keep_objects() -> None:
+    """See NOTE [the end of a fork]; it is registered early, so it is called late."""
+    if _is_cut_off:
+        held = [list(vars(m).values()) for m in list(sys.modules.values())]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object([gc.get_objects(), held]))
+        gc.freeze()
+
+
+_libc = ctypes.CDLL(None)
+os.register_at_fork(after_in_child=_begin)
