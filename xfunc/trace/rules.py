@@ -171,12 +171,17 @@ def _is_traced(trace: Trace, tensor: torch.Tensor) -> bool:
 
 def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
     """Raise: a call would read a traced value."""
-    trace.refuse(
-        ConcretizationError,
-        f"{name} reads a traced value ({short(tensor)}), which has no data",
+    hint = (
         "compute with tensors (torch.where instead of `if`), return the value and read it "
-        "outside, or pass it as a static argument.",
+        "outside, or pass it as a static argument."
     )
+    if name == "Tensor.__array__":
+        hint = (
+            "compute with torch's functions instead of NumPy's, and make a tensor of an array "
+            "that stands beside a traced value: torch.from_numpy(array)."
+        )
+    problem = f"{name} reads a traced value ({short(tensor)}), which has no data"
+    trace.refuse(ConcretizationError, problem, hint)
 
 
 def _make_literal(

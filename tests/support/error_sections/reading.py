@@ -127,7 +127,7 @@ norm(torch.ones(3))
             """\
 ConcretizationError: Tensor.__array__ reads a traced value (float32[3]), which has no data (while tracing norm)
   at example.py:5 in norm: return np.linalg.norm(x)
-Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with torch's functions instead of NumPy's, and make a tensor of an array that stands beside a traced value: torch.from_numpy(array).""",
             """\
 @xf.jit
 def norm(x):
