@@ -150,7 +150,11 @@ def _loaded() -> Callable[..., Any]:
 def test_refused(kind: str, use: str) -> None:
     make, says = REFUSED[kind]
     x = make()
-    label = "argument 0" if use == "export" else r"(?:a captured tensor|x|traced values)\b"
+    label = (
+        "argument 0"
+        if use == "export"
+        else r"(?:a captured tensor|a tensor that a program takes|x|traced values)\b"
+    )
     with pytest.raises(UnsupportedOpError, match=rf"(?s)^{label}.*(?:{says}).*Hint: "):
         USES[use](x)
 

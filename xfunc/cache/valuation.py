@@ -109,7 +109,7 @@ class Walk:
         if kind.__module__.startswith("xfunc."):  # a token, which has only an aval
             return ("tensor", slot, tuple(x.shape), x.dtype, None, None)
         known = kind is torch.Tensor
-        if (not known and is_lazy(x)) or x.layout is not torch.strided or x.is_nested:
+        if (not known and is_lazy(x)) or x.layout is not torch.strided or x.is_nested or x.is_meta:
             return ("tensor", slot, kind, x.layout)  # It has no strides, and will be refused.
         more = None
         # Only the aval of a traced value counts: its token will have no more.

@@ -70,6 +70,11 @@ def restore(surroundings: Surroundings) -> Surroundings:
     return before
 
 
+def is_busy() -> bool:
+    """Whether a trace is open, or anything else of `change_busy` goes on."""
+    return _thread.busy != 0
+
+
 def change_busy(by: int) -> None:
     """Note that something begins (1) or ends (-1) in this thread that calls have to respect."""
     _thread.busy += by

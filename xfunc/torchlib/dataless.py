@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C import _functorch
 
+from xfunc.core import ambient
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.torchlib import functorch
@@ -84,8 +85,11 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _has_escaped(x: torch.Tensor) -> bool:
-    """Whether a wrapper has left its transform; of a gradient's, torch then takes the value."""
-    if not functorch.is_wrapped(x) or _functorch.is_gradtrackingtensor(x):
+    """Whether a wrapper has left its transform; of a gradient's, torch then takes the value.
+
+    Inside of a trace the levels around it are hidden, and nothing can be told.
+    """
+    if not functorch.is_wrapped(x) or _functorch.is_gradtrackingtensor(x) or ambient.is_busy():
         return False
     top = functorch.top_level()
     return _functorch.maybe_get_level(x) > (0 if top is None else top.level())
